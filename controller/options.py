@@ -1,0 +1,366 @@
+"""The parts of a scenario: strict, frozen, one class a key, every key with its unit.
+
+A *replaceable* part carries `use:`. A shipped name is checked against its own class below; anything else
+(`file.py:Name`, `package.module:Name`, `actor://...`) keeps its other keys as keyword arguments, checked against its
+signature before a device is taken.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nonet.controller.quantity import Bytes, Seconds
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")]
+
+
+class Part(BaseModel):
+    """Base of every part: unknown keys are errors, values are frozen, types are not guessed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+
+class Replaceable(BaseModel):
+    """A part with `use:`; `shipped` names the ones that come with Nonet and their option classes."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
+    shipped: ClassVar[dict[str, type[Part]]] = {}
+    default: ClassVar[str] = ""
+    use: Any = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"use": value}
+        if isinstance(value, dict) and "use" not in value and cls.default:
+            value = {"use": cls.default, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Replaceable:
+        if isinstance(self.use, str):
+            known = self.shipped.get(self.use)
+            if known is None and not is_reference(self.use):
+                near = difflib.get_close_matches(self.use, self.shipped, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise ValueError(f"use: {self.use!r}{hint} is neither shipped ({', '.join(self.shipped)}) nor file.py[:Name] nor package.module:Name")
+            if known is not None:
+                filled = known.model_validate(self.model_extra or {}).model_dump()
+                (self.__pydantic_extra__ or {}).update(filled)
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of what `use` names."""
+        return dict(self.model_extra or {})
+
+
+def is_reference(use: str) -> bool:
+    """Whether `use` points outside Nonet: a file, a module, an actor, a server or a store."""
+    return use.endswith(".py") or ":" in use
+
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+class Keep(Part):
+    item_events: Annotated[Count, Field(description="items with fewer events are dropped, with their events")] = 0
+    user_events: Annotated[Count, Field(description="users with fewer events are dropped")] = 0
+
+
+class LeaveLastOut(Part):
+    test: Positive = 1
+    valid: Count = 1
+    rl: Count = 0
+
+
+class TimeSplit(Part):
+    test: str
+    valid: Seconds | None = None
+    rl: Seconds | None = None
+
+
+class Split(Replaceable):
+    default: ClassVar[str] = "leave_last_out"
+    shipped: ClassVar[dict[str, type[Part]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
+
+
+class Compress(Part):
+    compress: Seconds
+
+
+class Join(Part):
+    use: str
+    columns: list[str]
+    as_of: str | None = None
+
+
+class Data(Part):
+    interactions: str
+    items: str | None = None
+    columns: dict[str, str] = {}
+    keep: Keep = Keep()
+    where: str | None = None
+    events: Compress | None = None
+    join: dict[Word, Join] = {}
+    history: Annotated[Positive, Field(description="last events of a user that the model sees")] = 50
+    split: Split = Split()
+
+
+# --- tokenizer, model, tables -------------------------------------------------------------------------------------
+
+
+class RqKmeans(Part):
+    vectors: list[str | dict[str, float]] | str | dict[str, float] = ["title", "categories", "cooccurrence"]
+    levels: Annotated[int, Field(ge=1, le=8)] = 3
+    codes: Annotated[int, Field(ge=2, le=65536)] = 64
+    dim: Positive = 64
+
+
+class FileTokenizer(Part):
+    path: str
+
+
+class Tokenizer(Replaceable):
+    default: ClassVar[str] = "rq_kmeans"
+    shipped: ClassVar[dict[str, type[Part]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
+
+
+class SidDecoder(Part):
+    width: Positive = 64
+    layers: Positive = 3
+    heads: Positive = 4
+    dropout: Share = 0.2
+
+    @model_validator(mode="after")
+    def _divides(self) -> SidDecoder:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+
+class HfModel(Part):
+    path: str
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    attention: Literal["uni", "sdpa", "eager"] = "sdpa"
+
+
+class Model(Replaceable):
+    default: ClassVar[str] = "sid_decoder"
+    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel}
+
+
+class Admit(Part):
+    count: Positive | None = None
+    probability: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Evict(Part):
+    ttl: Seconds | None = None
+
+
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+
+
+class TableDefaults(Part):
+    dim: Positive = 32
+    optimizer: Optimizer = "rowwise_adagrad"
+    lr: Rate = 0.02
+
+
+class Table(Part):
+    features: list[str] | None = None
+    dim: Positive | None = None
+    optimizer: Optimizer | None = None
+    lr: Rate | None = None
+    admit: Admit | None = None
+    evict: Evict | None = None
+    budget: Bytes | None = None
+
+
+class Sparse(Part):
+    defaults: TableDefaults = TableDefaults()
+    tables: dict[Word, Table] = {}
+
+
+# --- pools and roles ----------------------------------------------------------------------------------------------
+
+
+class Env(Part):
+    python: str | None = None
+    image: str | None = None
+    pip: list[str] | None = None
+    vars: dict[str, str] = {}
+
+
+class Pool(Part):
+    device: Annotated[str, Field(pattern=r"^[a-z]+$")] = "cpu"
+    labels: dict[str, str] = {}
+    env: Env | None = None
+
+
+class Elastic(Part):
+    min: Positive
+    max: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Elastic:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+
+Level = Literal["device_domain", "host", "rack", "zone"]
+
+
+class Topology(Part):
+    require: list[Level] = []
+    prefer: list[Level] = []
+
+
+class Deepspeed(Part):
+    zero: Annotated[int, Field(ge=0, le=3)] = 1
+
+
+class Engine(Replaceable):
+    shipped: ClassVar[dict[str, type[Part]]] = {"ddp": Part, "deepspeed": Deepspeed}
+    default: ClassVar[str] = "ddp"
+
+
+class Role(Part):
+    pool: str | None = None
+    workers: Positive | Elastic = 1
+    topology: Topology = Topology()
+    engine: Engine | None = None
+    fuse: str | None = None
+    collocate: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Role:
+        if self.fuse and self.collocate:
+            raise ValueError("has both fuse and collocate; fuse shares the process, collocate only the device: choose one")
+        return self
+
+
+# --- stages -------------------------------------------------------------------------------------------------------
+
+
+class Schedule(Part):
+    peak: Rate
+    warmup: Share = 0.05
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+
+
+class BatchSize(Part):
+    tokens: Rate | None = None
+    users: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> BatchSize:
+        if (self.tokens is None) == (self.users is None):
+            raise ValueError("give one of tokens and users")
+        return self
+
+
+class Supervised(Part):
+    epochs: Positive | None = None
+    tokens: Rate | None = None
+    batch: BatchSize = BatchSize(users=8)
+    lr: Rate | Schedule = 1e-3
+    target: str | None = None
+
+    @model_validator(mode="after")
+    def _length(self) -> Supervised:
+        if (self.epochs is None) == (self.tokens is None):
+            raise ValueError("give one of epochs and tokens")
+        return self
+
+
+class Grpo(Part):
+    kl: Annotated[float, Field(ge=0)] = 0.01
+    clip: Rate | list[float] = 0.2
+    normalise: Literal["grpo", "gdpo"] = "grpo"
+
+
+class Algorithm(Replaceable):
+    default: ClassVar[str] = "grpo"
+    shipped: ClassVar[dict[str, type[Part]]] = {"grpo": Grpo}
+
+
+class BeamRollout(Part):
+    width: Annotated[int, Field(ge=2)] = 16
+    catalogue: str | None = None
+    staleness: Count = 0
+
+
+class RolloutOptions(Replaceable):
+    default: ClassVar[str] = "beam"
+    shipped: ClassVar[dict[str, type[Part]]] = {"beam": BeamRollout}
+
+
+class RewardOptions(BaseModel):
+    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
+    use: Any = None
+    weight: float = 1.0
+    at_least: float | None = None
+    timeout_s: Rate = 60.0
+    pool: str | None = None
+    workers: Positive = 1
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the reward itself."""
+        return dict(self.model_extra or {})
+
+
+class Mismatch(Part):
+    correct: Literal["none", "token_clip", "sequence_mask"] = "none"
+    cap: Rate = 2.0
+    stop_at_kl: Rate | None = None
+
+
+class Between(Part):
+    use: str
+    pool: str | None = None
+    workers: Positive = 1
+
+
+class Reinforced(Part):
+    steps: Positive
+    users: Positive = 64
+    lr: Rate | Schedule = 1e-4
+    algorithm: Algorithm = Algorithm()
+    rollout: RolloutOptions = RolloutOptions()
+    rewards: dict[Word, RewardOptions]
+    mismatch: Mismatch | None = None
+    between: list[Between] = []
+
+    @model_validator(mode="after")
+    def _some(self) -> Reinforced:
+        if not self.rewards:
+            raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
+        return self
+
+
+class Evaluate(Part):
+    metrics: list[str] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
+    width: Annotated[int, Field(ge=1)] = 20
+    every: Positive | None = None
+
+
+class KeepCommits(Part):
+    last: Positive = 3
+    best: str | None = None
+
+
+class Checkpoint(Part):
+    every: Positive = 200
+    keep: KeepCommits = KeepCommits()

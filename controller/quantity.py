@@ -1,0 +1,37 @@
+"""Quantities with units: `30d`, `1.5TB`, `2s`. A bare number is seconds or bytes.
+
+Decimal units (KB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, TiB) of 1024.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_BYTES = {"b": 1} | {f"{p}b": 1000**i for i, p in enumerate("kmgtp", 1)} | {f"{p}ib": 1024**i for i, p in enumerate("kmgtp", 1)}
+_FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def seconds(value: Any) -> float:
+    """`30d`, `2s`, `1.5h` or a number of seconds, as seconds. Raises ValueError that names the units."""
+    return _parse(value, _SECONDS, "s", "a duration such as 30d, 12h or 2s")
+
+
+def size_bytes(value: Any) -> int:
+    """`1.5TB`, `512MiB` or a number of bytes, as bytes. Raises ValueError that names the units."""
+    return int(_parse(value, _BYTES, "b", "a size such as 1.5TB or 512MiB"))
+
+
+def _parse(value: Any, units: dict[str, float], bare: str, wanted: str) -> float:
+    found = _FORM.fullmatch(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    unit = (found.group(2).lower() or bare) if found else ""
+    if found is None or unit not in units:
+        raise ValueError(f"wanted {wanted} (units: {', '.join(units)})")
+    return float(found.group(1)) * units[unit]
+
+
+Seconds = Annotated[float, BeforeValidator(seconds)]
+Bytes = Annotated[int, BeforeValidator(size_bytes)]

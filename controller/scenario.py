@@ -1,0 +1,204 @@
+"""A scenario: what to train, on which data, with which stages, on one page of YAML.
+
+Strict and frozen. An unknown key is an error with a suggestion; every message is one line that starts with the path of
+the key. Pure: imports neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+
+from nonet.controller import yaml
+from nonet.controller.options import (
+    Checkpoint,
+    Data,
+    Evaluate,
+    Model,
+    Part,
+    Pool,
+    Reinforced,
+    Role,
+    Sparse,
+    Supervised,
+    Tokenizer,
+    Word,
+)
+from nonet.errors import ConfigError
+
+LIBRARY = Path(__file__).resolve().parent.parent / "deploy" / "scenarios"
+
+
+def _arm(body: Any) -> str:
+    keys = body if isinstance(body, dict) else getattr(body, "model_fields_set", ())
+    return "reinforced" if "rewards" in keys or "steps" in keys else "supervised"
+
+
+Stage = Annotated[
+    Annotated[Supervised, Tag("supervised")] | Annotated[Reinforced, Tag("reinforced")], Discriminator(_arm)
+]
+_ARMS: dict[Any, type[Part]] = {"supervised": Supervised, "reinforced": Reinforced}
+_WORDLESS = {*_ARMS, "Schedule", "Elastic", "int", "float", "constrained-int", "constrained-float"}  # union arms: a user never wrote these
+
+
+class Scenario(Part):
+    """The whole document. `folder` is where `file.py` references are resolved."""
+
+    name: Word
+    seed: int = Field(default=0, ge=0)
+    storage: str | None = None
+    data: Data
+    tokenizer: Tokenizer = Tokenizer()
+    model: Model = Model()
+    sparse: Sparse = Sparse()
+    pools: dict[Word, Pool] = {}
+    roles: dict[Word, Role] = {}
+    stages: dict[Word, Stage]
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _some(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not value:
+            raise ValueError("wanted a map of stages in order, e.g. pretrain, finetune, rl")
+        return value
+
+    @model_validator(mode="after")
+    def _names_meet(self) -> Scenario:
+        known_pools = [*self.pools, "cpu"]
+        for path, pool in self._pool_names():
+            if pool not in known_pools:
+                raise ValueError(f"{path}: there is no pool {pool!r}{_suggest(pool, known_pools)}; pools: {', '.join(known_pools)}")
+        for name, role in self.roles.items():
+            host = role.fuse or role.collocate
+            roles = [*self.roles, "trainer", "rollout", "embedding", "evaluator"]
+            if host and (host not in roles or host == name):
+                raise ValueError(f"roles.{name}: there is no other role {host!r} to share with; roles: {', '.join(dict.fromkeys(roles))}")
+        return self
+
+    def _pool_names(self) -> Iterator[tuple[str, str]]:
+        for name, role in self.roles.items():
+            if role.pool:
+                yield f"roles.{name}.pool", role.pool
+        for stage, body in self.stages.items():
+            if isinstance(body, Reinforced):
+                for name, reward in body.rewards.items():
+                    if reward.pool:
+                        yield f"stages.{stage}.rewards.{name}.pool", reward.pool
+                for index, step in enumerate(body.between):
+                    if step.pool:
+                        yield f"stages.{stage}.between.{index}.pool", step.pool
+
+
+def load_scenario(source: str | Path, changes: list[str] | None = None) -> tuple[Scenario, Path]:
+    """The scenario of a path or a shipped name, with `a.b=c` changes; and the folder its files are beside.
+
+    Raises ConfigError with one readable line.
+    """
+    path = find(source)
+    document = yaml.read(path)
+    for change in changes or ():
+        _set(document, change)
+    return make_scenario(document, str(source)), path.parent
+
+
+def make_scenario(document: Any, source: str = "scenario") -> Scenario:
+    """A Scenario from plain dicts. Raises ConfigError that names the key, what was given and what is allowed."""
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source}: wanted a map with name, data and stages, got {type(document).__name__}")
+    try:
+        return Scenario.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(error)}") from None
+
+
+def find(source: str | Path) -> Path:
+    """The file of a scenario: a path, or the name of a shipped one."""
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        if not path.is_file():
+            raise ConfigError(f"there is no scenario file {path}")
+        return path.resolve()
+    shipped = shipped_names()
+    if str(source) in shipped:
+        return LIBRARY / f"{source}.yaml"
+    raise ConfigError(f"there is no scenario {str(source)!r}{_suggest(str(source), shipped)}; shipped: {', '.join(shipped)}; or give a path to a .yaml file")
+
+
+def shipped_names() -> list[str]:
+    """Names of the scenarios that come with Nonet."""
+    return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
+
+
+def document(scenario: BaseModel) -> dict[str, Any]:
+    """The scenario as plain data, defaults filled in: what `scenario.yaml` of a run holds."""
+    return scenario.model_dump(mode="python", exclude_none=True)
+
+
+def _set(document: Any, change: str) -> None:
+    path, equals, text = change.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set wants a.b=value, got {change!r}")
+    *parents, last = path.strip().split(".")
+    place = document
+    for part in parents:
+        if not isinstance(place.get(part, {}), dict):
+            raise ConfigError(f"--set {path}: {part} holds {place[part]!r}, which has no keys")
+        place = place.setdefault(part, {})
+    place[last] = yaml.parse(text, f"--set {path}")
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem in one line: path, what is wrong, what is allowed; then how many more there are."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    loc = list(first["loc"])
+    path = ".".join(str(part) for part in loc if str(part) not in _WORDLESS)
+    kind, given = first["type"], first.get("input")
+    if kind == "extra_forbidden":
+        known = _keys_at(loc[:-1])
+        text = f"unknown key{_suggest(str(loc[-1]), known)}" + (f"; known keys: {', '.join(known)}" if known else "")
+    elif kind == "missing":
+        text = "is required and missing"
+    elif kind == "value_error":
+        text = first["msg"].removeprefix("Value error, ")
+    else:
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        text = f"{message}, got {given!r}"
+    others = {str(problem["loc"][: len(loc) - 1]) for problem in problems[1:]} - {str(first["loc"][:-1])}
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{path}: {text}{more}" if path else f"{text}{more}"
+
+
+def _keys_at(loc: list[Any]) -> list[str]:
+    """Keys that a scenario may have where `loc` points, for suggestions."""
+    model: Any = Scenario
+    own_name = False
+    for part in loc:
+        if own_name or part in _ARMS:
+            model, own_name = _ARMS.get(part, model), False
+            continue
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        model, own_name = _model_of(annotation), get_origin(annotation) is dict
+        if model is None:
+            return []
+    names = [name for name in model.model_fields if name != "use"]
+    shipped = getattr(model, "shipped", {})
+    return sorted({*names, *(key for options in shipped.values() for key in options.model_fields), *(["use"] if shipped else [])})
+
+
+def _model_of(annotation: Any) -> Any:
+    """The option class inside an annotation such as `dict[str, Table]` or `Schedule | float`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_of, get_args(annotation))), None)

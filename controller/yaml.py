@@ -1,0 +1,59 @@
+"""Read and write YAML 1.2 core: `1e-3` is a number; `on`, `no` and dates stay words.
+
+ruamel.yaml speaks 1.2; its timestamps, which core has not, are left as text. PyYAML speaks 1.1 and gets all three wrong.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from nonet.errors import ConfigError
+
+
+def _yaml():
+    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import SafeConstructor
+
+    class Core(SafeConstructor):
+        """Safe constructor without 1.1's timestamps."""
+
+    Core.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = Core
+    yaml.default_flow_style = None
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[attr-defined]
+    yaml.width = 120
+    return yaml
+
+
+def parse(text: str, source: str = "text") -> Any:
+    """One YAML document as plain dicts, lists and scalars. Raises ConfigError with line and column."""
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        return _yaml().load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown place"
+        raise ConfigError(f"{source}: not valid YAML at {where}: {' '.join(str(error.problem).split())}") from None
+    except YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def read(path: Path) -> Any:
+    """The document in a file."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a YAML text file: {error}") from None
+
+
+def dump(value: Any) -> str:
+    """A document as YAML text, keys in their order."""
+    out = io.StringIO()
+    _yaml().dump(value, out)
+    return out.getvalue()

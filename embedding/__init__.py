@@ -1,0 +1,1 @@
+"""Sparse rows: hash tables, their optimizers, the world that trains them, and the readers that only look."""

@@ -1,0 +1,80 @@
+"""Rows on the wire and on disk: key int64, row and state fixed-size lists of float32, step int64, op string.
+
+An optimizer without state has plain empty lists, since Parquet cannot read fixed-size lists of none. `step`
+is the step that last touched the row, kept so that a loaded table exports the same deltas as the saved one.
+"""
+
+# Shapes: N rows, D width, S numbers of optimizer state in a row.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.embedding.store import DELETE, UPSERT
+from nonet.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """An exported table's columns in NumPy: key [N], row [N, D], state [N, S], step [N], deleted [N] bool."""
+
+    key: np.ndarray
+    row: np.ndarray
+    state: np.ndarray
+    step: np.ndarray
+    deleted: np.ndarray
+
+
+def table_of(key: np.ndarray, row: np.ndarray, state: np.ndarray, step: np.ndarray) -> pa.Table:
+    """An Arrow table of upserts."""
+    return pa.table(
+        {
+            "key": pa.array(key, pa.int64()),
+            "row": _lists(row),
+            "state": _lists(state),
+            "step": pa.array(step, pa.int64()),
+            "op": pa.array([UPSERT] * len(key), pa.string()),
+        }
+    )
+
+
+def columns_of(table: pa.Table, name: str, dim: int, state_width: int = 0) -> RowColumns:
+    """The columns of an exported table, checked; `state_width` 0 leaves any state unread."""
+    missing = [column for column in ("key", "row") if column not in table.column_names]
+    if missing:
+        raise DataError(f"rows of table {name!r} lack the columns {missing}; there are {table.column_names}")
+    count = table.num_rows
+    row = _matrix(table, "row", name, dim)
+    if not state_width:
+        state = np.zeros((count, 0), dtype=np.float32)
+    else:
+        state = _matrix(table, "state", name, state_width)
+    step = table["step"].to_numpy() if "step" in table.column_names else np.zeros(count, dtype=np.int64)
+    op = table["op"].to_numpy() if "op" in table.column_names else np.full(count, UPSERT, dtype=object)
+    unknown = set(op) - {UPSERT, DELETE}
+    if unknown:
+        raise DataError(
+            f"rows of table {name!r} have ops {sorted(unknown)}; known are {UPSERT!r} and {DELETE!r}"
+        )
+    return RowColumns(table["key"].to_numpy(), row, state, step, op == DELETE)
+
+
+def _lists(matrix: np.ndarray) -> pa.Array:
+    if not matrix.shape[1]:
+        return pa.array([[]] * len(matrix), pa.list_(pa.float32()))
+    flat = pa.array(np.ascontiguousarray(matrix, dtype=np.float32).reshape(-1), pa.float32())
+    return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+
+
+def _matrix(table: pa.Table, column: str, name: str, width: int) -> np.ndarray:
+    kind = table[column].type if column in table.column_names else None
+    if kind is None or not pa.types.is_fixed_size_list(kind) or kind.list_size != width:
+        got = "no such column" if kind is None else str(kind)
+        raise DataError(
+            f"table {name!r} wants {column} as {width} float32, got {got}; was it saved with other settings?"
+        )
+    flat = table[column].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
+    return flat.reshape(table.num_rows, width)

@@ -1,0 +1,124 @@
+"""Score every item of the catalogue, without a beam.
+
+The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once a user:
+U * n depth steps, n = inner nodes with a choice. A node with a single child costs nothing: its only code has
+probability 1. Temporaries stay under `budget_bytes`; the answer itself is [U, I].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.errors import DataError
+from nonet.rl.logprob import legal_log_softmax
+from nonet.rl.topk import top_k
+from nonet.rl.trie import Trie
+from nonet.types import Jagged
+
+# Shapes: U users, I items of the dense index, n nodes of a level, m of them with a choice, c children of those, K codes.
+
+
+@torch.no_grad()
+def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
+    """Constrained log-probability [U, I] of every item for every prompt in `cache`; -inf outside the catalogue."""
+    users, device = len(cache.state), cache.state.device
+    levels = [_choices(trie, level, device) for level in range(trie.levels)]
+    leaf_I = trie.tensor("leaf_of_item", 0, device)
+    # What one (user, node) pair holds at a time: logits and their softmax, and the depth decoder's own activations.
+    pairs = max(1, budget_bytes // (4 * (4 * max(trie.codes) + 16 * cache.state.shape[-1])))
+    most = max(len(level.prefix) for level in levels)
+    step = max(1, pairs // max(1, most))
+    scores_UI = cache.state.new_empty(users, trie.n_items)
+    for start in range(0, users, step):
+        part = replace(cache, state=cache.state[start : start + step])
+        leaves = _score_leaves(model, part, levels, max(1, pairs // len(part.state)))
+        scores_UI[start : start + step] = leaves[:, leaf_I.clamp_min(0)]
+    return scores_UI.masked_fill_(leaf_I < 0, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """One level: `parent [n']` of every node below it, and its m nodes with a choice: their `prefix [m, level]`,
+    and their children `slot [c]` = row * K + code, `child [c]` with `first [m + 1]` where each node's begin."""
+
+    parent: Tensor
+    prefix: Tensor
+    slot: Tensor
+    child: Tensor
+    first: Tensor
+    codes: int
+
+    def parts(self, nodes: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Prefix, slot and child of `nodes` nodes at a time."""
+        for start in range(0, len(self.prefix), nodes):
+            stop = min(start + nodes, len(self.prefix))
+            children = slice(int(self.first[start]), int(self.first[stop]))
+            yield self.prefix[start:stop], self.slot[children] - start * self.codes, self.child[children]
+
+
+def _choices(trie: Trie, level: int, device: Any) -> _Choices:
+    first = trie.tensor("first_child", level, device)
+    parent = torch.repeat_interleave(first.diff())
+    chosen = (first.diff() > 1).nonzero().squeeze(1)
+    row, code, child = trie.ragged_children(level, chosen)
+    begins = torch.nn.functional.pad((first[chosen + 1] - first[chosen]).cumsum(0), (1, 0))
+    return _Choices(parent, trie.prefixes(level, chosen), row * trie.codes[level] + code, child, begins, trie.codes[level])
+
+
+def _score_leaves(model: Any, cache: Any, levels: list[_Choices], nodes: int) -> Tensor:
+    """Log-probability [U, n_L] of every leaf."""
+    users = len(cache.state)
+    logp_Un = cache.state.new_zeros(users, 1)
+    for number, level in enumerate(levels):
+        logp_Un = logp_Un[:, level.parent]
+        for prefix, slot, child in level.parts(nodes):
+            legal_mK = torch.zeros(len(prefix) * level.codes, dtype=torch.bool, device=prefix.device)
+            legal_mK[slot] = True
+            logits_UmK = model.step(cache, prefix.expand(users, -1, -1), number)
+            step_UmK = legal_log_softmax(logits_UmK, legal_mK.view(-1, level.codes))
+            logp_Un.index_add_(1, child, step_UmK.flatten(1)[:, slot].to(logp_Un.dtype))
+    return logp_Un
+
+
+def rank_of_target(scores_UI: Tensor, target_U: Tensor, seen: Jagged) -> Tensor:
+    """Rank [U] int64 of each target among the items the user has not seen (the target always competes); 0 is best.
+
+    Ties count against nobody by luck: an equal score with a lower index goes first. A target of score -inf (outside the
+    catalogue) ranks behind every item that has a score.
+    """
+    if bool(scores_UI.isnan().any()):
+        raise DataError("the scores to rank are NaN: the model has diverged. Lower the learning rate.")
+    target_U = target_U.to(scores_UI.device)
+    own_U1 = scores_UI.gather(1, target_U[:, None])
+    ahead_U = (scores_UI > own_U1).sum(1)
+    index_I = torch.arange(scores_UI.shape[1], device=scores_UI.device)
+    ahead_U += ((scores_UI == own_U1) & (index_I < target_U[:, None])).sum(1)
+    user, item = _pairs(seen, scores_UI)
+    score, own = scores_UI[user, item], own_U1[user, 0]
+    counted = (score > own) | ((score == own) & (item < target_U[user]))
+    return ahead_U.index_add_(0, user[counted], torch.full_like(user[counted], -1))
+
+
+def top_items(scores_UI: Tensor, k: int, seen: Jagged) -> Tensor:
+    """The k best unseen items of each user, [U, k] int64, ties to the lower index; -1 where no item is left."""
+    masked_UI = scores_UI.clone()
+    masked_UI[_pairs(seen, scores_UI)] = -torch.inf
+    values_Uk, index_Uk = top_k(masked_UI, k)
+    index_Uk = index_Uk.masked_fill(values_Uk == -torch.inf, -1)
+    return torch.nn.functional.pad(index_Uk, (0, k - index_Uk.shape[1]), value=-1)
+
+
+def _pairs(seen: Jagged, scores_UI: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct (user, item) pairs of a Jagged of dense item indices."""
+    users, items = scores_UI.shape
+    offsets = torch.as_tensor(seen.offsets).to(scores_UI.device)
+    if len(offsets) != users + 1:
+        raise DataError(f"`seen` has {len(offsets) - 1} rows for {users} users; it needs a row a user.")
+    user = torch.repeat_interleave(offsets.diff())
+    pair = torch.unique(user * items + torch.as_tensor(seen.values).to(scores_UI.device).long())
+    return pair // items, pair % items

@@ -1,0 +1,254 @@
+"""The catalogue as a trie of semantic IDs, in CSR form, memory-mapped.
+
+Invariant: nodes of a level are numbered in lexicographic order of their prefix, so the children of a node and the leaves
+below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), about 28 bytes an item plus
+12 bytes an inner node: there is no [nodes, K] table; `children` builds the mask of a batch of nodes when it is asked for.
+A catalogue of fewer items (in stock, one category) is `Trie.build(sids, codes, items=...)` over the same dense item index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.errors import DataError
+
+FORMAT = 1
+
+# Shapes: I items, L levels, K_l codes of level l, n_l nodes of level l (n_0 = 1, the root; n_L = leaves).
+
+
+class Trie:
+    """Legal semantic IDs of one catalogue version.
+
+    codes         K of every level, the collision level included
+    first_child   per level l: [n_l + 1] int64; children of node p are nodes first_child[p] .. first_child[p + 1] of level l + 1
+    code          per level l: [n_{l+1}] int32, the code that leads to each node; ascending inside a parent
+    item_of_leaf  [n_L] int64 dense item index;  leaf_of_item [I] int64, -1 for items outside the catalogue
+    version       hash of the content: equal catalogues have equal versions
+    """
+
+    def __init__(
+        self,
+        codes: Sequence[int],
+        first_child: Sequence[np.ndarray],
+        code: Sequence[np.ndarray],
+        item_of_leaf: np.ndarray,
+        leaf_of_item: np.ndarray,
+        version: str = "",
+    ):
+        self.codes = tuple(int(k) for k in codes)
+        self.first_child, self.code = list(first_child), list(code)
+        self.item_of_leaf, self.leaf_of_item = item_of_leaf, leaf_of_item
+        self.version = version or self._hash()
+        self._tensors: dict[tuple[str, int, str], Tensor] = {}
+        self._first_leaf: list[np.ndarray] | None = None
+
+    @property
+    def levels(self) -> int:
+        return len(self.codes)
+
+    @property
+    def n_items(self) -> int:
+        """Items of the dense index, inside the catalogue or not."""
+        return len(self.leaf_of_item)
+
+    @property
+    def n_leaves(self) -> int:
+        """Items of the catalogue."""
+        return len(self.item_of_leaf)
+
+    @property
+    def n_nodes(self) -> tuple[int, ...]:
+        """Nodes of level 0 (the root) to L (the leaves)."""
+        return (1, *(len(code) for code in self.code))
+
+    @classmethod
+    def build(cls, sids: np.ndarray, codes: Sequence[int], items: np.ndarray | None = None) -> Trie:
+        """From SIDs [I, L] in dense index order; `items` (dense indices) restricts the catalogue to these."""
+        sids = np.asarray(sids)
+        _check_sids(sids, codes)
+        chosen = np.arange(len(sids)) if items is None else _check_items(items, len(sids))
+        order = chosen[np.lexsort(sids[chosen].T[::-1])]
+        ordered = sids[order]
+        _refuse_duplicates(ordered, order)
+        first_child, code = _levels(ordered)
+        leaf_of_item = np.full(len(sids), -1, np.int64)
+        leaf_of_item[order] = np.arange(len(order))
+        return cls(codes, first_child, code, order.astype(np.int64), leaf_of_item)
+
+    def first_leaf(self, level: int) -> np.ndarray:
+        """[n_level + 1] int64: the leaves below node p are first_leaf[p] .. first_leaf[p + 1]."""
+        if self._first_leaf is None:
+            below = [np.arange(self.n_leaves + 1, dtype=np.int64)]
+            for first in reversed(self.first_child):
+                below.append(below[-1][first])
+            self._first_leaf = below[::-1]
+        return self._first_leaf[level]
+
+    def tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
+        """One array ("first_child", "code", "first_leaf", "item_of_leaf", "leaf_of_item") as a tensor on `device`, cached."""
+        key = (name, level, str(device))
+        if key not in self._tensors:
+            held = getattr(self, name)
+            array = held(level) if callable(held) else held[level] if isinstance(held, list) else held
+            self._tensors[key] = torch.from_numpy(np.asarray(array)).to(device)
+        return self._tensors[key]
+
+    def ragged_children(self, level: int, nodes_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Children of level-`level` nodes, flat: row of `nodes_M`, code, node number at level + 1; each [C] int64."""
+        first = self.tensor("first_child", level, nodes_M.device)
+        start = first[nodes_M]
+        count = first[nodes_M + 1] - start
+        row = torch.repeat_interleave(count)
+        child = torch.arange(len(row), device=nodes_M.device) + (start - (count.cumsum(0) - count))[row]
+        return row, self.tensor("code", level, nodes_M.device)[child].long(), child
+
+    def prefixes(self, level: int, nodes_M: Tensor) -> Tensor:
+        """Codes on the way to level-`level` nodes, [M, level] int64."""
+        codes = []
+        for above in range(level - 1, -1, -1):
+            codes.append(self.tensor("code", above, nodes_M.device)[nodes_M].long())
+            first = self.tensor("first_child", above, nodes_M.device)
+            nodes_M = torch.searchsorted(first, nodes_M, right=True) - 1
+        return torch.stack(codes[::-1], 1) if codes else nodes_M.new_empty(len(nodes_M), 0)
+
+    def children(self, level: int, nodes: Tensor) -> Tensor:
+        """Child by code: nodes [...] int64 of level `level` -> [..., K] node numbers at level + 1, -1 where illegal."""
+        width = self.codes[level]
+        flat = nodes.reshape(-1)
+        row, code, child = self.ragged_children(level, flat)
+        out = torch.full((len(flat) * width,), -1, dtype=torch.int64, device=nodes.device)
+        out[row * width + code] = child
+        return out.view(*nodes.shape, width)
+
+    def save(self, folder: str | Path) -> None:
+        """Write .npy arrays, then meta.json: a folder without meta.json is not a catalogue."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in self._files().items():
+            np.save(folder / f"{name}.npy", array)
+        meta = {"format": FORMAT, "codes": list(self.codes), "n_items": self.n_items, "version": self.version}
+        part = folder / "meta.json.part"
+        part.write_text(json.dumps(meta, indent=1) + "\n")
+        os.replace(part, folder / "meta.json")
+
+    @classmethod
+    def load(cls, folder: str | Path, *, verify: bool = False) -> Trie:
+        """Map the arrays of `folder`; `verify` reads them all and checks the version."""
+        folder = Path(folder)
+        meta = _read_meta(folder)
+
+        def mapped(name: str) -> np.ndarray:
+            try:
+                # "c": pages are shared and never written back; torch takes no read-only array.
+                return np.load(folder / f"{name}.npy", mmap_mode="c")
+            except (OSError, ValueError) as error:
+                raise DataError(f"catalogue {folder}: {name}.npy is not readable ({error}). Build it again.") from error
+
+        levels = range(len(meta["codes"]))
+        first_child, code = [mapped(f"first_child-{n}") for n in levels], [mapped(f"code-{n}") for n in levels]
+        trie = cls(
+            meta["codes"], first_child, code, mapped("item_of_leaf"), mapped("leaf_of_item"), meta["version"]
+        )
+        trie._check_sizes(folder, meta["n_items"])
+        if verify and trie._hash() != trie.version:
+            raise DataError(f"catalogue {folder}: content does not hash to {trie.version}. Build it again.")
+        return trie
+
+    def _check_sizes(self, folder: Path, n_items: int) -> None:
+        parents, children = self.n_nodes[:-1], self.n_nodes[1:]
+        whole = all(
+            len(first) == n + 1 and int(first[-1]) == m
+            for first, n, m in zip(self.first_child, parents, children, strict=True)
+        )
+        if not whole or children[-1] != self.n_leaves or n_items != self.n_items:
+            raise DataError(f"catalogue {folder}: its arrays do not fit each other or meta.json. Build it again.")
+
+    def _files(self) -> dict[str, np.ndarray]:
+        files = {f"first_child-{level}": array for level, array in enumerate(self.first_child)}
+        files |= {f"code-{level}": array for level, array in enumerate(self.code)}
+        return files | {"item_of_leaf": self.item_of_leaf, "leaf_of_item": self.leaf_of_item}
+
+    def _hash(self) -> str:
+        digest = hashlib.sha256(json.dumps([FORMAT, self.codes]).encode())
+        for name, array in self._files().items():
+            digest.update(f"{name}:{len(array)};".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tensors": {}, "_first_leaf": None}  # no torch object is ever pickled
+
+
+def _levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """CSR arrays of SIDs [n, L] in lexicographic order, no two equal."""
+    starts = np.zeros(len(ordered), bool)  # row opens a node of this level
+    starts[0] = True
+    node = np.zeros(len(ordered), np.int64)
+    first_child, code = [], []
+    for column in ordered.T:
+        parents = int(node[-1]) + 1
+        starts = starts.copy()
+        starts[1:] |= column[1:] != column[:-1]
+        first_child.append(np.concatenate([[0], np.cumsum(np.bincount(node[starts], minlength=parents))]).astype(np.int64))
+        code.append(column[starts].astype(np.int32))
+        node = np.cumsum(starts) - 1
+    return first_child, code
+
+
+def _check_sids(sids: np.ndarray, codes: Sequence[int]) -> None:
+    if sids.ndim != 2 or sids.dtype.kind not in "iu" or sids.shape[1] != len(codes) or not len(codes):
+        raise DataError(
+            f"catalogue: SIDs have shape {list(sids.shape)} {sids.dtype}; wanted [items, {len(codes)}] of integers."
+        )
+    if not len(sids):
+        raise DataError("catalogue: there are no items. Give at least one item with a SID.")
+    for level, (column, size) in enumerate(zip(sids.T, codes, strict=True)):
+        wrong = np.flatnonzero((column < 0) | (column >= size))
+        if len(wrong):
+            raise DataError(
+                f"catalogue: {len(wrong)} items have a code outside 0..{size - 1} on level {level}; "
+                f"the first is item {wrong[0]} with {column[wrong[0]]}. Check the tokenizer's `codes`."
+            )
+
+
+def _check_items(items: np.ndarray, n_items: int) -> np.ndarray:
+    chosen = np.unique(np.asarray(items, np.int64))
+    if not len(chosen):
+        raise DataError("catalogue: it was restricted to no item at all. Give at least one item.")
+    if chosen[0] < 0 or chosen[-1] >= n_items:
+        wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
+        raise DataError(f"catalogue: item {wrong} was asked for, the index has items 0..{n_items - 1}.")
+    return chosen
+
+
+def _refuse_duplicates(ordered: np.ndarray, items: np.ndarray) -> None:
+    same = np.flatnonzero((ordered[1:] == ordered[:-1]).all(1))
+    if len(same):
+        sid = tuple(int(c) for c in ordered[same[0]])
+        raise DataError(
+            f"catalogue: {len(same)} items share a SID with another one; items {items[same[0]]} and "
+            f"{items[same[0] + 1]} are both {sid}. Add a collision level to the tokenizer."
+        )
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+    except FileNotFoundError:
+        raise DataError(f"catalogue {folder}: there is no meta.json. Run the tokenise stage first.") from None
+    except ValueError as error:
+        raise DataError(f"catalogue {folder}: meta.json is not JSON ({error}). Build it again.") from error
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        got = meta.get("format") if isinstance(meta, dict) else meta
+        raise DataError(f"catalogue {folder}: format {got!r}, this version reads format {FORMAT}. Build it again.")
+    return meta

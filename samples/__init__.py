@@ -1,0 +1,1 @@
+"""From files to batches: tables, per-user sequences, splits, conditions and the batches models train on."""

@@ -1,0 +1,117 @@
+"""What passes between the parts.
+
+No torch and no Ray import at module level, so that a reward or a CPU tool can read these without either.
+Shapes: B sequences, N events, U users (prompts), W beams, L semantic-id levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Physical rows [start, stop) of one file of a stage's table, in one epoch. Row id = file << 40 | row."""
+
+    epoch: int
+    file: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Jagged:
+    """Ragged data: `values [N, ...]` cut by `offsets [B + 1]` int64, offsets[0] == 0. NumPy or torch."""
+
+    values: Any
+    offsets: Any
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRef:
+    """The only payload a controller holds: references and row counts, never rows. Pickles under 2 KB."""
+
+    batch_id: str
+    fields: Mapping[str, tuple[Any, ...]]
+    rows: tuple[int, ...]
+    sources: tuple[RowRange, ...] = ()
+    uids: tuple[str, ...] = ()
+    tags: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """Tokenised events, packed: B sequences, N events, all tensors torch CPU unless moved.
+
+    item    values [N] int64 dense item index (position in artifacts/items.parquet)
+    sid     [N, L] int64 semantic id of each event's item
+    time    values [N] int64 unix seconds
+    event   values [N] int64 event type index (0 when the data has no event column)
+    context by column name: [B] or Jagged [N]; sparse ids int64 (always has "user": [B]), dense float32
+    loss_mask values [N] bool: True where the event counts as a *target*
+    target  [B] int64 dense item index asked for after the last event, or None while pretraining
+    uid     one string a sequence
+    """
+
+    item: Jagged
+    sid: Any
+    time: Jagged
+    event: Jagged
+    context: dict[str, Any]
+    loss_mask: Jagged
+    target: Any | None
+    uid: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A named result of a stage: kind (sequences, items, sids, catalogue, model, metrics), folder and hash."""
+
+    kind: str
+    path: str
+    sha256: str
+    version: int = 0
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """What a reward sees: NumPy only, read-only by convention. A group is one user's beam set.
+
+    uid [U] str · user_id [U] · item_id [U, W] original item ids (-1 or "" where no legal beam was left)
+    item [U, W] int64 dense item index, -1 for none · sid [U, W, L] int32 · logp [U, W, L] float32 constrained, nats
+    valid [U, W] bool · target Jagged of original item ids · history Jagged of original item ids · scene [U]
+    columns: item columns joined to [U, W] and user columns [U]; `r["price"]` reads them
+    """
+
+    uid: np.ndarray
+    user_id: np.ndarray
+    item_id: np.ndarray
+    item: np.ndarray
+    sid: np.ndarray
+    logp: np.ndarray
+    valid: np.ndarray
+    target: Jagged
+    history: Jagged
+    scene: np.ndarray
+    weights_version: int
+    catalogue_version: str
+    step: int
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        try:
+            return self.columns[column]
+        except KeyError:
+            known = ", ".join(sorted(self.columns)) or "none"
+            raise KeyError(f"no column {column!r} was joined to these rollouts; there are: {known}") from None

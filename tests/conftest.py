@@ -1,0 +1,20 @@
+"""Shared fixtures: one local Ray a session, ended with it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+
+
+@pytest.fixture(scope="session")
+def ray_local():
+    """A local Ray of two CPUs, never a cluster that happens to run."""
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="nonet", object_store_memory=200_000_000)
+    yield ray
+    ray.shutdown()

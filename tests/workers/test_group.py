@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+import nonet
+from nonet.errors import ConfigError, DeadlineExceeded, WorkerFailed, WorkerLost
+from nonet.types import Jagged
+
+
+class Score(nonet.DistributeWorker):
+    @nonet.method(rows=nonet.Shard, collect="concat")
+    def double(self, rows):
+        return [2 * row for row in rows]
+
+    @nonet.method(table=nonet.Shard, collect="concat")
+    def same(self, table):
+        return table
+
+    @nonet.method(collect="list")
+    def where(self, value=None):
+        return (self.rank, self.world, value)
+
+    @nonet.method(collect="sum")
+    def total(self, value):
+        return value * (self.rank + 1)
+
+    @nonet.method(collect="list")
+    def fail(self, rank):
+        if self.rank == rank:
+            raise RuntimeError("a wrong turn")
+        return self.rank
+
+    @nonet.method(collect="list")
+    def sleep(self, seconds):
+        time.sleep(seconds if self.rank else 0)
+
+    @nonet.method(collect="list")
+    def die(self):
+        import os
+
+        os._exit(1)
+
+
+@pytest.fixture(scope="module")
+def groups(ray_local):
+    four = nonet.WorkerGroup(Score, workers=4, cpus=0.2, threads=0)
+    three = nonet.WorkerGroup(Score, workers=3, cpus=0.2, threads=0)
+    yield four, three
+    four.stop()
+    three.stop()
+
+
+def test_rows_are_cut_in_order_and_joined_again(groups):
+    four, _ = groups
+    for n in (0, 1, 3, 4, 5, 33):
+        assert four.double(list(range(n))).get(timeout_s=30) == [2 * i for i in range(n)]
+
+
+def test_marker_at_the_call_overrides(groups):
+    four, _ = groups
+    assert four.double(rows=nonet.PerRank([[1], [2], [3], [4]])).get(30) == [2, 4, 6, 8]
+    assert four.double(rows=nonet.Replicate([1])).get(30) == [2, 2, 2, 2]
+
+
+def test_unmarked_collection_is_refused_and_names_the_markers(groups):
+    four, _ = groups
+    with pytest.raises(ConfigError, match="Shard .* Replicate .* or PerRank"):
+        four.where([1, 2, 3, 4])
+    assert four.where("text").get(30) == [(rank, 4, "text") for rank in range(4)]
+
+
+def test_arrays_dicts_and_jagged_keep_every_row(groups):
+    four, _ = groups
+    jagged = Jagged(np.arange(7), np.array([0, 0, 3, 3, 4, 7]))
+    table = {"x": np.arange(10.0).reshape(5, 2), "j": jagged}
+    back = four.same(table).get(30)
+    assert np.array_equal(back["x"], table["x"])
+    assert np.array_equal(back["j"].values, jagged.values)
+    assert np.array_equal(back["j"].offsets, jagged.offsets)
+
+
+def test_future_goes_on_unfetched_to_groups_of_any_size(groups):
+    four, three = groups
+    assert four.double(four.double([1, 2, 3, 4, 5])).get(30) == [4, 8, 12, 16, 20]
+    assert three.double(four.double([1, 2, 3, 4, 5])).get(30) == [4, 8, 12, 16, 20]
+
+
+def test_future_can_be_awaited_and_iterated(groups):
+    four, _ = groups
+
+    async def both():
+        return await four.total(1)
+
+    assert asyncio.run(both()) == 10
+    assert sorted(four.where(3)) == [(rank, (rank, 4, 3)) for rank in range(4)]
+
+
+def test_error_names_role_rank_and_cause(groups):
+    four, _ = groups
+    with pytest.raises(WorkerFailed, match=r"score-2 .*fail raised RuntimeError: a wrong turn") as caught:
+        four.fail(2).get(30)
+    assert (caught.value.role, caught.value.rank) == ("score", 2)
+    assert "in fail" in caught.value.traceback
+
+
+def test_deadline_names_the_silent_ranks(groups):
+    _, three = groups
+    with pytest.raises(DeadlineExceeded, match=r"score.sleep: no answer within 0.3 s from rank 1, 2 of 3"):
+        three.sleep(1.0).get(timeout_s=0.3)
+
+
+def test_control_answers_while_a_rank_works(groups):
+    _, three = groups
+    pending = three.sleep(0.8)
+    time.sleep(0.2)
+    assert three.hosts.control("ping")[1] == "score.sleep"
+    assert "Thread" in three.hosts.control("dump_stacks")[1]
+    pending.get(30)
+
+
+def test_unknown_method_lists_the_group_methods(groups):
+    four, _ = groups
+    with pytest.raises(AttributeError, match="group methods: .*double"):
+        four.tripple([1])
+
+
+def test_dead_worker_is_worker_lost(ray_local):
+    group = nonet.WorkerGroup(Score, workers=1, cpus=0.2, threads=0)
+    with pytest.raises(WorkerLost, match="a worker of 'score' died during die"):
+        group.die().get(30)

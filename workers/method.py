@@ -1,0 +1,85 @@
+"""How a group method's arguments reach its ranks, declared once.
+
+    @nonet.method(rows=nonet.Shard, scale=nonet.Replicate, collect="concat")
+    def double(self, rows, scale): ...
+
+Nothing is sharded by guess: a list, dict, array, tensor or table without a marker is an error that says which to choose.
+Scalars, text, None and handles are replicated.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args
+
+from nonet.errors import ConfigError
+
+Collect = Literal["concat", "list", "first", "sum", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Cut along rows into contiguous, nearly equal chunks, one a rank, in rank order."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """The same value for every rank; put once when it is large."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """A sequence whose i-th value goes to rank i."""
+
+    value: Any
+
+
+Marker = type[Shard] | type[Replicate] | type[PerRank]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What `@method` declared: markers by parameter name, and how results are collected."""
+
+    markers: dict[str, Marker]
+    collect: Collect
+    idempotent: bool
+
+
+def method(*, collect: Collect = "list", idempotent: bool = False, **markers: Marker) -> Callable:
+    """Declare a group method. `collect`: concat | list | first | sum | mean. Raises ConfigError on an unknown word."""
+    if collect not in get_args(Collect):
+        raise ConfigError(f"collect={collect!r} is not one of {', '.join(get_args(Collect))}")
+
+    def declare(function: Callable) -> Callable:
+        known = inspect.signature(function).parameters
+        for name in markers:
+            if name not in known:
+                raise ConfigError(f"@method marks {name!r}, which {function.__qualname__} has not; it has {', '.join(known)}")
+        function.__nonet_method__ = Method(dict(markers), collect, idempotent)  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def declared(cls: type, name: str) -> Method:
+    """The declaration of `cls.name`. Raises AttributeError when it is no group method."""
+    found = getattr(getattr(cls, name, None), "__nonet_method__", None)
+    if found is None:
+        methods = sorted(n for n in dir(cls) if hasattr(getattr(cls, n, None), "__nonet_method__"))
+        raise AttributeError(f"{cls.__name__}.{name} is not a group method (mark it with @nonet.method); group methods: {', '.join(methods) or 'none'}")
+    return found
+
+
+@cache
+def signature(function: Callable) -> inspect.Signature:
+    """The signature without `self`."""
+    whole = inspect.signature(function)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
