@@ -51,7 +51,9 @@ class Replaceable(BaseModel):
             if known is None and not is_reference(self.use):
                 near = difflib.get_close_matches(self.use, self.shipped, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise ValueError(f"use: {self.use!r}{hint} is neither shipped ({', '.join(self.shipped)}) nor file.py[:Name] nor package.module:Name")
+                raise ValueError(
+                    f"use: {self.use!r}{hint} is neither shipped ({', '.join(self.shipped)}) nor file.py[:Name] nor package.module:Name"
+                )
             if known is not None:
                 filled = known.model_validate(self.model_extra or {}).model_dump()
                 (self.__pydantic_extra__ or {}).update(filled)
@@ -71,7 +73,9 @@ def is_reference(use: str) -> bool:
 
 
 class Keep(Part):
-    item_events: Annotated[Count, Field(description="items with fewer events are dropped, with their events")] = 0
+    item_events: Annotated[
+        Count, Field(description="items with fewer events are dropped, with their events")
+    ] = 0
     user_events: Annotated[Count, Field(description="users with fewer events are dropped")] = 0
 
 
@@ -245,7 +249,9 @@ class Role(Part):
     @model_validator(mode="after")
     def _one_way(self) -> Role:
         if self.fuse and self.collocate:
-            raise ValueError("has both fuse and collocate; fuse shares the process, collocate only the device: choose one")
+            raise ValueError(
+                "has both fuse and collocate; fuse shares the process, collocate only the device: choose one"
+            )
         return self
 
 
@@ -286,7 +292,7 @@ class Supervised(Part):
 class Grpo(Part):
     kl: Annotated[float, Field(ge=0)] = 0.01
     clip: Rate | list[float] = 0.2
-    normalise: Literal["grpo", "gdpo"] = "grpo"
+    normalise: Literal["group", "gdpo"] = "group"
 
 
 class Algorithm(Replaceable):

@@ -11,7 +11,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_BYTES = {"b": 1} | {f"{p}b": 1000**i for i, p in enumerate("kmgtp", 1)} | {f"{p}ib": 1024**i for i, p in enumerate("kmgtp", 1)}
+_BYTES = (
+    {"b": 1}
+    | {f"{p}b": 1000**i for i, p in enumerate("kmgtp", 1)}
+    | {f"{p}ib": 1024**i for i, p in enumerate("kmgtp", 1)}
+)
 _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -26,7 +30,11 @@ def size_bytes(value: Any) -> int:
 
 
 def _parse(value: Any, units: dict[str, float], bare: str, wanted: str) -> float:
-    found = _FORM.fullmatch(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    found = (
+        _FORM.fullmatch(str(value))
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+        else None
+    )
     unit = (found.group(2).lower() or bare) if found else ""
     if found is None or unit not in units:
         raise ValueError(f"wanted {wanted} (units: {', '.join(units)})")

@@ -42,7 +42,15 @@ Stage = Annotated[
     Annotated[Supervised, Tag("supervised")] | Annotated[Reinforced, Tag("reinforced")], Discriminator(_arm)
 ]
 _ARMS: dict[Any, type[Part]] = {"supervised": Supervised, "reinforced": Reinforced}
-_WORDLESS = {*_ARMS, "Schedule", "Elastic", "int", "float", "constrained-int", "constrained-float"}  # union arms: a user never wrote these
+_WORDLESS = {
+    *_ARMS,
+    "Schedule",
+    "Elastic",
+    "int",
+    "float",
+    "constrained-int",
+    "constrained-float",
+}  # union arms: a user never wrote these
 
 
 class Scenario(Part):
@@ -73,12 +81,16 @@ class Scenario(Part):
         known_pools = [*self.pools, "cpu"]
         for path, pool in self._pool_names():
             if pool not in known_pools:
-                raise ValueError(f"{path}: there is no pool {pool!r}{_suggest(pool, known_pools)}; pools: {', '.join(known_pools)}")
+                raise ValueError(
+                    f"{path}: there is no pool {pool!r}{_suggest(pool, known_pools)}; pools: {', '.join(known_pools)}"
+                )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
             roles = [*self.roles, "trainer", "rollout", "embedding", "evaluator"]
             if host and (host not in roles or host == name):
-                raise ValueError(f"roles.{name}: there is no other role {host!r} to share with; roles: {', '.join(dict.fromkeys(roles))}")
+                raise ValueError(
+                    f"roles.{name}: there is no other role {host!r} to share with; roles: {', '.join(dict.fromkeys(roles))}"
+                )
         return self
 
     def _pool_names(self) -> Iterator[tuple[str, str]]:
@@ -127,7 +139,9 @@ def find(source: str | Path) -> Path:
     shipped = shipped_names()
     if str(source) in shipped:
         return LIBRARY / f"{source}.yaml"
-    raise ConfigError(f"there is no scenario {str(source)!r}{_suggest(str(source), shipped)}; shipped: {', '.join(shipped)}; or give a path to a .yaml file")
+    raise ConfigError(
+        f"there is no scenario {str(source)!r}{_suggest(str(source), shipped)}; shipped: {', '.join(shipped)}; or give a path to a .yaml file"
+    )
 
 
 def shipped_names() -> list[str]:
@@ -137,7 +151,16 @@ def shipped_names() -> list[str]:
 
 def document(scenario: BaseModel) -> dict[str, Any]:
     """The scenario as plain data, defaults filled in: what `scenario.yaml` of a run holds."""
-    return scenario.model_dump(mode="python", exclude_none=True)
+    return _named_uses(scenario.model_dump(mode="python", exclude_none=True))
+
+
+def _named_uses(value: Any) -> Any:
+    """Objects that a script put under `use` become the name they have there."""
+    if isinstance(value, dict):
+        return {key: _named_uses(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_named_uses(part) for part in value]
+    return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
 def _set(document: Any, change: str) -> None:
@@ -167,7 +190,9 @@ def _explain(error: ValidationError) -> str:
     kind, given = first["type"], first.get("input")
     if kind == "extra_forbidden":
         known = _keys_at(loc[:-1])
-        text = f"unknown key{_suggest(str(loc[-1]), known)}" + (f"; known keys: {', '.join(known)}" if known else "")
+        text = f"unknown key{_suggest(str(loc[-1]), known)}" + (
+            f"; known keys: {', '.join(known)}" if known else ""
+        )
     elif kind == "missing":
         text = "is required and missing"
     elif kind == "value_error":
@@ -194,7 +219,13 @@ def _keys_at(loc: list[Any]) -> list[str]:
             return []
     names = [name for name in model.model_fields if name != "use"]
     shipped = getattr(model, "shipped", {})
-    return sorted({*names, *(key for options in shipped.values() for key in options.model_fields), *(["use"] if shipped else [])})
+    return sorted(
+        {
+            *names,
+            *(key for options in shipped.values() for key in options.model_fields),
+            *(["use"] if shipped else []),
+        }
+    )
 
 
 def _model_of(annotation: Any) -> Any:

@@ -37,7 +37,9 @@ def parse(text: str, source: str = "text") -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown place"
-        raise ConfigError(f"{source}: not valid YAML at {where}: {' '.join(str(error.problem).split())}") from None
+        raise ConfigError(
+            f"{source}: not valid YAML at {where}: {' '.join(str(error.problem).split())}"
+        ) from None
     except YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 

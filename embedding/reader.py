@@ -43,6 +43,11 @@ class LocalReader:
     def __init__(self, tables: Mapping[str, SparseTable], version: int = 0):
         self._tables, self.version = tables, version
 
+    @property
+    def absent(self) -> int:
+        """How many keys the tables did not have when they were read, by this reader or another."""
+        return sum(table.absent for table in self._tables.values())
+
     def rows(self, table: str, keys: Tensor) -> Tensor:
         """Rows [N, D] of keys [N]; absent ones read zeros."""
         return _known(self._tables, table).lookup(keys, train=False)

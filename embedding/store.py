@@ -29,6 +29,7 @@ class SparseTable(Protocol):
 
     name: str
     dim: int
+    absent: int
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool) -> Tensor:
         """Rows [N, D] of keys [N], duplicates allowed; an absent key gets a row only when `train`."""

@@ -97,7 +97,7 @@ class NumPyTable:
         self._touched = np.empty(0, dtype=np.int64)
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool) -> Tensor:
-        """A copy of the rows [N, D] of keys [N]; absent keys are made when `train`, else zeros and counted."""
+        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train`, else zeros and counted."""
         wanted = _int64(keys)
         found = self._index.find(wanted)
         missing = found < 0

@@ -1,9 +1,10 @@
 """Beam search over the catalogue: W legal, distinct items a user, best first.
 
-The history is read once (`prefill`); each level costs one `step` over the live beams. Scores are sums of constrained
-log-probabilities: at every node the model is renormalised over *all* codes that lead to an item of the catalogue.
-Forbidden items stay in that normalisation and only lose their place in the beam, so a beam's log-probability is the same
-number with and without them, and the same as in `log_prob`. Ties go to the lower flat index parent * K + code.
+The history is read once (`prefill`); each level costs one `step` over the live beams. Scores are sums of
+constrained log-probabilities: at every node the model is renormalised over *all* codes that lead to an item
+of the catalogue. Forbidden items stay in that normalisation and only lose their place in the beam, so a
+beam's log-probability is the same number with and without them, and the same as in `log_prob`. Ties go to the
+lower flat index parent * K + code.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from nonet.rl.topk import top_k
 from nonet.rl.trie import Trie
 from nonet.types import Jagged
 
-# Shapes: U users, W beams asked for, V beams alive at a level (1, then up to W), L levels, K codes of the level.
+# Shapes: U users, W beams asked for, V beams alive at a level (1, then up to W), L levels, K codes of the
+# level.
 
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """item [U, W] int64 dense index, sid [U, W, L] int64, logp [U, W, L] nats, valid [U, W] bool; best beam first.
+    """item [U, W] int64 dense index, sid [U, W, L] int64, logp [U, W, L] nats, valid [U, W] bool; best beam
+    first.
 
-    Where a user has fewer than W items left: valid False, item -1, sid -1, logp 0; always at the end of the row.
+    Where a user has fewer than W items left: valid False, item -1, sid -1, logp 0; always at the end of the
+    row.
     """
 
     item: Tensor
@@ -38,10 +42,11 @@ class Beams:
 
 @torch.no_grad()
 def beam_search(model: Any, cache: Any, trie: Trie, width: int, *, forbidden: Jagged | None = None) -> Beams:
-    """The `width` best items of each prompt in `cache`; `forbidden` (dense item indices by user) never appear.
+    """The `width` best items of each prompt in `cache`; `forbidden` (dense item indices by user) never
+    appear.
 
-    A prefix with nothing but forbidden items below it is never entered, so `width` items come back whenever the
-    catalogue has that many allowed ones.
+    A prefix with nothing but forbidden items below it is never entered, so `width` items come back whenever
+    the catalogue has that many allowed ones.
     """
     if width < 1:
         raise ConfigError(f"beam width is {width}; it must be at least 1.")
@@ -60,7 +65,9 @@ def beam_search(model: Any, cache: Any, trie: Trie, width: int, *, forbidden: Ja
         codes = total_UVK.shape[-1]
         score_UV, flat_UV = top_k(total_UVK.flatten(1), width)
         parent_UV = flat_UV // codes
-        node_UV = child_UVK.flatten(1).gather(1, flat_UV).clamp_min(0)  # a dead beam (-inf) follows the first node
+        node_UV = (
+            child_UVK.flatten(1).gather(1, flat_UV).clamp_min(0)
+        )  # a dead beam (-inf) follows the first node
         sid_UVl = _extend(sid_UVl, parent_UV, flat_UV % codes)
         logp_UVl = _extend(logp_UVl, parent_UV, logp_UVK.flatten(1).gather(1, flat_UV))
     return _beams(trie, width, score_UV, node_UV, sid_UVl, logp_UVl)
@@ -109,7 +116,9 @@ def _forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) ->
     """Distinct (user, leaf) pairs in order of user, then leaf; items outside the catalogue drop out."""
     offsets = torch.as_tensor(forbidden.offsets).to(device)
     if len(offsets) != users + 1:
-        raise ConfigError(f"`forbidden` has {len(offsets) - 1} rows for {users} prompts; it needs a row a prompt.")
+        raise ConfigError(
+            f"`forbidden` has {len(offsets) - 1} rows for {users} prompts; it needs a row a prompt."
+        )
     item = torch.as_tensor(forbidden.values).to(device).long()
     user = torch.repeat_interleave(offsets.diff())
     leaf = trie.tensor("leaf_of_item", 0, device)[item]
@@ -117,7 +126,9 @@ def _forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) ->
     return pair // trie.n_leaves, pair % trie.n_leaves
 
 
-def _bury(total_UVK: Tensor, trie: Trie, level: int, node_UV: Tensor, user_D: Tensor, child_D: Tensor) -> None:
+def _bury(
+    total_UVK: Tensor, trie: Trie, level: int, node_UV: Tensor, user_D: Tensor, child_D: Tensor
+) -> None:
     """Set the score of dead children to -inf, in place, wherever their parent is in the beam."""
     first = trie.tensor("first_child", level, node_UV.device)
     parent_D = torch.searchsorted(first, child_D, right=True) - 1

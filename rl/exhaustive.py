@@ -1,8 +1,8 @@
 """Score every item of the catalogue, without a beam.
 
-The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once a user:
-U * n depth steps, n = inner nodes with a choice. A node with a single child costs nothing: its only code has
-probability 1. Temporaries stay under `budget_bytes`; the answer itself is [U, I].
+The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once a
+user: U * n depth steps, n = inner nodes with a choice. A node with a single child costs nothing: its only
+code has probability 1. Temporaries stay under `budget_bytes`; the answer itself is [U, I].
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from nonet.rl.topk import top_k
 from nonet.rl.trie import Trie
 from nonet.types import Jagged
 
-# Shapes: U users, I items of the dense index, n nodes of a level, m of them with a choice, c children of those, K codes.
+# Shapes: U users, I items, K codes; n nodes of a level, m of them with a choice, c children
+# of those.
 
 
 @torch.no_grad()
 def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
-    """Constrained log-probability [U, I] of every item for every prompt in `cache`; -inf outside the catalogue."""
+    """Log-probability [U, I] of every item for every prompt in `cache`, nats; -inf outside the catalogue."""
     users, device = len(cache.state), cache.state.device
     levels = [_choices(trie, level, device) for level in range(trie.levels)]
     leaf_I = trie.tensor("leaf_of_item", 0, device)
-    # What one (user, node) pair holds at a time: logits and their softmax, and the depth decoder's own activations.
+    # Held at a time by one (user, node) pair: logits, their softmax, and the depth decoder's activations.
     pairs = max(1, budget_bytes // (4 * (4 * max(trie.codes) + 16 * cache.state.shape[-1])))
     most = max(len(level.prefix) for level in levels)
     step = max(1, pairs // max(1, most))
@@ -43,8 +44,11 @@ def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 <<
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """One level: `parent [n']` of every node below it, and its m nodes with a choice: their `prefix [m, level]`,
-    and their children `slot [c]` = row * K + code, `child [c]` with `first [m + 1]` where each node's begin."""
+    """One level of the trie, as the scorer walks it.
+
+    parent [n'] of every node of the next level. Of the m nodes with a choice: prefix [m, level], and their
+    children slot [c] = row * K + code and child [c], those of one node between first[i] and first[i + 1].
+    """
 
     parent: Tensor
     prefix: Tensor
@@ -67,7 +71,9 @@ def _choices(trie: Trie, level: int, device: Any) -> _Choices:
     chosen = (first.diff() > 1).nonzero().squeeze(1)
     row, code, child = trie.ragged_children(level, chosen)
     begins = torch.nn.functional.pad((first[chosen + 1] - first[chosen]).cumsum(0), (1, 0))
-    return _Choices(parent, trie.prefixes(level, chosen), row * trie.codes[level] + code, child, begins, trie.codes[level])
+    return _Choices(
+        parent, trie.prefixes(level, chosen), row * trie.codes[level] + code, child, begins, trie.codes[level]
+    )
 
 
 def _score_leaves(model: Any, cache: Any, levels: list[_Choices], nodes: int) -> Tensor:
@@ -86,10 +92,10 @@ def _score_leaves(model: Any, cache: Any, levels: list[_Choices], nodes: int) ->
 
 
 def rank_of_target(scores_UI: Tensor, target_U: Tensor, seen: Jagged) -> Tensor:
-    """Rank [U] int64 of each target among the items the user has not seen (the target always competes); 0 is best.
+    """Rank [U] int64 of each target among the items its user has not seen; 0 is best.
 
-    Ties count against nobody by luck: an equal score with a lower index goes first. A target of score -inf (outside the
-    catalogue) ranks behind every item that has a score.
+    A target that was seen competes all the same. Among equal scores the lower index goes first. A target of
+    score -inf (outside the catalogue) ranks behind every item that has a score.
     """
     if bool(scores_UI.isnan().any()):
         raise DataError("the scores to rank are NaN: the model has diverged. Lower the learning rate.")
@@ -105,7 +111,7 @@ def rank_of_target(scores_UI: Tensor, target_U: Tensor, seen: Jagged) -> Tensor:
 
 
 def top_items(scores_UI: Tensor, k: int, seen: Jagged) -> Tensor:
-    """The k best unseen items of each user, [U, k] int64, ties to the lower index; -1 where no item is left."""
+    """The k best unseen items of each user, [U, k] int64, ties to the lower index; -1 where none is left."""
     masked_UI = scores_UI.clone()
     masked_UI[_pairs(seen, scores_UI)] = -torch.inf
     values_Uk, index_Uk = top_k(masked_UI, k)

@@ -1,8 +1,9 @@
 """Log-probability of semantic IDs under the catalogue's constrained distribution.
 
 At each level the model's logits are renormalised over the codes that lead to an item of the catalogue, so the
-probabilities of all items of the catalogue sum to one. Rollout and trainer call the same `legal_log_softmax`, so the
-importance ratio of an unchanged model is 1 up to rounding (worst seen 5e-7 relative in float32, tests/rl/test_logprob.py).
+probabilities of all items of the catalogue sum to one. Rollout and trainer call the same `legal_log_softmax`,
+so the importance ratio of an unchanged model is 1 up to rounding (worst seen 5e-7 relative in float32,
+tests/rl/test_logprob.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from nonet.rl.trie import Trie
 
 
 def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
-    """Log-softmax over legal codes: logits [..., K], legal [..., K] bool -> [..., K] nats, -inf where illegal.
+    """Log-softmax over legal codes: logits [..., K], legal [..., K] bool -> [..., K] nats, -inf where
+    illegal.
 
     Every row needs a legal code. Half precision is computed in float32.
     """
@@ -30,9 +32,11 @@ def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
 
 
 def log_prob(model: Any, batch: Any, rows: Mapping[str, Tensor], sids: Tensor, trie: Trie) -> Tensor:
-    """Constrained log-probability of SIDs [U, W, L] given each prompt of `batch` -> [U, W, L] nats, differentiable.
+    """Constrained log-probability of SIDs [U, W, L] given each prompt of `batch` -> [U, W, L] nats,
+    differentiable.
 
-    A SID of -1 (no beam) reads 0 on every level and carries no gradient. A SID outside the catalogue is a DataError.
+    A SID of -1 (no beam) reads 0 on every level and carries no gradient. A SID outside the catalogue is a
+    DataError.
     """
     return log_prob_from(model, model.prefill(batch, rows), sids, trie)
 
@@ -45,7 +49,9 @@ def log_prob_from(model: Any, cache: Any, sids: Tensor, trie: Trie) -> Tensor:
     known_UWL = sids_UWL.clamp_min(0)
     out = []
     for level in range(trie.levels):
-        beams = slice(0, 1) if level == 0 else slice(None)  # no code is known yet: one step serves a user's beams
+        beams = (
+            slice(0, 1) if level == 0 else slice(None)
+        )  # no code is known yet: one step serves a user's beams
         child_UWK = trie.children(level, node_UW[:, beams])
         logp_UWK = legal_log_softmax(model.step(cache, known_UWL[:, beams, :level], level), child_UWK >= 0)
         child_UWK, logp_UWK = (x.expand(-1, sids_UWL.shape[1], -1) for x in (child_UWK, logp_UWK))
@@ -63,6 +69,6 @@ def _refuse_illegal(sids_UWL: Tensor, illegal_UW: Tensor, trie: Trie) -> None:
         return
     user, beam = illegal_UW.nonzero()[0].tolist()
     raise DataError(
-        f"SID {tuple(sids_UWL[user, beam].tolist())} (prompt {user}, beam {beam}) is not in catalogue {trie.version}; "
-        f"{int(illegal_UW.sum())} beams are not. Roll out and train with the same catalogue."
+        f"SID {tuple(sids_UWL[user, beam].tolist())} (prompt {user}, beam {beam}) is not in catalogue "
+        f"{trie.version}; {int(illegal_UW.sum())} beams are not. Roll out and train with the same catalogue."
     )

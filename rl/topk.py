@@ -1,7 +1,7 @@
 """The k largest of each row, ties to the lower index, on any device.
 
-`torch.topk` promises nothing about ties and a stable sort of the whole row costs 3 to 10 times as much on a CPU;
-this takes the k-th value from topk, then picks the winners and the first ties, and sorts those k alone.
+`torch.topk` promises nothing about ties and a stable sort of the whole row costs 3 to 10 times as much on a
+CPU; this takes the k-th value from topk, then picks the winners and the first ties, and sorts those k alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from nonet.errors import DataError
 
 
 def top_k(scores_UN: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The min(k, N) largest: values [U, k] descending and indices [U, k] int64; equal values by ascending index."""
+    """The min(k, N) largest: values [U, k] descending and indices [U, k] int64; equal values by ascending
+    index.
+    """
     users, size = scores_UN.shape
     if k >= size:
         return _order(scores_UN, torch.arange(size, device=scores_UN.device).expand(users, size))
@@ -40,6 +42,6 @@ def _refuse_nan(scores_UN: Tensor) -> None:
     bad = scores_UN.isnan().any(1).nonzero()
     if len(bad):
         raise DataError(
-            f"the model's scores are NaN for {len(bad)} of {len(scores_UN)} prompts, the first is row {int(bad[0])}: "
-            "its weights have diverged. Lower the learning rate."
+            f"the model's scores are NaN for {len(bad)} of {len(scores_UN)} prompts, the first is row "
+            f"{int(bad[0])}: its weights have diverged. Lower the learning rate."
         )

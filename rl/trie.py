@@ -1,9 +1,10 @@
 """The catalogue as a trie of semantic IDs, in CSR form, memory-mapped.
 
-Invariant: nodes of a level are numbered in lexicographic order of their prefix, so the children of a node and the leaves
-below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), about 28 bytes an item plus
-12 bytes an inner node: there is no [nodes, K] table; `children` builds the mask of a batch of nodes when it is asked for.
-A catalogue of fewer items (in stock, one category) is `Trie.build(sids, codes, items=...)` over the same dense item index.
+Invariant: nodes of a level are numbered in lexicographic order of their prefix, so the children of a node and
+the leaves below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), about 28
+bytes an item plus 12 bytes an inner node: there is no [nodes, K] table; `children` builds the mask of a batch
+of nodes when it is asked for. A catalogue of fewer items (in stock, one category) is `Trie.build(sids, codes,
+items=...)` over the same dense item index.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Trie:
     """Legal semantic IDs of one catalogue version.
 
     codes         K of every level, the collision level included
-    first_child   per level l: [n_l + 1] int64; children of node p are nodes first_child[p] .. first_child[p + 1] of level l + 1
+    first_child   per level l: [n_l + 1] int64; children of node p are nodes first_child[p] .. first_child[p +
+    1] of level l + 1
     code          per level l: [n_{l+1}] int32, the code that leads to each node; ascending inside a parent
     item_of_leaf  [n_L] int64 dense item index;  leaf_of_item [I] int64, -1 for items outside the catalogue
     version       hash of the content: equal catalogues have equal versions
@@ -95,7 +97,9 @@ class Trie:
         return self._first_leaf[level]
 
     def tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
-        """One array ("first_child", "code", "first_leaf", "item_of_leaf", "leaf_of_item") as a tensor on `device`, cached."""
+        """One array ("first_child", "code", "first_leaf", "item_of_leaf", "leaf_of_item") as a tensor on
+        `device`, cached.
+        """
         key = (name, level, str(device))
         if key not in self._tensors:
             held = getattr(self, name)
@@ -104,7 +108,9 @@ class Trie:
         return self._tensors[key]
 
     def ragged_children(self, level: int, nodes_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Children of level-`level` nodes, flat: row of `nodes_M`, code, node number at level + 1; each [C] int64."""
+        """Children of level-`level` nodes, flat: row of `nodes_M`, code, node number at level + 1; each [C]
+        int64.
+        """
         first = self.tensor("first_child", level, nodes_M.device)
         start = first[nodes_M]
         count = first[nodes_M + 1] - start
@@ -122,7 +128,9 @@ class Trie:
         return torch.stack(codes[::-1], 1) if codes else nodes_M.new_empty(len(nodes_M), 0)
 
     def children(self, level: int, nodes: Tensor) -> Tensor:
-        """Child by code: nodes [...] int64 of level `level` -> [..., K] node numbers at level + 1, -1 where illegal."""
+        """Child by code: nodes [...] int64 of level `level` -> [..., K] node numbers at level + 1, -1 where
+        illegal.
+        """
         width = self.codes[level]
         flat = nodes.reshape(-1)
         row, code, child = self.ragged_children(level, flat)
@@ -152,10 +160,15 @@ class Trie:
                 # "c": pages are shared and never written back; torch takes no read-only array.
                 return np.load(folder / f"{name}.npy", mmap_mode="c")
             except (OSError, ValueError) as error:
-                raise DataError(f"catalogue {folder}: {name}.npy is not readable ({error}). Build it again.") from error
+                raise DataError(
+                    f"catalogue {folder}: {name}.npy is not readable ({error}). Build it again."
+                ) from error
 
         levels = range(len(meta["codes"]))
-        first_child, code = [mapped(f"first_child-{n}") for n in levels], [mapped(f"code-{n}") for n in levels]
+        first_child, code = (
+            [mapped(f"first_child-{n}") for n in levels],
+            [mapped(f"code-{n}") for n in levels],
+        )
         trie = cls(
             meta["codes"], first_child, code, mapped("item_of_leaf"), mapped("leaf_of_item"), meta["version"]
         )
@@ -171,7 +184,9 @@ class Trie:
             for first, n, m in zip(self.first_child, parents, children, strict=True)
         )
         if not whole or children[-1] != self.n_leaves or n_items != self.n_items:
-            raise DataError(f"catalogue {folder}: its arrays do not fit each other or meta.json. Build it again.")
+            raise DataError(
+                f"catalogue {folder}: its arrays do not fit each other or meta.json. Build it again."
+            )
 
     def _files(self) -> dict[str, np.ndarray]:
         files = {f"first_child-{level}": array for level, array in enumerate(self.first_child)}
@@ -199,7 +214,9 @@ def _levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
         parents = int(node[-1]) + 1
         starts = starts.copy()
         starts[1:] |= column[1:] != column[:-1]
-        first_child.append(np.concatenate([[0], np.cumsum(np.bincount(node[starts], minlength=parents))]).astype(np.int64))
+        first_child.append(
+            np.concatenate([[0], np.cumsum(np.bincount(node[starts], minlength=parents))]).astype(np.int64)
+        )
         code.append(column[starts].astype(np.int32))
         node = np.cumsum(starts) - 1
     return first_child, code
@@ -208,7 +225,7 @@ def _levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def _check_sids(sids: np.ndarray, codes: Sequence[int]) -> None:
     if sids.ndim != 2 or sids.dtype.kind not in "iu" or sids.shape[1] != len(codes) or not len(codes):
         raise DataError(
-            f"catalogue: SIDs have shape {list(sids.shape)} {sids.dtype}; wanted [items, {len(codes)}] of integers."
+            f"catalogue: SIDs have shape {list(sids.shape)} {sids.dtype}; want integer [items, {len(codes)}]."
         )
     if not len(sids):
         raise DataError("catalogue: there are no items. Give at least one item with a SID.")
@@ -250,5 +267,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise DataError(f"catalogue {folder}: meta.json is not JSON ({error}). Build it again.") from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         got = meta.get("format") if isinstance(meta, dict) else meta
-        raise DataError(f"catalogue {folder}: format {got!r}, this version reads format {FORMAT}. Build it again.")
+        raise DataError(
+            f"catalogue {folder}: format {got!r}, this version reads format {FORMAT}. Build it again."
+        )
     return meta

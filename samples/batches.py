@@ -58,7 +58,7 @@ def prompt_batch(
     stage: str,
     epoch: int = 0,
 ) -> SampleBatch:
-    """Prompt i: the last `history` events of users[i] before positions[i]; target[i] is the item at that position.
+    """Prompt i: the last `history` events of users[i] before positions[i]; target[i] is the item there.
 
     A position of 0 gives an empty sequence. Nothing counts in loss_mask.
     """

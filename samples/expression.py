@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import functools
 import operator
+import warnings
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +35,7 @@ _ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text
 
 
 def condition(text: str, schema: pa.Schema, *, name: str = "condition") -> pc.Expression:
-    """The Arrow expression of `text` over the columns of `schema`; `name` opens every error (`stages.rl.target`)."""
+    """The Arrow expression of `text` over the columns of `schema`; `name` opens every error."""
     return _Compiler(str(text), schema, name).compile()
 
 
@@ -56,14 +57,16 @@ class _Compiler:
 
     def compile(self) -> pc.Expression:
         try:
-            tree = ast.parse(self.text.strip(), mode="eval")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as an unknown escape in quoted text
+                tree = ast.parse(self.text.strip(), mode="eval")
             return self._truth(tree.body)
         except SyntaxError as error:
             where = f" near character {error.offset}" if error.offset else ""
             single = " Write == to compare." if _lone_equals(self.text) else ""
-            self._fail(f"is no condition{where}.{single} Allowed: {_ALLOWED}")
+            raise self._error(f"is no condition{where}.{single} Allowed: {_ALLOWED}") from None
         except (RecursionError, MemoryError, ValueError):
-            self._fail(f"is too deep or holds an illegal character. Allowed: {_ALLOWED}")
+            raise self._error(f"is too deep or holds an illegal character. Allowed: {_ALLOWED}") from None
 
     def _truth(self, node: ast.expr) -> pc.Expression:
         """An expression that is true or false for each row."""
@@ -74,14 +77,14 @@ class _Compiler:
             return ~self._truth(node.operand)
         if isinstance(node, ast.Compare):
             return self._comparison(node)
-        if isinstance(node, ast.Name):
+        if self._is_column(node):
             kind = self._kind(node)
-            if kind != "true/false":
-                self._fail(
-                    f"uses column {node.id!r} ({self._type(node)}) as a condition; compare it with something"
+            if kind != "true or false":
+                raise self._error(
+                    f"uses column {ast.unparse(node)!r} ({self._type(node)}) alone; compare it with something"
                 )
-            return pc.field(node.id)
-        self._fail(f"holds {ast.unparse(node)!r}, which is no condition. Allowed: {_ALLOWED}")
+            return pc.field(self._field(node).name)
+        raise self._error(f"holds {ast.unparse(node)!r}, which is no condition. Allowed: {_ALLOWED}")
 
     def _comparison(self, node: ast.Compare) -> pc.Expression:
         parts, left = [], node.left
@@ -92,52 +95,55 @@ class _Compiler:
             elif type(op) in _COMPARE:
                 parts.append(self._compare(left, _COMPARE[type(op)], right))
             else:
-                self._fail("uses `is`; write == or != instead")
+                raise self._error("uses `is`; write == or != instead")
             left = right
         return functools.reduce(operator.and_, parts)
 
     def _compare(self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr) -> pc.Expression:
+        kinds = [self._kind(left), self._kind(right)]
         columns = [side for side in (left, right) if self._is_column(side)]
         if not columns:
-            self._fail(f"compares {ast.unparse(left)} with {ast.unparse(right)}: no column among them")
-        kinds = [self._kind(left), self._kind(right)]
-        if kinds[0] != kinds[1] and kinds != ["moment", "text"] and kinds != ["text", "moment"]:
-            self._mismatch(columns[0], right if columns[0] is left else left)
+            raise self._error(f"compares {ast.unparse(left)} with {ast.unparse(right)}: no column among them")
+        if kinds[0] != kinds[1] and kinds != ["a moment", "text"] and kinds != ["text", "a moment"]:
+            raise self._mismatch(columns[0], right if columns[0] is left else left)
         wanted = self._field(columns[0]).type
         return compare(self._operand(left, wanted), self._operand(right, wanted))
 
     def _membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
         if not self._is_column(left):
-            self._fail(f"wants a column before `in`, not {ast.unparse(left)!r}")
+            raise self._error(f"wants a column before `in`, not {ast.unparse(left)!r}")
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
-            self._fail(f"wants a list after `in`, such as ('a', 'b'), not {ast.unparse(right)!r}")
+            raise self._error(f"wants a list after `in`, such as ('a', 'b'), not {ast.unparse(right)!r}")
         for value in right.elts:
             if self._is_column(value):
-                self._fail(f"has column {ast.unparse(value)!r} inside `in`; only literals can stand there")
+                raise self._error(
+                    f"has column {ast.unparse(value)!r} inside `in`; only literals can stand there"
+                )
             kinds = (self._kind(left), self._kind(value))
-            if kinds[0] != kinds[1] and kinds != ("moment", "text"):
-                self._mismatch(left, value)
+            if kinds[0] != kinds[1] and kinds != ("a moment", "text"):
+                raise self._mismatch(left, value)
         wanted = self._field(left).type
         try:
             values = pa.array([self._literal(value, wanted) for value in right.elts])
             if not pa.types.is_integer(wanted) or pa.types.is_integer(values.type):
                 values = values.cast(wanted)
         except (pa.ArrowException, OverflowError):
-            self._fail(f"has values in `in` that do not fit column {ast.unparse(left)!r} ({wanted})")
-        column = pc.field(left.id)  # type: ignore[attr-defined]
+            raise self._error(
+                f"has values in `in` that do not fit column {ast.unparse(left)!r} ({wanted})"
+            ) from None
+        column = pc.field(self._field(left).name)
         unknown = pc.scalar(pa.scalar(None, pa.bool_())) & column.is_null()
         return column.isin(values) | unknown
 
     def _operand(self, node: ast.expr, wanted: pa.DataType) -> Any:
         if self._is_column(node):
-            return pc.field(node.id)  # type: ignore[attr-defined]
+            return pc.field(self._field(node).name)
         value = self._literal(node, wanted)
         try:
-            return pc.scalar(
-                pa.scalar(value, type=wanted) if pa.types.is_floating(wanted) else pa.scalar(value)
-            )
+            own = pa.types.is_floating(wanted) or pa.types.is_temporal(wanted)
+            return pc.scalar(pa.scalar(value, type=wanted if own else None))
         except (pa.ArrowException, OverflowError):
-            self._fail(f"has {value!r}, which does not fit a {wanted} column")
+            raise self._error(f"has {value!r}, which does not fit a column of {wanted}") from None
 
     def _literal(self, node: ast.expr, wanted: pa.DataType) -> Any:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
@@ -154,42 +160,42 @@ class _Compiler:
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
-            self._fail(
-                f"compares a {wanted} column with {text!r}, which is no ISO timestamp such as 2026-11-19"
-            )
+            raise self._error(
+                f"compares a column of {wanted} with {text!r}, which is no ISO timestamp such as 2026-11-19"
+            ) from None
         return when.date() if pa.types.is_date(wanted) else when
 
     def _kind(self, node: ast.expr) -> str:
-        """number, text, true/false or moment; an unknown column or another construct is an error."""
+        """a number, text, true or false, or a moment; an unknown column or another construct is an error."""
         if self._is_column(node):
             return self._column_kind(node)
         if isinstance(node, ast.Name):
-            return "true/false"
+            return "true or false"
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            if self._kind(node.operand) == "number" and not self._is_column(node.operand):
-                return "number"
+            if self._kind(node.operand) == "a number" and not self._is_column(node.operand):
+                return "a number"
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, bool):
-                return "true/false"
+                return "true or false"
             if isinstance(node.value, int | float):
-                return "number"
+                return "a number"
             if isinstance(node.value, str):
                 return "text"
-        self._fail(f"holds {ast.unparse(node)!r}. Allowed: {_ALLOWED}")
+        raise self._error(f"holds {ast.unparse(node)!r}. Allowed: {_ALLOWED}")
 
     def _column_kind(self, node: ast.expr) -> str:
         kind = self._field(node).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if pa.types.is_boolean(kind):
-            return "true/false"
+            return "true or false"
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return "number"
+            return "a number"
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return "text"
         if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-            return "moment"
-        self._fail(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
+            return "a moment"
+        raise self._error(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
 
     def _is_column(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Name):
@@ -200,7 +206,7 @@ class _Compiler:
         assert isinstance(node, ast.Name)
         if node.id not in self.schema.names:
             near = did_you_mean(node.id, self.schema.names)
-            self._fail(
+            raise self._error(
                 f"names column {node.id!r}, which is not there.{near} There are: {listed(self.schema.names)}"
             )
         return self.schema.field(node.id)
@@ -208,16 +214,17 @@ class _Compiler:
     def _type(self, node: ast.expr) -> str:
         return str(self._field(node).type)
 
-    def _mismatch(self, column: ast.expr, other: ast.expr) -> NoReturn:
+    def _mismatch(self, column: ast.expr, other: ast.expr) -> ConfigError:
         shown = ast.unparse(other)
         what = f"column {shown!r}, which is" if self._is_column(other) else f"{shown}, which is"
-        self._fail(
-            f"compares column {ast.unparse(column)!r} ({self._type(column)}, a {self._kind(column)}) with "
-            f"{what} {self._kind(other)}. Compare it with a {self._kind(column)}"
+        return self._error(
+            f"compares column {ast.unparse(column)!r} ({self._type(column)}, {self._kind(column)}) with "
+            f"{what} {self._kind(other)}. Compare it with {self._kind(column)}"
         )
 
-    def _fail(self, what: str) -> NoReturn:
-        raise ConfigError(f"{self.name}: {self.text!r} {what}.")
+    def _error(self, what: str) -> ConfigError:
+        shown = self.text if len(self.text) <= 200 else self.text[:200] + "..."
+        return ConfigError(f"{self.name}: {shown!r} {what}.")
 
 
 def _lone_equals(text: str) -> bool:

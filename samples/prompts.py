@@ -15,7 +15,8 @@ from nonet.types import Jagged
 
 
 def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Users [P] and positions [P] int64 of every event of a split, users ascending; `among` [N] bool narrows them."""
+    """Users [P] and positions [P] int64 of every event of a split, users ascending, narrowed by `among` "
+    "[N]."""
     return prompts_at(seq, events_of(seq, split, among))
 
 
@@ -37,13 +38,15 @@ def event_at(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.nda
     if not inside.all():
         bad = int(np.flatnonzero(~inside)[0])
         raise IndexError(
-            f"user row {users[bad]} has {seq.lengths[users[bad]]} events, position {positions[bad]} asked for"
+            f"user row {users[bad]} has {seq.lengths[users[bad]]} events; position {positions[bad]} was "
+            "asked for"
         )
     return seq.offsets[users] + positions
 
 
 def seen(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
-    """All items of each prompt's user before its position, the whole history, oldest first: int64 dense index."""
+    """All items of each prompt's user before its position, the whole history, oldest first: int64 dense "
+    "index."""
     starts = seq.offsets[users]
     index, offsets = ranges(starts, starts + positions)
     return Jagged(seq.item[index].astype(np.int64), offsets)

@@ -111,7 +111,8 @@ class Sequences:
         meta = json.loads((table.schema.metadata or {}).get(b"nonet.sequences", b"{}"))
         if meta.get("format") != _FORMAT:
             raise DataError(
-                f"{path}: format {meta.get('format')}, this Nonet reads {_FORMAT}. Run the tokenise stage again."
+                f"{path}: format {meta.get('format')}, this Nonet reads {_FORMAT}. Run the tokenise stage "
+                "again."
             )
         return cls(
             user_id=_ids(table["user_id"]),
@@ -167,10 +168,23 @@ def build_sequences(
     targets: Mapping[str, str] | None = None,
     where: str | None = None,
     columns: Sequence[str] | None = None,
+    tie_seed: int | None = None,
 ) -> tuple[Sequences, pa.Table]:
-    """Group events by user; returns the sequences and the items table in dense index order (see `build`)."""
+    """Group events by user; the items come back in dense index order (see `nonet.samples.build`).
+
+    keep: least `item_events`, `user_events` · split: `use`, `test`, `valid`, `rl` · targets: stage name ->
+    condition where: condition on interactions · columns: which to carry as numbers (default: every numeric
+    one) tie_seed: shuffles events of one user in the same second, to show what their file order is worth
+    """
     built: Built = build(
-        interactions, items, keep=keep, split=split, targets=targets, where=where, columns=columns
+        interactions,
+        items,
+        keep=keep,
+        split=split,
+        targets=targets,
+        where=where,
+        columns=columns,
+        tie_seed=tie_seed,
     )
     return Sequences(**built.arrays), built.items
 

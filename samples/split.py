@@ -44,7 +44,8 @@ def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]
     codes = _SPLITS[use](offsets, time, split)
     if not (codes == TRAIN).any():
         raise DataError(
-            f"split {dict(split)} leaves no event to train on, of {len(codes)}. Hold out less, or a shorter time."
+            f"split {dict(split)} leaves no event to train on, of {len(codes)}. Hold out less, or a "
+            "shorter time."
         )
     return codes
 
@@ -56,7 +57,8 @@ def seconds(duration: str | int | float, name: str = "duration") -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
     if not found or found[2] not in _UNIT_S:
         raise ConfigError(
-            f"split: {name}: {duration!r} is no duration. Write a number and a unit of {listed(_UNIT_S)}, such as 1d."
+            f"split: {name}: {duration!r} is no duration. Write a number and a unit of {listed(_UNIT_S)}, "
+            "such as 1d."
         )
     return int(float(found[1]) * _UNIT_S[found[2]])
 
@@ -73,7 +75,8 @@ def moment(value: object, name: str = "test") -> int:
             when = datetime.fromisoformat(str(value))
         except ValueError:
             raise ConfigError(
-                f"split: {name}: {value!r} is no ISO timestamp, such as 2026-11-19T00:00:00Z, which `use: time` wants."
+                f"split: {name}: {value!r} is no ISO timestamp, such as 2026-11-19T00:00:00Z, which `use: "
+                "time` wants."
             ) from None
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
@@ -90,7 +93,8 @@ def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, A
     codes[np.repeat(lengths <= held, lengths)] = TRAIN
     if held and len(lengths) and not (lengths > held).any():
         raise DataError(
-            f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {held + 1} events; the longest of "
+            f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {held + 1} events; "
+            "the longest of "
             f"{len(lengths)} users has {lengths.max()}. Hold out fewer events, or keep more of the data."
         )
     return codes
@@ -107,7 +111,8 @@ def _time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np
         codes[time >= start] = code
     if len(time) and not (codes == TEST).any():
         raise DataError(
-            f"split: test: {split['test']} leaves nobody to evaluate: the events run from {_iso(time.min())} to "
+            f"split: test: {split['test']} leaves nobody to evaluate: the events run from "
+            f"{_iso(time.min())} to "
             f"{_iso(time.max())}. Choose an earlier moment."
         )
     return codes

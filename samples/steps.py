@@ -43,7 +43,8 @@ def prompt_step(
     if not len(events):
         kept = "" if among is None else " that are asked for"
         raise ConfigError(
-            f"stage {stage!r} has no RL events{kept}: set split.rl, so that some events are held out of training."
+            f"stage {stage!r} has no RL events{kept}: set split.rl, so that some events are held out of "
+            "training."
         )
     epoch, picks = step_rows(len(events), users_per_step, seed, stage, step)
     users, positions = prompts_at(seq, events[picks])

@@ -15,6 +15,13 @@ def ray_local():
     """A local Ray of two CPUs, never a cluster that happens to run."""
     import ray
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="nonet", object_store_memory=200_000_000)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        namespace="nonet",
+        object_store_memory=200_000_000,
+    )
     yield ray
     ray.shutdown()

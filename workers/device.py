@@ -50,7 +50,9 @@ def device(name: str) -> Device:
     try:
         return _DEVICES[name]
     except KeyError:
-        raise ConfigError(f"there is no device {name!r}; known: {', '.join(_DEVICES)}. Another vendor: nonet.workers.device.register") from None
+        raise ConfigError(
+            f"there is no device {name!r}; known: {', '.join(_DEVICES)}. Another vendor: nonet.workers.device.register"
+        ) from None
 
 
 register(Device("cpu", "", "", "gloo"))

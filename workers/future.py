@@ -31,7 +31,9 @@ class GroupFuture:
         try:
             return self._collected(ray.get(self.refs, timeout=timeout_s))
         except GetTimeoutError:
-            raise DeadlineExceeded(f"{self.role}.{self.method}: no answer within {timeout_s:g} s from rank {self._pending()} of {len(self.refs)}") from None
+            raise DeadlineExceeded(
+                f"{self.role}.{self.method}: no answer within {timeout_s:g} s from rank {self._pending()} of {len(self.refs)}"
+            ) from None
         except (RayActorError, RayTaskError) as error:
             raise self._translated(error) from None
 
@@ -73,5 +75,9 @@ class GroupFuture:
         if isinstance(cause, WorkerFailed):
             return cause
         if isinstance(cause, RayActorError) or isinstance(error, RayActorError):
-            return WorkerLost(f"a worker of {self.role!r} died during {self.method}: {' '.join(str(cause or error).split())}")
-        return WorkerFailed(f"{self.role}.{self.method}: {cause or error}", role=self.role, traceback=str(error))
+            return WorkerLost(
+                f"a worker of {self.role!r} died during {self.method}: {' '.join(str(cause or error).split())}"
+            )
+        return WorkerFailed(
+            f"{self.role}.{self.method}: {cause or error}", role=self.role, traceback=str(error)
+        )

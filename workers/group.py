@@ -83,7 +83,9 @@ class Hosts:
 
     def control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
         """A control method (ping, spans, dump_stacks) on every rank, answered even while the rank works."""
-        return GroupFuture([getattr(actor, method).remote() for actor in self.actors], self.name, method, "list").get(timeout_s)
+        return GroupFuture(
+            [getattr(actor, method).remote() for actor in self.actors], self.name, method, "list"
+        ).get(timeout_s)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Tear down, then end every process of the group. Never raises: what is dead already is what was wanted."""
@@ -97,12 +99,33 @@ class Hosts:
 class WorkerGroup:
     """N ranks of one role. Group methods of the class appear as methods here and return a `GroupFuture`."""
 
-    def __init__(self, cls: type[DistributeWorker], *args: Any, workers: int = 1, role: str = "", device: str = "cpu", cpus: float = 1.0, devices: float | None = None, threads: int = 1, **kwargs: Any):
+    def __init__(
+        self,
+        cls: type[DistributeWorker],
+        *args: Any,
+        workers: int = 1,
+        role: str = "",
+        device: str = "cpu",
+        cpus: float = 1.0,
+        devices: float | None = None,
+        threads: int = 1,
+        **kwargs: Any,
+    ):
         if not (isinstance(cls, type) and issubclass(cls, DistributeWorker)):
             raise ConfigError(f"WorkerGroup wants a subclass of nonet.DistributeWorker, got {cls!r}")
         role = role or cls.__name__.lower()
         count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
-        self._bind(Hosts({role: RoleSpec(cls, args, kwargs)}, workers=workers, device=device, cpus=cpus, devices=count, threads=threads), role)
+        self._bind(
+            Hosts(
+                {role: RoleSpec(cls, args, kwargs)},
+                workers=workers,
+                device=device,
+                cpus=cpus,
+                devices=count,
+                threads=threads,
+            ),
+            role,
+        )
 
     @classmethod
     def _of(cls, hosts: Hosts, role: str) -> WorkerGroup:
@@ -128,7 +151,9 @@ class WorkerGroup:
         """End the group's processes."""
         self.hosts.stop()
 
-    def _call(self, name: str, declaration: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupFuture:
+    def _call(
+        self, name: str, declaration: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GroupFuture:
         try:
             bound = signature(getattr(self._cls, name)).bind(*args, **kwargs)
         except TypeError as error:
@@ -137,23 +162,34 @@ class WorkerGroup:
         flats: list[list[Any]] = [[] for _ in range(self.world)]
         for parameter, value in bound.arguments.items():
             marker = declaration.markers.get(parameter)
-            for rank, (argument, values) in enumerate(self._spread(f"{self.role}.{name}", parameter, value, marker)):
+            for rank, (argument, values) in enumerate(
+                self._spread(f"{self.role}.{name}", parameter, value, marker)
+            ):
                 layouts[rank].append(argument)
                 flats[rank].extend(values)
-        refs = [actor.call.remote(self.role, name, tuple(layout), *flat) for actor, layout, flat in zip(self.hosts.actors, layouts, flats, strict=True)]
+        refs = [
+            actor.call.remote(self.role, name, tuple(layout), *flat)
+            for actor, layout, flat in zip(self.hosts.actors, layouts, flats, strict=True)
+        ]
         return GroupFuture(refs, self.role, name, declaration.collect)
 
-    def _spread(self, where: str, parameter: str, value: Any, marker: Any) -> list[tuple[Argument, list[Any]]]:
+    def _spread(
+        self, where: str, parameter: str, value: Any, marker: Any
+    ) -> list[tuple[Argument, list[Any]]]:
         if isinstance(value, Shard | Replicate | PerRank):
             marker, value = type(value), value.value
         if isinstance(value, GroupFuture):
             return self._pass_on(where, parameter, value, marker)
+        if isinstance(value, Mapping) and any(isinstance(part, GroupFuture) for part in value.values()):
+            return self._spread_dict(where, parameter, value, marker)
         if marker is Shard:
             chunks = [rows.cut(value, *share) for share in rows.shares(rows.count(value), self.world)]
         elif marker is PerRank:
             chunks = list(value)
             if len(chunks) != self.world:
-                raise ConfigError(f"{where}({parameter}): PerRank wants {self.world} values, one a rank, got {len(chunks)}")
+                raise ConfigError(
+                    f"{where}({parameter}): PerRank wants {self.world} values, one a rank, got {len(chunks)}"
+                )
         elif marker is Replicate or not rows.is_collection(value):
             chunks = [_put_once(value, self.world)] * self.world
         else:
@@ -163,29 +199,61 @@ class WorkerGroup:
             )
         return [(Argument(parameter), [chunk]) for chunk in chunks]
 
-    def _pass_on(self, where: str, parameter: str, future: GroupFuture, marker: Any) -> list[tuple[Argument, list[Any]]]:
+    def _spread_dict(
+        self, where: str, parameter: str, value: Mapping[str, Any], marker: Any
+    ) -> list[tuple[Argument, list[Any]]]:
+        """A dict with futures among its values: each value is spread by the same marker."""
+        parts = [self._spread(where, name, part, marker) for name, part in value.items()]
+        by_rank = [[part[rank] for part in parts] for rank in range(self.world)]
+        return [
+            (Argument(parameter, parts=tuple(a for a, _ in mine)), [v for _, flat in mine for v in flat])
+            for mine in by_rank
+        ]
+
+    def _pass_on(
+        self, where: str, parameter: str, future: GroupFuture, marker: Any
+    ) -> list[tuple[Argument, list[Any]]]:
         refs = future.refs
         if marker is Shard and future.collect != "concat":
-            raise ConfigError(f"{where}({parameter}): only results collected by 'concat' can be sharded; {future.role}.{future.method} collects by {future.collect!r}")
+            raise ConfigError(
+                f"{where}({parameter}): only results collected by 'concat' can be sharded; {future.role}.{future.method} collects by {future.collect!r}"
+            )
         if marker in (Shard, PerRank) and len(refs) == self.world:
             return [(Argument(parameter), [ref]) for ref in refs]
         if marker is PerRank:
-            raise ConfigError(f"{where}({parameter}): PerRank wants {self.world} results, {future.role}.{future.method} has {len(refs)}")
+            raise ConfigError(
+                f"{where}({parameter}): PerRank wants {self.world} results, {future.role}.{future.method} has {len(refs)}"
+            )
         if marker is Shard:
-            return [(Argument(parameter, len(refs), (rank, self.world)), list(refs)) for rank in range(self.world)]
+            return [
+                (Argument(parameter, len(refs), (rank, self.world)), list(refs)) for rank in range(self.world)
+            ]
         if future.collect == "first":
             return [(Argument(parameter), refs[:1])] * self.world
         if future.collect == "concat":
             return [(Argument(parameter, len(refs), (0, 1)), list(refs))] * self.world
-        raise ConfigError(f"{where}({parameter}): {future.role}.{future.method} collects by {future.collect!r}; get() it first, or collect by 'concat' or 'first'")
+        raise ConfigError(
+            f"{where}({parameter}): {future.role}.{future.method} collects by {future.collect!r}; get() it first, or collect by 'concat' or 'first'"
+        )
 
 
 def _put_once(value: Any, world: int) -> Any:
     size = getattr(value, "nbytes", 0) or (len(value) if isinstance(value, bytes | str) else 0)
     if isinstance(value, list | tuple | dict):
-        size = INLINE_BYTES + 1 if world > 1 and len(value) > 1000 else sum(getattr(v, "nbytes", 0) for v in (value.values() if isinstance(value, dict) else value))
+        size = (
+            INLINE_BYTES + 1
+            if world > 1 and len(value) > 1000
+            else sum(getattr(v, "nbytes", 0) for v in (value.values() if isinstance(value, dict) else value))
+        )
     return ray.put(value) if world > 1 and size > INLINE_BYTES else value
 
 
 def _short(resources: dict[str, float]) -> str:
-    return ", ".join(f"{key} {value:g}" for key, value in sorted(resources.items()) if ":" not in key and "memory" not in key) or "nothing"
+    return (
+        ", ".join(
+            f"{key} {value:g}"
+            for key, value in sorted(resources.items())
+            if ":" not in key and "memory" not in key
+        )
+        or "nothing"
+    )

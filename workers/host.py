@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,11 +33,17 @@ class RoleSpec:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """How one parameter is put together from the flat values of a call: `take` of them, joined and cut when resharding."""
+    """How one parameter is put together from the flat values of a call.
+
+    take    how many of them it is joined from
+    share   (rank, world) to cut after joining, when group sizes differ
+    parts   for a dict of futures: how each of its values is put together
+    """
 
     name: str
     take: int = 1
-    share: tuple[int, int] | None = None  # (rank, world) to cut after joining
+    share: tuple[int, int] | None = None
+    parts: tuple[Argument, ...] = ()
 
 
 @ray.remote(concurrency_groups={"work": 1, "control": 2})
@@ -68,10 +75,7 @@ class Host:
     def call(self, role: str, method: str, layout: tuple[Argument, ...], *flat: Any) -> Any:
         """Run one role method; errors come back as WorkerFailed with role, rank and traceback."""
         values = iter(flat)
-        kwargs = {}
-        for argument in layout:
-            parts = [next(values) for _ in range(argument.take)]
-            kwargs[argument.name] = parts[0] if argument.share is None else _reshard(parts, *argument.share)
+        kwargs = {argument.name: _assemble(argument, values) for argument in layout}
         return self._guarded(role, method, getattr(self._roles[role], method), **kwargs)
 
     @ray.method(concurrency_group="control")
@@ -105,16 +109,30 @@ class Host:
             return function(**kwargs)
         except Exception as error:
             where = f"{role}-{self._place.rank} on {self._place.node}"
-            text = str(error) if isinstance(error, ConfigError) else f"{where}: {method} raised {type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if isinstance(error, ConfigError)
+                else f"{where}: {method} raised {type(error).__name__}: {error}"
+            )
             raise WorkerFailed(
-                text, role=role, rank=self._place.rank, traceback=traceback.format_exc(), caller_fault=isinstance(error, ConfigError)
+                text,
+                role=role,
+                rank=self._place.rank,
+                traceback=traceback.format_exc(),
+                caller_fault=isinstance(error, ConfigError),
             ) from None
         finally:
             self._busy = ""
             self._spans.append((f"{role}.{method}", start, time.time()))
 
 
-def _reshard(parts: list[Any], rank: int, world: int) -> Any:
-    whole = rows.join(parts)
+def _assemble(argument: Argument, values: Iterator[Any]) -> Any:
+    if argument.parts:
+        return {part.name: _assemble(part, values) for part in argument.parts}
+    taken = [next(values) for _ in range(argument.take)]
+    if argument.share is None:
+        return taken[0]
+    rank, world = argument.share
+    whole = rows.join(taken)
     start, stop = rows.shares(rows.count(whole), world)[rank]
     return rows.cut(whole, start, stop)

@@ -62,7 +62,9 @@ def method(*, collect: Collect = "list", idempotent: bool = False, **markers: Ma
         known = inspect.signature(function).parameters
         for name in markers:
             if name not in known:
-                raise ConfigError(f"@method marks {name!r}, which {function.__qualname__} has not; it has {', '.join(known)}")
+                raise ConfigError(
+                    f"@method marks {name!r}, which {function.__qualname__} has not; it has {', '.join(known)}"
+                )
         function.__nonet_method__ = Method(dict(markers), collect, idempotent)  # type: ignore[attr-defined]
         return function
 
@@ -74,7 +76,9 @@ def declared(cls: type, name: str) -> Method:
     found = getattr(getattr(cls, name, None), "__nonet_method__", None)
     if found is None:
         methods = sorted(n for n in dir(cls) if hasattr(getattr(cls, n, None), "__nonet_method__"))
-        raise AttributeError(f"{cls.__name__}.{name} is not a group method (mark it with @nonet.method); group methods: {', '.join(methods) or 'none'}")
+        raise AttributeError(
+            f"{cls.__name__}.{name} is not a group method (mark it with @nonet.method); group methods: {', '.join(methods) or 'none'}"
+        )
     return found
 
 

@@ -15,7 +15,11 @@ from nonet.types import Jagged
 
 def is_collection(value: Any) -> bool:
     """Whether a value has rows, so that a group call must be told what to do with it."""
-    return isinstance(value, list | tuple | dict | set | Jagged) or hasattr(value, "shape") and bool(getattr(value, "shape", ()))
+    return (
+        isinstance(value, list | tuple | dict | set | Jagged)
+        or hasattr(value, "shape")
+        and bool(getattr(value, "shape", ()))
+    )
 
 
 def count(value: Any) -> int:
@@ -23,14 +27,18 @@ def count(value: Any) -> int:
     if isinstance(value, dict):
         counts = {key: count(part) for key, part in value.items()}
         if len(set(counts.values())) > 1:
-            raise ConfigError(f"cannot shard a dict whose parts have different row counts: {counts}; use PerRank or make them equal")
+            raise ConfigError(
+                f"cannot shard a dict whose parts have different row counts: {counts}; use PerRank or make them equal"
+            )
         return next(iter(counts.values()), 0)
     if hasattr(value, "num_rows"):
         return value.num_rows
     try:
         return len(value)
     except TypeError:
-        raise ConfigError(f"cannot shard a {type(value).__name__}: it has no rows; use Replicate or PerRank") from None
+        raise ConfigError(
+            f"cannot shard a {type(value).__name__}: it has no rows; use Replicate or PerRank"
+        ) from None
 
 
 def cut(value: Any, start: int, stop: int) -> Any:
@@ -75,7 +83,9 @@ def join(parts: Sequence[Any]) -> Any:
         import numpy as np
 
         return np.concatenate(parts)
-    raise ConfigError(f"cannot concat results of type {type(first).__name__}: use collect='list', 'first', 'sum' or 'mean'")
+    raise ConfigError(
+        f"cannot concat results of type {type(first).__name__}: use collect='list', 'first', 'sum' or 'mean'"
+    )
 
 
 def _join_jagged(parts: Sequence[Jagged]) -> Jagged:

@@ -46,7 +46,9 @@ class WorkerFailed(NonetError):
     `role`, `rank` and `traceback` say where; `caller_fault` is True when the cause is a ConfigError.
     """
 
-    def __init__(self, message: str, *, role: str = "", rank: int = -1, traceback: str = "", caller_fault: bool = False):
+    def __init__(
+        self, message: str, *, role: str = "", rank: int = -1, traceback: str = "", caller_fault: bool = False
+    ):
         super().__init__(message)
         self.role, self.rank, self.traceback = role, rank, traceback
         self.exit_code = 2 if caller_fault else 1

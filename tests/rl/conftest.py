@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nonet.random import rng
-from nonet.types import Jagged
+from nonet.types import Jagged, Rollouts
 
 
 @dataclass
@@ -19,7 +19,9 @@ class Cache:
 
 
 class FakeSidModel(nn.Module):
-    """logits at level l = MLP(state + embeddings of codes before l); the batch's only content is rows["user"]."""
+    """logits at level l = MLP(state + embeddings of codes before l); the batch's only content is
+    rows["user"].
+    """
 
     def __init__(self, codes: tuple[int, ...], width: int, seed: int, dtype: torch.dtype, spread: float):
         super().__init__()
@@ -79,5 +81,75 @@ def jagged():
     def make(lists):
         offsets = np.cumsum([0, *map(len, lists)])
         return Jagged(np.array([x for row in lists for x in row], dtype=np.int64), offsets.astype(np.int64))
+
+    return make
+
+
+class BruteForce:
+    """The constrained distribution and its beam search, written with Python sets: one user, one prefix a
+    time.
+    """
+
+    def __init__(self, model, cache, sids, items):
+        self.model, self.cache = model, cache
+        self.item = {tuple(sids[item].tolist()): int(item) for item in items}
+
+    def conditional(self, user: int, prefix: tuple[int, ...]) -> dict[int, float]:
+        """Legal next codes of a prefix and their log-probabilities."""
+        level = len(prefix)
+        legal = sorted({sid[level] for sid in self.item if sid[:level] == prefix})
+        one = Cache(self.cache.state[user : user + 1])
+        with torch.no_grad():
+            logits = self.model.step(one, torch.tensor([[prefix]], dtype=torch.int64), level)[0, 0].double()
+        exps = {code: float(logits[code]) for code in legal}
+        top = max(exps.values())
+        total = top + np.log(sum(np.exp(x - top) for x in exps.values()))
+        return {code: x - total for code, x in exps.items()}
+
+    def log_prob(self, user: int, sid: tuple[int, ...]) -> list[float]:
+        return [self.conditional(user, sid[:level])[code] for level, code in enumerate(sid)]
+
+    def beams(self, user: int, width: int, forbidden: set[int]) -> list[tuple[int, tuple[int, ...], float]]:
+        """Items, SIDs and total log-probabilities of the beam, best first."""
+        live = {sid for sid, item in self.item.items() if item not in forbidden}
+        beam = [((), 0.0)]
+        for level in range(self.model.levels):
+            grown = [
+                ((*prefix, code), score + logp)
+                for prefix, score in beam
+                for code, logp in self.conditional(user, prefix).items()
+                if any(sid[: level + 1] == (*prefix, code) for sid in live)
+            ]
+            beam = sorted(grown, key=lambda entry: -entry[1])[:width]  # stable: ties stay in flat order
+        return [(self.item[sid], sid, score) for sid, score in beam]
+
+
+@pytest.fixture
+def brute_force():
+    return BruteForce
+
+
+@pytest.fixture
+def make_rollouts():
+    """Users 501, 502, ... with two beams each, items 10, 11, ...; the target of user n is item 11 + 7 n."""
+
+    def make(users=2, **changes):
+        item = np.arange(10, 10 + 2 * users).reshape(users, 2)
+        values = {
+            "uid": np.array([f"rl/0/{n}" for n in range(users)]),
+            "user_id": np.arange(501, 501 + users),
+            "item_id": item,
+            "item": item,
+            "sid": np.zeros((users, 2, 3), np.int32),
+            "logp": np.full((users, 2, 3), -0.5, np.float32),
+            "valid": np.ones((users, 2), bool),
+            "target": Jagged(11 + 7 * np.arange(users), np.arange(users + 1)),
+            "history": Jagged(np.array([1, 2, 3]), np.array([0] + [3] * users)),
+            "scene": np.zeros(users, np.int64),
+            "weights_version": 3,
+            "catalogue_version": "abc",
+            "step": 12,
+        }
+        return Rollouts(**(values | changes))
 
     return make

@@ -89,6 +89,12 @@ def test_future_goes_on_unfetched_to_groups_of_any_size(groups):
     assert three.double(four.double([1, 2, 3, 4, 5])).get(30) == [4, 8, 12, 16, 20]
 
 
+def test_dict_of_futures_is_cut_for_each_rank(groups):
+    four, three = groups
+    scores = {"a": four.double([1, 2, 3, 4, 5]), "b": three.double([10, 20, 30, 40, 50])}
+    assert three.same(scores).get(30) == {"a": [2, 4, 6, 8, 10], "b": [20, 40, 60, 80, 100]}
+
+
 def test_future_can_be_awaited_and_iterated(groups):
     four, _ = groups
 

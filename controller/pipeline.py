@@ -1,0 +1,139 @@
+"""Pipeline: a session from tables to report: tokenise, baselines, each stage with its evaluation, comparisons.
+
+Results are kept a file a subject under RUN/results, so a resumed run repeats nothing that was finished before the commit
+it goes on from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from nonet.controller.checkpoint import Manifest
+from nonet.controller.options import Reinforced
+from nonet.controller.recorder import Recorder
+from nonet.controller.report import headline, make_report
+from nonet.controller.session import Session
+from nonet.controller.stages import probe_rewards, rehearse, run_stage
+from nonet.workers.evaluator import BASELINES
+
+_EVALUATE_S = 1800.0
+
+
+class Pipeline:
+    """All stages of a session, in order."""
+
+    def __init__(self, session: Session, recorder: Recorder, stopped: Callable[[], bool]):
+        self.session, self.recorder, self._stopped = session, recorder, stopped
+        self.wall_s: dict[str, float] = dict(session.run.read_json("results/wall.json") or {})
+        self._shown: list[dict[str, Any]] | None = None
+
+    def run(self) -> bool:
+        """Everything from start to report. False when stopped before the end; the folder is then resumable."""
+        with self.session as session:
+            for name, seconds in session.seconds.items():
+                self._timed(name, seconds)
+            self._note_start()
+            rehearse(session)
+            self._baselines()
+            for name in self._to_do(session.restored):
+                if not self._stage(name):
+                    self.recorder.event(
+                        "note", text=f"stopped in {name}; go on with: nonet resume {session.run.id}"
+                    )
+                    return False
+            self._finish()
+        return True
+
+    def _note_start(self) -> None:
+        data, tokens = self.session.facts["data"], self.session.facts["tokenizer"]
+        if data["notice"]:
+            self.recorder.event("note", text=data["notice"])
+        self.recorder.event(
+            "note",
+            text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
+            + ", ".join(f"{count} {name}" for name, count in data["held_out"].items()),
+        )
+        self.recorder.event(
+            "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
+        )
+        if self.session.restored:
+            at = self.session.restored
+            self.recorder.event("note", text=f"resumed from step {at.stage_step} of {at.stage}")
+
+    def _to_do(self, restored: Manifest | None) -> list[str]:
+        """Stages from the one the commit is in; when the commit ends a stage, that one is only evaluated."""
+        names = list(self.session.stages)
+        return names if restored is None else names[names.index(restored.stage) :]
+
+    def _stage(self, name: str) -> bool:
+        session = self.session
+        at = session.restored
+        over = at is not None and at.stage == name and at.last
+        body = session.scenario.stages[name]
+        if not over:
+            if isinstance(body, Reinforced):
+                self._probe(name, "before")
+            began = time.time()
+            if not run_stage(session, name, self.recorder, self._stopped):
+                return False
+            self._timed(name, time.time() - began)
+        if isinstance(body, Reinforced):
+            self._probe(name, "after")
+        self._evaluate(name, partial(self._ask, "evaluate", name, str(session.checkpoints.end_of(name))))
+        return True
+
+    def _baselines(self) -> None:
+        for name in BASELINES:
+            self._evaluate(name, partial(self._ask, "baseline", name))
+
+    def _ask(self, method: str, *args: str) -> Any:
+        return getattr(self.session.evaluator, method)(*args).get(_EVALUATE_S)
+
+    def _evaluate(self, name: str, ask: Callable[[], dict[str, Any]]) -> None:
+        """Ask the evaluator unless a run before had the answer, keep it, show it."""
+        found = self.session.run.read_json(f"results/{name}.json")
+        if found is None or not (self.session.run.results / f"{name}.npz").exists():
+            began = time.time()
+            found = ask()
+            self.session.run.write_json(f"results/{name}.json", found)
+            self._timed(f"evaluate {name}", time.time() - began)
+        self.recorder.event(
+            "result", name=name, metrics=headline(found), shown=found["shown"], users=self._shown_users()
+        )
+        for how, parts in found["detail"].get("test", {}).items():
+            self.recorder.metrics(
+                f"evaluate/{how}",
+                0,
+                {f"{name}/{key}": value for key, value in parts["all"].items()},
+                role="evaluator",
+            )
+
+    def _shown_users(self) -> list[dict[str, Any]]:
+        if self._shown is None:
+            self._shown = self._ask("shown")
+        return self._shown
+
+    def _probe(self, name: str, when: str) -> None:
+        file = f"results/{name}.rewards.{when}.json"
+        if self.session.run.read_json(file) is None:
+            self.session.run.write_json(file, probe_rewards(self.session, name))
+
+    def _finish(self) -> None:
+        session = self.session
+        order = list(session.stages)
+        pairs = [(last, other) for last in order for other in (*BASELINES, *order[: order.index(last)])]
+        paired = (
+            session.evaluator.compare(pairs).get(_EVALUATE_S)
+            if session.facts["data"]["held_out"]["test"]
+            else {}
+        )
+        shown = self._shown_users()
+        session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
+        make_report(session.run, session.scenario, session.weights, self.wall_s)
+
+    def _timed(self, name: str, seconds: float) -> None:
+        self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)
+        self.session.run.write_json("results/wall.json", self.wall_s)

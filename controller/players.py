@@ -1,0 +1,112 @@
+"""The groups of a run as its loop sees them: trainer, rollout, rewards, evaluator.
+
+They pass futures on and hold none of their values; what comes back to the controller is counts, versions and metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+
+from nonet.errors import ConfigError, DeadlineExceeded
+from nonet.workers.future import GroupFuture
+from nonet.workers.gang import STEP_DEADLINE_S, Gang
+from nonet.workers.group import WorkerGroup
+from nonet.workers.method import PerRank, Shard
+from nonet.workers.setup import StageSetup
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of one RL step: user rows [U] and positions [U]; metadata, no histories."""
+
+    stage: str
+    step: int
+    users: np.ndarray
+    positions: np.ndarray
+
+
+class TrainerPlayer:
+    """The trainer group, and the embedding shards that work with it."""
+
+    def __init__(self, group: WorkerGroup, shards: WorkerGroup):
+        self.group, self.shards = group, shards
+        self.apart = shards.hosts is not group.hosts
+        self.at: tuple[StageSetup, int] | None = None
+
+    def gather(self, epoch: int = 0) -> None:
+        """Let trainers and shards meet in a process group, where there is more than one process."""
+        shards = self.shards.world if self.apart else 0
+        if self.group.world + shards == 1:
+            return
+        host, port = self.group.host_gang().get(STEP_DEADLINE_S)
+        gang = Gang(host, port, epoch, self.group.world, shards)
+        waits = [self.group.meet(PerRank([gang] * self.group.world))]
+        if self.apart:
+            waits.append(self.shards.meet(PerRank([gang] * shards)))
+        for wait in waits:
+            wait.get(STEP_DEADLINE_S)
+
+    def begin(self, stage: StageSetup) -> None:
+        """Start a stage afresh."""
+        self.group.begin(stage).get(STEP_DEADLINE_S)
+
+    def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
+        """Supervised steps [start, stop); a record a step."""
+        return self._with_shards(self.group.train(stage, start, stop), STEP_DEADLINE_S * (stop - start))
+
+    def update(self, beams: GroupFuture, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
+        """One RL step on beams and scores that stay where they are; its record. The step is that of the last prompts."""
+        if self.at is None:
+            raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
+        stage, step = self.at
+        return self._with_shards(self.group.update(stage, step, beams, scores), STEP_DEADLINE_S)
+
+    def _with_shards(self, work: GroupFuture, timeout_s: float) -> Any:
+        serving = self.shards.serve() if self.apart else None
+        answer = work.get(timeout_s)
+        if serving is not None:
+            serving.get(STEP_DEADLINE_S)
+        return answer
+
+
+class RolloutPlayer:
+    """The rollout group."""
+
+    def __init__(self, group: WorkerGroup, width: int):
+        self.group, self.width, self.version = group, width, 0
+
+    def generate(self, prompts: Prompts) -> GroupFuture:
+        """Beams of the published version for these prompts; a future, nothing passes through here."""
+        return self.group.generate(
+            Shard(prompts.users),
+            Shard(prompts.positions),
+            stage=prompts.stage,
+            step=prompts.step,
+            width=self.width,
+            version=self.version,
+        )
+
+
+class RewardPlayers:
+    """Every reward's group."""
+
+    def __init__(self, groups: Mapping[str, WorkerGroup], timeouts_s: Mapping[str, float]):
+        self.groups, self._timeouts_s = dict(groups), dict(timeouts_s)
+
+    def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
+        """Scores by reward; futures. Raises DeadlineExceeded that names the reward that is late."""
+        scores = {name: group.score(beams) for name, group in self.groups.items()}
+        for name, future in scores.items():
+            _, late = ray.wait(
+                future.refs, num_returns=len(future.refs), timeout=self._timeouts_s[name], fetch_local=False
+            )
+            if late:
+                raise DeadlineExceeded(
+                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers"
+                )
+        return scores

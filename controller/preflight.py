@@ -1,0 +1,42 @@
+"""Everything that can be wrong with a scenario, found before a process starts or a file is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nonet.controller.options import Reinforced
+from nonet.controller.scenario import Scenario
+from nonet.controller.session import data_setup
+from nonet.controller.setups import reward_options
+from nonet.controller.support import check_runnable
+from nonet.errors import ConfigError, DataError
+from nonet.models.metrics import parse_metric
+from nonet.rl.reward import check_options, find_reward
+from nonet.samples.sequences import RL, TEST, build_sequences
+from nonet.samples.tables import read_tables
+
+
+def check(scenario: Scenario, folder: Path) -> None:
+    """Read and split the data, find the rewards, parse the metrics. Raises ConfigError or DataError, one line."""
+    check_runnable(scenario)
+    for metric in scenario.evaluate.metrics:
+        parse_metric(metric)
+    for _, name, options in reward_options(scenario):
+        check_options(find_reward(options.use or name, folder, name=name), options.options(), name=name)
+    _check_data(scenario, folder)
+
+
+def _check_data(scenario: Scenario, folder: Path) -> None:
+    data = data_setup(scenario, folder)
+    interactions, items = read_tables(data.interactions, data.items, dict(data.columns))
+    seq, _ = build_sequences(
+        interactions, items, keep=data.keep, split=data.split, targets=data.targets, where=data.where
+    )
+    if not (seq.split == TEST).any():
+        raise DataError(
+            f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
+            f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
+        )
+    for name, body in scenario.stages.items():
+        if isinstance(body, Reinforced) and not (seq.split == RL).any():
+            raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")

@@ -1,0 +1,92 @@
+"""report.json: everything a run found, from the files under RUN/results. Numbers only; the words are deploy's."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from nonet.controller.options import Reinforced
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.scenario import Scenario
+
+BASELINES = ("popularity", "transition_counter")
+_PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
+
+
+def make_report(
+    run: RunFolder, scenario: Scenario, weights: Mapping[str, int], wall_s: Mapping[str, float]
+) -> dict[str, Any]:
+    """Assemble and write report.json; returns it."""
+    facts = run.read_json("results/tokenise.json")
+    comparison = run.read_json("results/comparison.json") or {}
+    results = {name: run.read_json(f"results/{name}.json") for name in (*BASELINES, *scenario.stages)}
+    results = {name: found for name, found in results.items() if found}
+    report = {
+        "run": run.id,
+        "name": scenario.name,
+        "seed": scenario.seed,
+        "command": (run.read_json("command.json") or {}).get("command", f"nonet run {scenario.name}"),
+        "data": facts["data"],
+        "stages": {name: headline(results[name]) for name in scenario.stages if name in results},
+        "baselines": {name: headline(results[name]) for name in BASELINES if name in results},
+        "detail": {name: found["detail"] for name, found in results.items()},
+        "paired": comparison.get("paired", {}),
+        **_rewards(run, scenario),
+        "tokenizer": facts["tokenizer"],
+        "users": _users(comparison.get("shown", []), results),
+        "wall_s": dict(wall_s) | {"total": round(sum(wall_s.values()), 3)},
+        "rows": _rows(run),
+        "peak_rss_bytes": 0,
+        "weights": dict(weights),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+    }
+    run.write_json("report.json", report)
+    return report
+
+
+def headline(found: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers a subject is known by: test, exhaustive, all held-out events."""
+    return found["detail"].get("test", {}).get("exhaustive", {}).get("all", {})
+
+
+def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
+    for name, body in scenario.stages.items():
+        if not isinstance(body, Reinforced):
+            continue
+        before, after = (run.read_json(f"results/{name}.rewards.{when}.json") for when in ("before", "after"))
+        if before and after:
+            means = {reward: [before["means"][reward], after["means"][reward]] for reward in after["means"]}
+            where = f"{after['prompts']} prompts of {after['users']} users that RL never trained on; mean score a beam"
+            return {"rewards": means, "rewards_on": where}
+    return {}
+
+
+def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        user | {"recommended": {name: found["shown"][index] for name, found in results.items()}}
+        for index, user in enumerate(shown)
+    ]
+
+
+def _rows(run: RunFolder) -> dict[str, int]:
+    """Trained events by stage, from the metrics; a step written twice by a resume counts once."""
+    import json
+
+    events: dict[tuple[str, int], float] = {}
+    for line in run.metrics.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["name"] in ("events", "prompts"):
+            events[record["stage"], record["step"]] = record["value"]
+    rows: dict[str, int] = {}
+    for (stage, _), value in events.items():
+        rows[stage] = rows.get(stage, 0) + int(value)
+    return rows
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

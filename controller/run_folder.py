@@ -1,0 +1,107 @@
+"""A run's folder: where everything of a run lies, and how a run is named and found.
+
+RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (default ./runs), a unique prefix of one, or
+`last`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nonet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def scenario(self) -> Path:
+        return self.path / "scenario.yaml"
+
+    @property
+    def sources(self) -> Path:
+        """Copies of the `file.py`s that the scenario names."""
+        return self.path / "sources"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """A JSON file, whole or not at all."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        aside.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
+        os.replace(aside, path)
+        return path
+
+    def read_json(self, name: str) -> Any:
+        """What `write_json` wrote, None when there is none."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def runs_root() -> Path:
+    """The folder of all runs."""
+    return Path(os.environ.get("NONET_RUNS", "runs")).absolute()
+
+
+def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
+    """A folder that does not exist yet: the one asked for, or a new id under the root."""
+    if folder is not None:
+        return RunFolder(Path(folder).absolute())
+    return RunFolder(runs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+
+
+def find_run(run: str | Path) -> RunFolder:
+    """The run of a folder, an id, a unique prefix, or `last`. Raises ConfigError that lists what there is."""
+    if (Path(run) / "scenario.yaml").is_file():
+        return RunFolder(Path(run).absolute())
+    known = list_runs()
+    if str(run) == "last" and known:
+        return known[-1]
+    matching = [folder for folder in known if folder.id.startswith(str(run))]
+    if len(matching) == 1:
+        return matching[0]
+    there = ", ".join(folder.id for folder in known[-5:]) or "none"
+    problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
+    raise ConfigError(f"{problem} under {runs_root()}; the newest: {there}")
+
+
+def list_runs() -> list[RunFolder]:
+    """All runs, oldest first."""
+    root = runs_root()
+    folders = [path for path in root.iterdir() if (path / "scenario.yaml").is_file()] if root.is_dir() else []
+    return [
+        RunFolder(path) for path in sorted(folders, key=lambda path: (path / "scenario.yaml").stat().st_mtime)
+    ]

@@ -1,0 +1,333 @@
+"""Session: a run's groups, artifacts and commits, for a loop of your own. The shipped stages are such loops.
+
+    with nonet.Session("quickstart") as s:
+        for step, prompts in s.prompts("rl"):
+            beams = s.rollout.generate(prompts)      # references: nothing passes through here
+            s.trainer.update(beams, s.reward.score(beams))
+            s.publish()
+            s.commit(step)
+
+Entering plans, binds, tokenises and opens; leaving stops every process. A killed loop resumes from its newest whole commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nonet.controller import yaml
+from nonet.controller.checkpoint import Checkpoints, Manifest
+from nonet.controller.journal import Journal, cut_journal, read_journal
+from nonet.controller.options import Reinforced, is_reference
+from nonet.controller.placement import Binding, live_view
+from nonet.controller.plan import plan
+from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.run_folder import RunFolder, new_run
+from nonet.controller.scenario import Scenario, document, load_scenario
+from nonet.controller.setups import reward_options, role_specs, run_setup, stage_setups, targets
+from nonet.controller.support import check_runnable
+from nonet.errors import CheckpointError, ConfigError
+from nonet.workers.evaluator import EvaluateSetup
+from nonet.workers.gang import STEP_DEADLINE_S
+from nonet.workers.group import WorkerGroup, ensure_ray
+from nonet.workers.setup import StageSetup
+from nonet.workers.tokenise import DataSetup
+
+_OPEN_S = 300.0
+
+
+class Session:
+    """A run under way.
+
+    scenario   a Scenario, a path or a shipped name; folder: where its `file.py` references are (its own by default)
+    run        the run's folder; a new one by default. With `resume` it must hold a commit.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario | str | Path,
+        *,
+        folder: Path | None = None,
+        run: RunFolder | None = None,
+        resume: bool = False,
+        changes: list[str] | None = None,
+    ):
+        loaded, beside = (
+            (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
+        )
+        check_runnable(loaded)
+        self.scenario, self.folder = loaded, folder or beside
+        self.run = run or new_run(loaded.name)
+        self.resume = resume
+        self.checkpoints = Checkpoints(self.run.checkpoints)
+        self.version = 0
+        self.restored: Manifest | None = None
+        self.seconds: dict[str, float] = {}
+        self._stage: str | None = None
+
+    # --- entering and leaving ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        try:
+            for step in (self.bind, self.tokenise, self.open, self.restore):
+                began = time.perf_counter()
+                step()
+                self.seconds[step.__name__] = time.perf_counter() - began
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def bind(self) -> None:
+        """Write the folder, plan on the live cluster, start every process."""
+        ensure_ray()
+        self._write_folder()
+        self.plan = plan(self.scenario, live_view())
+        self.run.write_json("plan.json", self.plan.as_dict())
+        ask = self.scenario.evaluate
+        stage = next(iter(targets(self.scenario)), None)
+        specs = role_specs(
+            self.scenario, self.run.sources, EvaluateSetup(tuple(ask.metrics), ask.width, stage)
+        )
+        self.binding = Binding(self.plan, specs)
+
+    def close(self) -> None:
+        """Stop every process of the run; the folder stays resumable."""
+        if hasattr(self, "binding"):
+            self.binding.stop()
+        if hasattr(self, "journal"):
+            self.journal.close()
+
+    def _write_folder(self) -> None:
+        text = yaml.dump(document(self.scenario))
+        self.scenario_hash = hashlib.sha256(text.encode()).hexdigest()
+        if self.run.scenario.exists():
+            if self.run.scenario.read_text(encoding="utf-8") != text:
+                raise ConfigError(
+                    f"{self.run.path} is a run of another scenario ({self.run.scenario}); choose another --run-dir, or resume it with `nonet resume`"
+                )
+        else:
+            self.run.path.mkdir(parents=True, exist_ok=True)
+            self.run.sources.mkdir(exist_ok=True)
+            for use in self._own_files():
+                _copy_beside(self.folder, self.run.sources, use)
+            self.run.scenario.write_text(text, encoding="utf-8")
+        self.journal = Journal(self.run.journal)
+
+    def _own_files(self) -> Iterator[str]:
+        for _, _, options in reward_options(self.scenario):
+            if isinstance(options.use, str) and is_reference(options.use) and ".py" in options.use:
+                yield options.use.rsplit(":", 1)[0] if not options.use.endswith(".py") else options.use
+
+    # --- artifacts --------------------------------------------------------------------------------------------------
+
+    def tokenise(self) -> dict[str, Any]:
+        """Sequences, semantic ids and catalogue; made once a run."""
+        self.facts = self.run.read_json("results/tokenise.json")
+        if self.facts is None:
+            found = (
+                self._group("tokenise")
+                .prepare(data_setup(self.scenario, self.folder), str(self.run.path))
+                .get(_OPEN_S * 12)
+            )
+            self.run.write_json("results/tokenise.json", found)
+            self.facts = found
+        return self.facts
+
+    def open(self) -> None:
+        """Open the artifacts everywhere, let gangs meet, publish version 0."""
+        folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+        trained = self.facts["data"]["trained_events"]
+        self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained)
+        self.trainer = TrainerPlayer(self._group("trainer"), self._group("embedding"))
+        self.rollout = RolloutPlayer(self._group("rollout"), self._width())
+        self.evaluator = self._group("evaluator")
+        self._rewards = self._reward_players()
+        first = self.trainer.group.open(folders)
+        waits = [self.evaluator.open(folders, str(self.run.results))]
+        waits += [
+            group.open(folders) for players in self._rewards.values() for group in players.groups.values()
+        ]
+        self.weights = first.get(_OPEN_S)[0]
+        self.trainer.gather()
+        self.rollout.group.open(folders).get(_OPEN_S)
+        for wait in waits:
+            wait.get(_OPEN_S)
+
+    def _reward_players(self) -> dict[str, RewardPlayers]:
+        groups: dict[str, dict[str, WorkerGroup]] = {}
+        timeouts: dict[str, dict[str, float]] = {}
+        for stage, name, options in reward_options(self.scenario):
+            groups.setdefault(stage, {})[name] = self._group(f"{stage}.reward.{name}")
+            timeouts.setdefault(stage, {})[name] = options.timeout_s
+        return {stage: RewardPlayers(named, timeouts[stage]) for stage, named in groups.items()}
+
+    def _width(self) -> int:
+        widths = [
+            body.rollout.options().get("width", 16)
+            for body in self.scenario.stages.values()
+            if isinstance(body, Reinforced)
+        ]
+        return widths[0] if widths else 16
+
+    def _group(self, role: str) -> WorkerGroup:
+        return self.binding.hosts[self.plan.group_of(role).name].view(role)
+
+    # --- stages -----------------------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> StageSetup:
+        """The stage under way. Raises ConfigError before the first."""
+        if self._stage is None:
+            raise ConfigError("no stage has begun: call begin(stage) or iterate prompts(stage) first")
+        return self.stages[self._stage]
+
+    @property
+    def reward(self) -> RewardPlayers:
+        """The rewards of the stage under way."""
+        return self.rewards_of(self.stage.name)
+
+    def rewards_of(self, stage: str) -> RewardPlayers:
+        """The rewards of a stage."""
+        return self._rewards[stage]
+
+    def begin(self, name: str) -> int:
+        """Enter a stage, afresh or where the restored commit left it; its next step."""
+        if name not in self.stages:
+            raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
+        self._stage = name
+        if self.restored is not None and self.restored.stage == name:
+            return self.restored.stage_step
+        self.trainer.begin(self.stage)
+        return 0
+
+    def prompts(self, name: str) -> Iterator[tuple[int, Prompts]]:
+        """(step, prompts) of an RL stage, from where it stands to its end."""
+        start = self.begin(name)
+        self.publish()
+        for step in range(start, self.stage.steps):
+            self.trainer.at = self.stage, step
+            users, positions = self.rollout.group.lease(name, step, self.stage.users).get(STEP_DEADLINE_S)
+            yield step, Prompts(name, step, users, positions)
+
+    def publish(self) -> int:
+        """Give rollout the trainer's weights and rows under a new version; it serves that version only."""
+        self.version += 1
+        fused = self.rollout.group.hosts is self.trainer.group.hosts
+        whole = fused and not self.trainer.apart and self.trainer.group.world == 1
+        dense = {} if fused else {"dense": self.trainer.group.weights()}
+        sparse = {} if whole else {"sparse": self.trainer.shards.export(self.version)}
+        self.rollout.group.apply(self.version, **dense, **sparse).get(STEP_DEADLINE_S)
+        self.rollout.version = self.version
+        return self.version
+
+    # --- commits ----------------------------------------------------------------------------------------------------
+
+    def commit(self, step: int, *, now: bool = False) -> Path | None:
+        """Note step `step` of the stage as applied; write a commit when one is due, or `now`. Its folder, or None."""
+        stage, done = self.stage, step + 1
+        self.journal.write(applied=stage.first + step, stage=stage.name)
+        last = done == stage.steps
+        if not (now or last or done % self.scenario.checkpoint.every == 0):
+            return None
+        aside = self.checkpoints.aside(stage.first + done)
+        writes = [self.trainer.group.save(str(aside)), self.trainer.shards.save(str(aside))]
+        for write in writes:
+            write.get(_OPEN_S)
+        path = self.checkpoints.commit(aside, self._manifest(done, last))
+        self.journal.write(committed=stage.first + done, stage=stage.name)
+        self.checkpoints.prune(self.scenario.checkpoint.keep.last)
+        return path
+
+    def _manifest(self, done: int, last: bool) -> Manifest:
+        stage = self.stage
+        return Manifest(
+            run_id=self.run.id,
+            step=stage.first + done,
+            stage=stage.name,
+            stage_step=done,
+            last=last,
+            version=self.version,
+            scenario=self.scenario_hash,
+            artifacts={kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()},
+            participants={"trainer": self.trainer.group.world, "embedding": self.trainer.shards.world},
+            journal=sum(1 for _ in read_journal(self.run.journal)),
+        )
+
+    def restore(self) -> Manifest | None:
+        """Load the newest whole commit when resuming; what came after it is forgotten."""
+        if not self.resume:
+            return None
+        found = self.checkpoints.newest()
+        if found is None:
+            raise ConfigError(f"{self.run.path} has no whole commit to resume from; run it afresh")
+        path, manifest = found
+        mine = {kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()}
+        if (manifest.scenario, manifest.artifacts) != (self.scenario_hash, mine):
+            raise CheckpointError(
+                f"{path} was trained from another scenario or other artifacts than {self.run.path} holds"
+            )
+        going_on = None if manifest.last else self.stages[manifest.stage]
+        waits = [self.trainer.group.load(str(path), going_on), self.trainer.shards.load(str(path))]
+        for wait in waits:
+            wait.get(_OPEN_S)
+        self._forget_after(manifest)
+        self.version, self.restored = manifest.version, manifest
+        return manifest
+
+    def _forget_after(self, manifest: Manifest) -> None:
+        """Drop commits, results and journal records that the restored commit does not know of."""
+        self.checkpoints.drop_after(manifest.step)
+        names = list(self.stages)
+        for name in names[names.index(manifest.stage) + manifest.last :]:
+            for path in (
+                *self.run.results.glob(f"{name}.json"),
+                *self.run.results.glob(f"{name}.npz"),
+                *self.run.results.glob(f"{name}.rewards.after.json"),
+            ):
+                path.unlink()
+        self.journal.close()
+        cut_journal(self.run.journal, manifest.journal)
+        self.journal = Journal(self.run.journal)
+
+
+def data_setup(scenario: Scenario, folder: Path) -> DataSetup:
+    """What the tokenise stage is told."""
+    data = scenario.data
+    return DataSetup(
+        interactions=_beside(folder, data.interactions),
+        items=_beside(folder, data.items) if data.items else None,
+        columns=dict(data.columns),
+        keep=data.keep.model_dump(),
+        where=data.where,
+        split={"use": data.split.use, **data.split.options()},
+        targets=targets(scenario),
+        tokenizer={"use": scenario.tokenizer.use, **scenario.tokenizer.options()},
+        folder=str(folder),
+        seed=scenario.seed,
+    )
+
+
+def _beside(folder: Path, path: str) -> str:
+    """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are."""
+    return path if ":" in path or Path(path).is_absolute() else str(folder / path)
+
+
+def _copy_beside(source: Path, target: Path, use: str) -> None:
+    """Copy a file that the scenario names, keeping its relative place."""
+    origin = (source / use).resolve()
+    if not origin.is_file():
+        raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
+    place = target / (Path(use).name if Path(use).is_absolute() or ".." in Path(use).parts else use)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(origin, place)

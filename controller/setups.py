@@ -1,0 +1,116 @@
+"""From a scenario to what workers are told: plain setups, nothing of the scenario itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.options import Reinforced, RewardOptions, Schedule, Supervised
+from nonet.controller.scenario import Scenario
+from nonet.workers.host import RoleSpec
+from nonet.workers.setup import RunSetup, StageSetup
+
+
+def run_setup(scenario: Scenario) -> RunSetup:
+    """Seed, history, model, tables and features."""
+    tables, features = {}, {}
+    defaults = scenario.sparse.defaults
+    for name, table in scenario.sparse.tables.items():
+        tables[name] = {
+            "dim": table.dim or defaults.dim,
+            "optimizer": table.optimizer or defaults.optimizer,
+            "lr": table.lr or defaults.lr,
+        }
+        for feature in table.features or [name]:
+            features[feature] = name
+    return RunSetup(
+        scenario.seed,
+        scenario.data.history,
+        {"use": scenario.model.use, **scenario.model.options()},
+        tables,
+        features,
+    )
+
+
+def targets(scenario: Scenario) -> dict[str, str]:
+    """Stage -> target condition."""
+    return {
+        name: body.target
+        for name, body in scenario.stages.items()
+        if isinstance(body, Supervised) and body.target
+    }
+
+
+def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, RewardOptions]]:
+    """(stage, name, options) of every reward."""
+    for stage, body in scenario.stages.items():
+        if isinstance(body, Reinforced):
+            for name, options in body.rewards.items():
+                yield stage, name, options
+
+
+def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, RoleSpec]:
+    """How every role of the plan is made. `folder`: where `file.py` references are."""
+    from nonet.workers.embedding import EmbeddingShard
+    from nonet.workers.evaluator import Evaluator
+    from nonet.workers.reward import RewardWorker
+    from nonet.workers.rollout import Rollout
+    from nonet.workers.tokenise import Tokeniser
+    from nonet.workers.trainer import Trainer
+
+    run = run_setup(scenario)
+    specs = {
+        "trainer": RoleSpec(Trainer, (run,)),
+        "rollout": RoleSpec(Rollout, (run,)),
+        "embedding": RoleSpec(EmbeddingShard, (run,)),
+        "evaluator": RoleSpec(Evaluator, (run, evaluate)),
+        "tokenise": RoleSpec(Tokeniser),
+    }
+    for stage, name, options in reward_options(scenario):
+        specs[f"{stage}.reward.{name}"] = RoleSpec(
+            RewardWorker, (name, options.use or name, str(folder), options.options())
+        )
+    return specs
+
+
+def stage_setups(scenario: Scenario, users: int, events: int) -> dict[str, StageSetup]:
+    """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events."""
+    setups, first = {}, 0
+    for name, body in scenario.stages.items():
+        setup = (
+            _supervised(name, body, first, users, events)
+            if isinstance(body, Supervised)
+            else _reinforced(name, body, first)
+        )
+        setups[name], first = setup, first + setup.steps
+    return setups
+
+
+def _supervised(name: str, body: Supervised, first: int, users: int, events: int) -> StageSetup:
+    per_step = body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))
+    per_step = min(per_step, users)
+    per_epoch = -(-users // per_step)
+    steps = (
+        body.epochs * per_epoch
+        if body.epochs
+        else max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
+    )
+    return StageSetup(name, first, steps, per_step, _rate(body.lr), target=name if body.target else None)
+
+
+def _reinforced(name: str, body: Reinforced, first: int) -> StageSetup:
+    weights = {reward: options.weight for reward, options in body.rewards.items()}
+    return StageSetup(
+        name,
+        first,
+        body.steps,
+        body.users,
+        _rate(body.lr),
+        algorithm=body.algorithm.options(),
+        weights=weights,
+    )
+
+
+def _rate(lr: float | Schedule) -> Mapping[str, Any]:
+    return lr.model_dump() if isinstance(lr, Schedule) else {"peak": lr}

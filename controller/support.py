@@ -1,0 +1,74 @@
+"""What this version can plan but not yet run, said before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nonet.controller.options import Reinforced, is_reference
+from nonet.controller.scenario import Scenario
+from nonet.errors import ConfigError
+
+
+def check_runnable(scenario: Scenario) -> None:
+    """Raises ConfigError that lists every key that can only be planned."""
+    missing = list(_missing(scenario))
+    if missing:
+        raise ConfigError(
+            f"{scenario.name}: this version plans but does not run {'; '.join(missing)}. `nonet plan` still works."
+        )
+
+
+def _missing(scenario: Scenario) -> Iterator[str]:
+    data = scenario.data
+    if scenario.storage:
+        yield "storage (runs live in a local folder)"
+    if data.events:
+        yield "data.events.compress"
+    if data.join:
+        yield "data.join"
+    if scenario.model.use != "sid_decoder":
+        yield f"model.use: {scenario.model.use}"
+    if is_reference(str(scenario.tokenizer.use)):
+        yield f"tokenizer.use: {scenario.tokenizer.use}"
+    for name, table in scenario.sparse.tables.items():
+        if table.admit or table.evict or table.budget:
+            yield f"sparse.tables.{name}: admit, evict, budget"
+    for name, pool in scenario.pools.items():
+        if pool.device != "cpu":
+            yield f"pools.{name}.device: {pool.device}"
+        if pool.env:
+            yield f"pools.{name}.env"
+    for name, role in scenario.roles.items():
+        if role.collocate:
+            yield f"roles.{name}.collocate"
+        if role.engine and role.engine.use != "ddp":
+            yield f"roles.{name}.engine: {role.engine.use}"
+        if name not in ("trainer", "rollout", "embedding", "evaluator"):
+            yield f"roles.{name} (roles of your own: write a nonet.Session loop)"
+    if scenario.evaluate.every:
+        yield "evaluate.every"
+    if scenario.checkpoint.keep.best:
+        yield "checkpoint.keep.best"
+    for name, stage in scenario.stages.items():
+        if isinstance(stage, Reinforced):
+            yield from _missing_rl(f"stages.{name}", stage)
+
+
+def _missing_rl(path: str, stage: Reinforced) -> Iterator[str]:
+    if stage.between:
+        yield f"{path}.between"
+    if stage.mismatch:
+        yield f"{path}.mismatch"
+    options = stage.rollout.options()
+    if options.get("catalogue"):
+        yield f"{path}.rollout.catalogue"
+    if options.get("staleness"):
+        yield f"{path}.rollout.staleness above 0"
+    for use, where in ((stage.algorithm.use, "algorithm"), (stage.rollout.use, "rollout")):
+        if is_reference(str(use)):
+            yield f"{path}.{where}.use: {use}"
+    for name, reward in stage.rewards.items():
+        if isinstance(reward.use, str) and "://" in reward.use:
+            yield f"{path}.rewards.{name}.use: {reward.use}"
+        if reward.at_least is not None:
+            yield f"{path}.rewards.{name}.at_least"

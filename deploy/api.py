@@ -1,0 +1,77 @@
+"""The Python face of scenarios and runs: `nonet.scenario`, `nonet.run`, `nonet.start`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.cluster import ClusterView, this_machine
+from nonet.controller.plan import Plan, plan
+from nonet.controller.run_folder import find_run, new_run
+from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario
+from nonet.deploy.driver import Run
+from nonet.deploy.driver import start as _start
+from nonet.deploy.panel import Panel
+from nonet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFile:
+    """A scenario and the folder its files are beside. `set` gives a changed copy."""
+
+    scenario: Scenario
+    folder: Path
+
+    def set(self, path: str, value: Any) -> ScenarioFile:
+        """A copy with one key changed, e.g. set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1})."""
+        whole = self.scenario.model_dump(mode="python", exclude_none=True)
+        *parents, last = path.split(".")
+        place = whole
+        for part in parents:
+            if not isinstance(place.get(part, {}), dict):
+                raise ConfigError(f"set({path!r}): {part} holds {place[part]!r}, which has no keys")
+            place = place.setdefault(part, {})
+        place[last] = value
+        return replace(self, scenario=make_scenario(whole, self.scenario.name))
+
+    def plan(self, view: ClusterView | None = None) -> Plan:
+        """The plan on a cluster view, this machine by default; `.show()` is its text."""
+        return plan(self.scenario, view or this_machine())
+
+    def as_dict(self) -> dict[str, Any]:
+        return document(self.scenario)
+
+
+def scenario(source: str | Path, changes: list[str] | None = None) -> ScenarioFile:
+    """A scenario by shipped name or path. Raises ConfigError."""
+    loaded, folder = load_scenario(find(source), changes)
+    return ScenarioFile(loaded, folder)
+
+
+def start(source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = "") -> Run:
+    """Start a run and return at once; `.wait()` blocks."""
+    chosen = source if isinstance(source, ScenarioFile) else scenario(source)
+    return _start(chosen.scenario, chosen.folder, new_run(chosen.scenario.name, run_dir), command=command)
+
+
+def run(
+    source: ScenarioFile | str | Path,
+    *,
+    run_dir: str | Path | None = None,
+    panel: Panel | None = None,
+    command: str = "",
+) -> Run:
+    """Run a scenario to its end with progress. Raises NonetError."""
+    with panel or Panel() as shown:
+        return start(source, run_dir=run_dir, command=command).wait(shown)
+
+
+def resume(run_name: str | Path, *, panel: Panel | None = None) -> Run:
+    """Go on with a run from its newest whole commit. Raises ConfigError when there is nothing to resume."""
+    folder = find_run(run_name)
+    loaded, _ = load_scenario(folder.scenario)
+    if folder.report.exists():
+        raise ConfigError(f"{folder.id} is finished: see {folder.path / 'report.html'}")
+    with panel or Panel() as shown:
+        return _start(loaded, folder.sources, folder, resume=True).wait(shown)

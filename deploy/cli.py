@@ -1,0 +1,283 @@
+"""The command line. `nonet --help` imports neither torch nor Ray; every verb loads what it needs.
+
+Exit codes: 0 done, 1 the run failed, 2 the caller's mistake (one readable line on stderr, no traceback).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nonet.errors import NonetError
+
+app = typer.Typer(
+    name="nonet",
+    help="Generative recommendation from clicks to reinforcement learning, under one controller on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ScenarioArg = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A .yaml file, or the name of a shipped scenario.")
+]
+RunArg = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder, its id, a unique prefix, or `last`.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one key; may be repeated.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+
+
+def main() -> None:
+    """Entry point: errors we raise on purpose become one line and an exit code."""
+    try:
+        app(standalone_mode=False)
+    except NonetError as error:
+        _fail(error)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        shown = getattr(error, "format_message", None)  # click's usage errors
+        if shown is None:
+            raise
+        print(f"nonet: {shown()}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def run(
+    scenario: ScenarioArg,
+    change: SetOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The run's folder; a new one under $NONET_RUNS (./runs) by default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole commit in --run-dir.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a scenario from its tables to its report."""
+    from nonet.deploy import api
+
+    if resume:
+        _finished(_resumed(scenario, change, run_dir), as_json)
+        return
+    _finished(api.run(api.scenario(scenario, change), run_dir=run_dir, command=_command()), as_json)
+
+
+@app.command()
+def resume(run: RunArg, as_json: JsonOption = False) -> None:
+    """Go on with a run from its newest whole commit."""
+    from nonet.deploy import api
+
+    _finished(api.resume(run), as_json)
+
+
+@app.command()
+def plan(
+    scenario: ScenarioArg,
+    change: SetOption = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="A cluster view (YAML); this machine by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what would run where, and the sizes that follow."""
+    from nonet.controller.cluster import read_view
+    from nonet.deploy import api
+
+    made = api.scenario(scenario, change).plan(read_view(cluster) if cluster else None)
+    print(json.dumps(made.as_dict(), indent=1) if as_json else made.text())
+
+
+@app.command()
+def submit(
+    scenario: ScenarioArg,
+    address: Annotated[str, typer.Option(help="The cluster's job server, e.g. http://127.0.0.1:8265.")],
+    change: SetOption = None,
+    wait: Annotated[bool, typer.Option(help="Follow the job's log until it ends.")] = True,
+) -> None:
+    """Run a scenario as a Ray job; its folder travels along."""
+    from nonet.deploy.submit import submit_job
+
+    sys.exit(submit_job(scenario, address, change or [], wait))
+
+
+@app.command()
+def runs(as_json: JsonOption = False) -> None:
+    """List the runs here, oldest first."""
+    from nonet.deploy.listing import describe_runs
+
+    found = describe_runs()
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for row in found or [{"run": "no runs yet: nonet run quickstart"}]:
+        print("  ".join(str(value) for value in row.values()))
+
+
+@app.command()
+def report(run: RunArg = "last", as_json: JsonOption = False) -> None:
+    """Say what a finished run found, and where its page is."""
+    from nonet.controller.run_folder import find_run
+    from nonet.deploy.report import write_report
+
+    folder = find_run(run)
+    page = write_report(folder.path)
+    if as_json:
+        print(json.dumps(folder.read_json("report.json"), indent=1))
+    else:
+        _say(folder.read_json("report.json"), page)
+
+
+@app.command()
+def recommend(
+    run: RunArg = "last",
+    like: Annotated[
+        list[str] | None, typer.Option(help="A title (or part of one) that the user liked; may be repeated.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="A user of the data, by id.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=100, help="Items a column.")] = 10,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[TITLE]...", help="More titles, as after --like.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recommend by every stage of a run, side by side with popularity and the transition counter."""
+    from nonet.deploy.recommend import columns, recommend_for
+
+    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top)
+    print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else columns(answer))
+
+
+@app.command("import")
+def import_(
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="movielens, csv or sequences.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC")],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="Folder for interactions.parquet and items.parquet.")
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="ROLE=NAME", help="csv: user=uid, item=sku, time=ts ..."),
+    ] = None,
+    items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
+) -> None:
+    """Write the two Parquet tables from another format."""
+    from nonet.deploy.importing import import_tables
+
+    counts = import_tables(form, source, target, column or [], items)
+    print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
+
+
+@app.command()
+def scenarios(as_json: JsonOption = False) -> None:
+    """List the shipped scenarios."""
+    from nonet.deploy.listing import describe_scenarios
+
+    found = describe_scenarios()
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for row in found:
+        print(f"{row['name']:<16} {row['about']}")
+
+
+@app.command()
+def new(
+    scenario: ScenarioArg, target: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
+) -> None:
+    """Copy a shipped scenario, with the reward files beside it, as a start for your own."""
+    from nonet.deploy.listing import copy_scenario
+
+    for path in copy_scenario(scenario, target):
+        print(path)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a scenario, for editors."""
+    from nonet.controller.scenario import Scenario
+
+    print(json.dumps(Scenario.model_json_schema(), indent=1))
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="quickstart, repeat or startup.")],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures to this file.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="quickstart: the seeds.")] = "7,8,9",
+) -> None:
+    """Print the figures behind the README's tables."""
+    from nonet.bench.run import run_bench
+
+    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")])
+
+
+def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
+    from nonet.controller.run_folder import RunFolder
+    from nonet.controller.scenario import document
+    from nonet.controller.yaml import dump
+    from nonet.deploy import api
+    from nonet.errors import ConfigError
+
+    if run_dir is None:
+        raise ConfigError("--resume wants --run-dir with the run's folder; or use: nonet resume RUN")
+    folder = RunFolder(run_dir.absolute())
+    if not folder.scenario.exists():
+        raise ConfigError(
+            f"{run_dir} holds no run: there is nothing to resume; leave --resume out to start one there"
+        )
+    if dump(document(api.scenario(scenario, change).scenario)) != folder.scenario.read_text(encoding="utf-8"):
+        raise ConfigError(f"{run_dir} is a run of another scenario than {scenario}: see {folder.scenario}")
+    return api.resume(run_dir)
+
+
+def _finished(run: Any, as_json: bool) -> None:
+    if run.state == "stopped":
+        print(f"stopped. Go on with: nonet resume {run.folder.path}", file=sys.stderr)
+        sys.exit(130)
+    if as_json:
+        print(json.dumps(run.report, indent=1))
+    else:
+        _say(run.report, run.folder.path / "report.html")
+
+
+def _say(report: dict[str, Any], page: Path) -> None:
+    from nonet.deploy.summary import summary
+
+    print(summary(report))
+    print(f'\nreport     {page}\nrecommend  nonet recommend {report["run"]} --like "Alien" "Blade Runner"')
+
+
+def _fail(error: NonetError) -> None:
+    text = " ".join(str(error).split())
+    trace = getattr(error, "traceback", "")
+    if error.exit_code == 1 and trace:
+        print(trace, file=sys.stderr)
+    print(f"nonet: {text}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.exit(error.exit_code)
+
+
+def _command() -> str:
+    """The command as typed, for the report."""
+    return (
+        " ".join(["nonet", *map(shlex.quote, sys.argv[1:])])
+        if os.path.basename(sys.argv[0]).startswith("nonet")
+        else ""
+    )

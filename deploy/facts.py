@@ -1,0 +1,68 @@
+"""How a run was made: time, memory, sizes, versions, and the command that makes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from nonet.deploy.charts import bar
+from nonet.deploy.markup import collapsed, row_name, section, table
+from nonet.deploy.scores import label, number
+
+
+def facts(report: Mapping[str, Any], scenario: str) -> str:
+    """The last section: the command, the scenario as resolved, wall time, memory, sizes and versions."""
+    body = _command(report) + _wall(report) + _sizes(report)
+    if scenario:
+        body += collapsed("Scenario as resolved", f"<pre>{escape(scenario)}</pre>")
+    return section("How it was made", body) if body else ""
+
+
+def footer(report: Mapping[str, Any]) -> str:
+    """The data's notice."""
+    notice = (report.get("data") or {}).get("notice")
+    return f"<p>{escape(str(notice))}</p>" if notice else ""
+
+
+def _command(report: Mapping[str, Any]) -> str:
+    command = report.get("command")
+    return f"<h3>To reproduce</h3><pre>{escape(str(command))}</pre>" if command else ""
+
+
+def _wall(report: Mapping[str, Any]) -> str:
+    wall = {name: s for name, s in (report.get("wall_s") or {}).items() if isinstance(s, int | float)}
+    total = wall.pop("total", None) or sum(wall.values())
+    rows_done = report.get("rows") or {}
+    rows = []
+    for name, seconds in wall.items():
+        done = rows_done.get(name)
+        speed = f"{done / seconds:,.0f} rows/s" if isinstance(done, int) and seconds > 0 else ""
+        rows.append(
+            [
+                row_name(label(name)),
+                f"<td>{bar(seconds / total) if total else ''}{number(seconds, 1)} s</td>",
+                f"<td>{f'{done:,}' if isinstance(done, int) else ''}</td><td>{speed}</td>",
+            ]
+        )
+    if total:
+        rows.append([row_name("total"), f"<td><b>{number(total, 1)} s</b></td><td></td><td></td>"])
+    return table(["stage", "wall time", "rows trained", "speed"], rows, caption="Time") if rows else ""
+
+
+def _sizes(report: Mapping[str, Any]) -> str:
+    pairs: list[tuple[str, str]] = []
+    weights = report.get("weights") or {}
+    for key, title in (("parameters", "dense parameters"), ("sparse_rows", "sparse rows")):
+        if isinstance(weights.get(key), int):
+            pairs.append((title, f"{weights[key]:,}"))
+    peak = report.get("peak_rss_bytes")
+    if isinstance(peak, int | float) and peak > 0:
+        pairs.append(("peak memory, all processes", f"{peak / 2**30:.2f} GiB"))
+    held_out = (report.get("data") or {}).get("held_out") or {}
+    pairs += [(f"held-out events, {label(name)}", f"{count:,}") for name, count in held_out.items()]
+    pairs += [
+        (f"version of {name}", str(version)) for name, version in (report.get("versions") or {}).items()
+    ]
+    rows = [[row_name(name), f"<td>{escape(value)}</td>"] for name, value in pairs]
+    return table(["", ""], rows, caption="Sizes and versions", narrow=True) if rows else ""

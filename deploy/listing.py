@@ -1,0 +1,61 @@
+"""Lists and copies: shipped scenarios, runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.run_folder import list_runs
+from nonet.controller.scenario import LIBRARY, find, load_scenario, shipped_names
+from nonet.controller.setups import reward_options
+from nonet.errors import ConfigError
+
+
+def describe_scenarios() -> list[dict[str, str]]:
+    """Name and first comment of each shipped scenario."""
+    return [
+        {
+            "name": name,
+            "about": (LIBRARY / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0].lstrip("# "),
+        }
+        for name in shipped_names()
+    ]
+
+
+def describe_runs() -> list[dict[str, Any]]:
+    """Id, state and best headline of each run."""
+    rows = []
+    for folder in list_runs():
+        report = folder.read_json("report.json")
+        commits = sorted(path.name for path in folder.checkpoints.glob("step-*"))
+        state = "finished" if report else f"resumable at {commits[-1]}" if commits else "nothing committed"
+        last = list(report["stages"].values())[-1] if report and report["stages"] else {}
+        rows.append(
+            {"run": folder.id, "state": state, **{key: round(value, 4) for key, value in last.items()}}
+        )
+    return rows
+
+
+def copy_scenario(source: str, target: Path) -> list[Path]:
+    """Copy a scenario and the files it names to `target`'s folder; what was written. Never overwrites."""
+    origin = find(source)
+    if target.suffix not in (".yaml", ".yml"):
+        target = target / f"{origin.stem}.yaml"
+    scenario, folder = load_scenario(origin)
+    named = {
+        str(options.use).split(":", 1)[0]
+        for _, _, options in reward_options(scenario)
+        if options.use and ".py" in str(options.use)
+    }
+    pairs = [
+        (origin, target),
+        *((folder / name, target.parent / name) for name in sorted(named) if (folder / name).is_file()),
+    ]
+    for _, copy in pairs:
+        if copy.exists():
+            raise ConfigError(f"{copy} exists already; choose another place")
+    for original, copy in pairs:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(original, copy)
+    return [copy for _, copy in pairs]

@@ -1,0 +1,153 @@
+"""`nonet recommend`: every stage of a run asked the same question, side by side with the baselines.
+
+For a user of the data the history is all of that user's events; with `--like` it is the named titles, in that order, of a
+user the model has never met.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.controller.checkpoint import Checkpoints
+from nonet.controller.run_folder import RunFolder, find_run
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setups import run_setup
+from nonet.errors import CheckpointError, ConfigError
+from nonet.models.metrics import tie_order
+from nonet.rl.corpus import Corpus
+from nonet.samples.sequences import TEST, Sequences
+from nonet.workers.evaluator import BASELINES, load_recommender
+
+_SHOWN_HISTORY = 12
+
+
+def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> dict[str, Any]:
+    """{"history": titles, "columns": {popularity, transition_counter, stage...: titles}}. Raises ConfigError."""
+    if bool(like) == (user is not None):
+        raise ConfigError(
+            'give either --like TITLE [TITLE ...] or --user ID, e.g. --like "Alien" "Blade Runner"'
+        )
+    folder = find_run(run)
+    facts = folder.read_json("results/tokenise.json")
+    if facts is None:
+        raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to recommend from")
+    corpus = Corpus.load({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
+    row, length, asked = _known_user(corpus, user) if user is not None else _new_user(corpus, like)
+    return _answers(folder, corpus, asked, row, length, top)
+
+
+def columns(answer: dict[str, Any]) -> str:
+    """The answer as a table of text."""
+    history = answer["history"]
+    lines = [f"after {len(history)} events, the newest: " + "; ".join(history[-_SHOWN_HISTORY:]), ""]
+    names = list(answer["columns"])
+    width = max(14, min(34, 150 // max(1, len(names))))
+    lines.append("    " + "".join(f"{name[: width - 2]:<{width}}" for name in names))
+    for place in range(max(map(len, answer["columns"].values()), default=0)):
+        cells = [titles[place] if place < len(titles) else "" for titles in answer["columns"].values()]
+        lines.append(f"{place + 1:>2}  " + "".join(f"{_cut(cell, width - 2):<{width}}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _answers(
+    folder: RunFolder, corpus: Corpus, asked: Corpus, row: int, length: int, top: int
+) -> dict[str, Any]:
+    scenario, _ = load_scenario(folder.scenario)
+    users, positions = np.array([row]), np.array([length])
+    titles = [str(text) for text in corpus.items["title"].to_pylist()]
+    seen = asked.seq.item[asked.seq.offsets[row] :][:length]
+    found: dict[str, list[str]] = {}
+
+    def best(scores_I: np.ndarray, tie_I: np.ndarray) -> list[str]:
+        scores_I = scores_I.astype(np.float64)
+        scores_I[seen] = -np.inf
+        return [titles[i] for i in np.lexsort((tie_I, -scores_I))[:top]]
+
+    for name, kind in BASELINES.items():
+        fitted = kind(len(titles)).fit(corpus.seq)
+        tie = tie_order(fitted.popularity, scenario.seed)
+        found[name] = best(fitted.scores(asked.seq, users, positions)[0], tie)
+    run = run_setup(scenario)
+    for stage in scenario.stages:
+        try:
+            path = Checkpoints(folder.checkpoints).end_of(stage)
+        except CheckpointError:
+            continue
+        model = load_recommender(run, asked, Path(path))
+        found[stage] = best(model.scores(model.batch(users, positions)).numpy()[0], tie)
+    return {"run": folder.id, "history": [titles[i] for i in seen], "columns": found}
+
+
+def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
+    """A user's row and all events but the last: the question asked is what comes next; an extra event stands for it."""
+    ids = corpus.seq.user_id.astype(str)
+    rows = np.flatnonzero(ids == user)
+    if not len(rows):
+        near = difflib.get_close_matches(user, ids.tolist(), n=3)
+        raise ConfigError(
+            f"there is no user {user!r} in this run"
+            + (f"; close: {', '.join(near)}" if near else f"; for example {', '.join(ids[:3])}")
+        )
+    row = int(rows[0])
+    items = corpus.seq.item[corpus.seq.offsets[row] : corpus.seq.offsets[row + 1]]
+    times = corpus.seq.time[corpus.seq.offsets[row] : corpus.seq.offsets[row + 1]]
+    return row, len(items), replace(corpus, seq=_with_history(corpus.seq, row, items, times))
+
+
+def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
+    """A user nobody has met, who liked these titles in this order."""
+    items = np.array([_item_of(corpus, title) for title in like])
+    row = len(corpus.seq)
+    newest = int(corpus.seq.time.max())
+    times = newest + np.arange(len(items))
+    return row, len(items), replace(corpus, seq=_with_history(corpus.seq, row, items, times))
+
+
+def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray) -> Sequences:
+    """Sequences of empty users but for `row`, whose events are `items` and one more that is asked for and never read."""
+    count = len(items) + 1
+    offsets = np.zeros(max(len(seq), row + 1) + 1, np.int64)
+    offsets[row + 1 :] = count
+    ids = np.concatenate([seq.user_id, seq.user_id[:1]])[: len(offsets) - 1]
+    whole = np.append(items, items[-1]).astype(np.int32)
+    columns = {
+        name: np.full(count, np.nanmax(values) if len(values) else 0, np.float32)
+        for name, values in seq.columns.items()
+    }
+    return Sequences(
+        user_id=ids,
+        offsets=offsets,
+        item=whole,
+        time=np.append(times, times[-1]).astype(np.int64),
+        event=np.zeros(count, np.int32),
+        split=np.full(count, TEST, np.int8),
+        columns=columns,
+        targets={},
+    )
+
+
+def _item_of(corpus: Corpus, title: str) -> int:
+    """The item whose title is, or best contains, the words given; the most popular of several."""
+    titles = [str(text) for text in corpus.items["title"].to_pylist()]
+    wanted = title.casefold().strip()
+    events = corpus.items["events"].to_numpy()
+    bare = [text.casefold().rsplit(" (", 1)[0] for text in titles]
+    for fits in (lambda text: text == wanted, lambda text: wanted in text):
+        found = [i for i, text in enumerate(bare) if fits(text)] or [
+            i for i, text in enumerate(titles) if fits(text.casefold())
+        ]
+        if found:
+            return max(found, key=lambda i: events[i])
+    near = difflib.get_close_matches(wanted, bare, n=3, cutoff=0.5)
+    close = ", ".join(titles[bare.index(text)] for text in near)
+    raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

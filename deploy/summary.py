@@ -1,0 +1,25 @@
+"""The end of a run as a few lines of text: verdict and table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nonet.deploy.verdict import verdict
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """Verdict sentences, then baselines and stages by metric (test, full ranking, all held-out events)."""
+    rows = {**report.get("baselines", {}), **report.get("stages", {})}
+    metrics = list(next(iter(rows.values()), {}))
+    lines = [*verdict(report), ""]
+    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>11}" for metric in metrics))
+    lines += [
+        f"{name:<20}" + "".join(f"{values.get(metric, float('nan')):>11.4f}" for metric in metrics)
+        for name, values in rows.items()
+    ]
+    wall, peak = report.get("wall_s", {}).get("total", 0), report.get("peak_rss_bytes", 0)
+    lines.append(
+        f"\n{wall:.0f} s" + (f", {peak / 1e9:.2f} GB at most (PSS of all processes)" if peak else "")
+    )
+    return "\n".join(lines)

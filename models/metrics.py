@@ -1,0 +1,152 @@
+"""Full-ranking metrics: the rank of a held-out item among the whole catalogue, and what follows from it.
+
+A rank is 0 for the best. Items the user has seen are masked, but for the target itself. Equal scores are
+ordered by `tie_order`: the more popular first, then a seeded permutation, never the item index, since an
+index often carries popularity or age and would flatter a model that answers nothing. Differences come with a
+paired bootstrap over users (95 %): events of one user are not independent, so users are drawn, not events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from nonet.errors import ConfigError, DataError
+from nonet.random import rng
+from nonet.samples.hints import did_you_mean, listed
+from nonet.types import Jagged
+
+# Shapes: P prompts (held-out events), I items of the catalogue, U users, W recommended items.
+
+_PER_EVENT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "recall": lambda ranks, k: (ranks < k).astype(np.float64),
+    "ndcg": lambda ranks, k: np.where(ranks < k, 1 / np.log2(ranks + 2.0), 0.0),
+    "mrr": lambda ranks, k: np.where(ranks < k, 1 / (ranks + 1.0), 0.0),
+}
+_NAMES = (*_PER_EVENT, "coverage")
+
+
+def parse_metric(name: str) -> tuple[str, int | None]:
+    """`recall@10` -> ("recall", 10); `coverage` may stand without a number, all that was recommended "
+    "counts then."""
+    found = re.fullmatch(r"([a-z_]+)(?:@(\d+))?", str(name).strip())
+    kind, k = (found[1], int(found[2]) if found[2] else None) if found else (str(name), None)
+    if kind not in _NAMES:
+        raise ConfigError(
+            f"evaluate.metrics: unknown metric {name!r}; there are {listed(f'{m}@k' for m in _NAMES)}."
+            f"{did_you_mean(kind, _NAMES)}"
+        )
+    if k == 0 or (k is None and kind != "coverage"):
+        raise ConfigError(
+            f"evaluate.metrics: {name!r} needs a number of items, at least 1, such as {kind}@10."
+        )
+    return kind, k
+
+
+def tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
+    """The place of each item among equals, [I] int64: by popularity, highest first, then by a seeded "
+    "permutation."""
+    chance = rng(seed, "ties").permutation(len(popularity_I))
+    place = np.empty(len(popularity_I), np.int64)
+    place[np.lexsort((chance, -np.asarray(popularity_I, np.float64)))] = np.arange(len(popularity_I))
+    return place
+
+
+def rank_of_target_np(
+    scores_PI: np.ndarray, target_P: np.ndarray, seen: Jagged, tie_I: np.ndarray | None = None
+) -> np.ndarray:
+    """Ranks [P] int64 of the targets among unseen items, 0 = best; higher scores are better.
+
+    `seen`: P ragged rows of item indices, repeats allowed. Without `tie_I` equals stand in a permutation of
+    seed 0.
+    """
+    P, I = scores_PI.shape  # noqa: E741
+    tie = tie_order(np.zeros(I), 0) if tie_I is None else tie_I
+    if np.isnan(scores_PI).any():
+        bad = np.flatnonzero(np.isnan(scores_PI).any(axis=1))
+        raise DataError(f"{len(bad)} of {P} prompts have a score that is NaN, the first: {listed(bad[:5])}.")
+    own = scores_PI[np.arange(P), target_P][:, None]
+    own_tie = tie[target_P][:, None]
+    ahead = (scores_PI > own).sum(1) + ((scores_PI == own) & (tie < own_tie)).sum(1)
+    row, item = _distinct_pairs(seen, I)
+    score = scores_PI[row, item]
+    masked = (score > own[row, 0]) | ((score == own[row, 0]) & (tie[item] < own_tie[row, 0]))
+    return ahead - np.bincount(row, weights=masked, minlength=P).astype(np.int64)
+
+
+def per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
+    """The metric of each held-out event, [P] float64: recall@k is 1 or 0, ndcg@k is 1 / log2(rank + 2) "
+    "or 0."""
+    kind, k = parse_metric(metric)
+    if kind == "coverage" or k is None:
+        raise ConfigError(f"{metric} is of a whole list of recommendations, not of one event.")
+    return _PER_EVENT[kind](np.asarray(ranks), k)
+
+
+def coverage(recommended_PW: np.ndarray, n_items: int, k: int | None = None) -> float:
+    """The part of the catalogue that is among anybody's k first recommendations; -1 is none."""
+    shown = np.asarray(recommended_PW)[:, :k]
+    return len(np.unique(shown[shown >= 0])) / n_items
+
+
+def summarise(
+    ranks: np.ndarray,
+    metrics: Iterable[str],
+    *,
+    recommended: np.ndarray | None = None,
+    n_items: int | None = None,
+) -> dict[str, float]:
+    """Metric name -> mean over events; coverage needs the recommended items [P, W] and the size of the "
+    "catalogue."""
+    if not len(ranks):
+        raise DataError("no held-out event to evaluate; the split or the target condition leaves none.")
+    values: dict[str, float] = {}
+    for name in metrics:
+        kind, k = parse_metric(name)
+        if kind != "coverage":
+            values[name] = float(per_event(name, ranks).mean())
+        elif recommended is None or n_items is None:
+            raise ConfigError(f"{name} needs the recommended items, which ranks alone do not hold.")
+        else:
+            values[name] = coverage(recommended, n_items, k)
+    return values
+
+
+def paired(
+    a: np.ndarray, b: np.ndarray, user: np.ndarray, seed: int, *, resamples: int = 2000
+) -> dict[str, float]:
+    """Mean of a - b over events, with a 95 % interval from drawing users with replacement.
+
+    a, b: the same metric of the same events [P]; user [P]: who an event belongs to, any integers.
+    """
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if a.shape != b.shape or len(a) != len(user) or not len(a):
+        raise ValueError(f"paired wants one a, b and user an event, got {a.shape}, {b.shape} and {len(user)}")
+    _, place = np.unique(user, return_inverse=True)
+    total_U, events_U = np.bincount(place, weights=a - b), np.bincount(place)
+    draw = rng(seed, "bootstrap")
+    means = []
+    for some in _chunks(resamples, max(1, 4_000_000 // len(total_U))):
+        drawn = draw.integers(0, len(total_U), size=(some, len(total_U)))
+        means.append(total_U[drawn].sum(1) / events_U[drawn].sum(1))
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    return {"diff": float((a - b).mean()), "low": float(low), "high": float(high)}
+
+
+def significant(difference: dict[str, float]) -> bool:
+    """Whether the interval of `paired` leaves out zero."""
+    return difference["low"] > 0 or difference["high"] < 0
+
+
+def _distinct_pairs(seen: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarray]:
+    """(prompt, item) of everything seen, each once."""
+    lengths = np.diff(np.asarray(seen.offsets, np.int64))
+    pair = np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(seen.values)
+    pair = np.unique(pair)
+    return pair // n_items, pair % n_items
+
+
+def _chunks(total: int, size: int) -> Sequence[int]:
+    return [min(size, total - start) for start in range(0, total, size)]

@@ -1,0 +1,76 @@
+"""EmbeddingShard: the role that holds sparse rows.
+
+Fused with the trainer, the trainer works on its tables directly (or W fused ranks by all-to-all). Apart, it sits in
+`serve` on its work thread while trainers step, and between steps saves, loads and exports.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nonet.embedding.layout import Layout
+from nonet.embedding.reader import make_update
+from nonet.embedding.store import TableSpec
+from nonet.embedding.world import SparseWorld
+from nonet.workers.files import read_tables, write_tables
+from nonet.workers.gang import Gang, Membership, join, leave
+from nonet.workers.method import PerRank, method
+from nonet.workers.setup import RunSetup
+from nonet.workers.worker import DistributeWorker
+
+
+class EmbeddingShard(DistributeWorker):
+    """Shards of every sparse table of the run."""
+
+    def __init__(self, run: RunSetup):
+        self.specs = {name: TableSpec(**spec) for name, spec in run.tables.items()}
+        self._seed, self._member = run.seed, Membership(0, 1)
+        self.world_: SparseWorld | None = None
+
+    @property
+    def sparse(self) -> SparseWorld:
+        """The shard's part of the sparse world; a world of one until a gang is joined."""
+        if self.world_ is None:
+            self.world_ = SparseWorld(self.specs, seed=self._seed)
+        return self.world_
+
+    def enter(self, layout: Layout, member: Membership) -> None:
+        """Take this place in a sparse world; a fused trainer calls it with its own membership."""
+        self.world_ = SparseWorld(self.specs, seed=self._seed, layout=layout, group=member.everyone)
+
+    @method(gang=PerRank)
+    def meet(self, gang: Gang) -> None:
+        """Join a gang as a shard apart from the trainers."""
+        self._member = join(gang, gang.trainers + self.rank)
+        self.enter(Layout.apart(gang.trainers + self.rank, gang.trainers, gang.shards), self._member)
+
+    @method()
+    def serve(self) -> int:
+        """Take part in the trainers' exchanges until they stop; how many there were."""
+        return self.sparse.serve()
+
+    @method()
+    def save(self, folder: str) -> dict[str, int]:
+        """Write the owned rows of each table to folder/sparse/<table>-<rank>.arrow; rows by table."""
+        for name, table in self.sparse.tables.items():
+            write_tables(
+                Path(folder) / "sparse" / f"{name}-{self.rank}.arrow", table.export(self.sparse.owned)
+            )
+        return {name: len(table) for name, table in self.sparse.tables.items()}
+
+    @method()
+    def load(self, folder: str) -> None:
+        """Read the owned slices out of every shard's file, whatever the number of shards that wrote them."""
+        for name, table in self.sparse.tables.items():
+            table.clear()
+            files = sorted((Path(folder) / "sparse").glob(f"{name}-*.arrow"))
+            table.load((read_tables(path) for path in files), self.sparse.owned)
+
+    @method(collect="list")
+    def export(self, version: int) -> dict[str, Any]:
+        """A full update for replicas, at this version: Arrow tables by name."""
+        return make_update(self.sparse.tables, version)
+
+    def teardown(self) -> None:
+        leave(self._member)

@@ -1,0 +1,214 @@
+"""Evaluator: the role that tells how good a commit is, beside popularity and the transition counter.
+
+Full ranking over the catalogue, seen items masked, by exhaustive scoring *and* by beam, on validation and test, on all
+held-out events and on those that match the finetuning target. Ranks are kept a file a subject, so that any two can be
+compared by a paired bootstrap over users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.embedding.reader import ReplicaReader
+from nonet.models.baselines import Popularity, TransitionCounter
+from nonet.models.metrics import paired, per_event, rank_of_target_np, summarise, tie_order
+from nonet.models.model import build_model
+from nonet.rl.corpus import Corpus
+from nonet.rl.recommender import Recommender
+from nonet.samples.prompts import event_at, prompts, seen
+from nonet.samples.sequences import TEST, VALID
+from nonet.workers.dense import load_model
+from nonet.workers.files import read_tables
+from nonet.workers.method import Replicate, method
+from nonet.workers.setup import RunSetup
+from nonet.workers.worker import DistributeWorker
+
+# Shapes: P prompts, I items, W beams.
+
+SPLITS = {"valid": VALID, "test": TEST}
+BASELINES = {"popularity": Popularity, "transition_counter": TransitionCounter}
+_CHUNK, _MISSED = 256, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSetup:
+    """Metrics by name, beam width, the stage whose target mask marks the `target` column, and how many users to show."""
+
+    metrics: Sequence[str]
+    width: int
+    target: str | None
+    shown_users: int = 8
+    shown_items: int = 5
+
+
+class Evaluator(DistributeWorker):
+    """Rank 0 of the evaluator group."""
+
+    def __init__(self, run: RunSetup, setup: EvaluateSetup):
+        self.run, self.ask = run, setup
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str], results: str) -> None:
+        """Open the artifacts; ranks go to the folder `results`."""
+        self.corpus, self._results = Corpus.load(folders), Path(results)
+        self._results.mkdir(parents=True, exist_ok=True)
+        self._tie = tie_order(
+            Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity, self.run.seed
+        )
+        self._prompts = {name: prompts(self.corpus.seq, split) for name, split in SPLITS.items()}
+
+    @method(collect="first")
+    def baseline(self, name: str) -> dict[str, Any]:
+        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user}."""
+        scorer = BASELINES[name](len(self.corpus.items)).fit(self.corpus.seq)
+        seq = self.corpus.seq
+        return self._evaluate(name, lambda users, positions: scorer.scores(seq, users, positions), None)
+
+    @method(collect="first")
+    def evaluate(self, name: str, folder: str) -> dict[str, Any]:
+        """The same for the model of a commit, by exhaustive scoring and by beam."""
+        asked = load_recommender(self.run, self.corpus, Path(folder))
+
+        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            return asked.scores(asked.batch(users, positions)).numpy()
+
+        return self._evaluate(name, scores, asked)
+
+    @method(collect="first", pairs=Replicate)
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
+        """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}."""
+        users = self._prompts["test"][0]
+        found = {}
+        for a, b in pairs:
+            ranks_a, ranks_b = (np.load(self._results / f"{name}.npz")["test.exhaustive"] for name in (a, b))
+            found[f"{a}-{b}"] = {
+                metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self.run.seed)
+                for metric in self.ask.metrics
+                if not metric.startswith("coverage")
+            }
+        return found
+
+    @method(collect="first")
+    def shown(self) -> list[dict[str, Any]]:
+        """The users that reports show: id, titles of their newest history and of the held-out events."""
+        title = self._titles()
+        users, positions = self._shown_prompts()
+        rows = []
+        for user, position in zip(users.tolist(), positions.tolist(), strict=True):
+            first, last = int(self.corpus.seq.offsets[user]), int(self.corpus.seq.offsets[user + 1])
+            items = self.corpus.seq.item[first:last]
+            rows.append(
+                {
+                    "user_id": _plain(self.corpus.seq.user_id[user]),
+                    "history": [title[i] for i in items[max(0, position - 8) : position]],
+                    "target": [title[i] for i in items[position:]],
+                }
+            )
+        return rows
+
+    def _evaluate(
+        self, name: str, scores: Callable[[np.ndarray, np.ndarray], np.ndarray], asked: Recommender | None
+    ) -> dict[str, Any]:
+        arrays: dict[str, np.ndarray] = {}
+        detail: dict[str, Any] = {}
+        for split, (users, positions) in self._prompts.items():
+            if not len(users):
+                continue
+            ranks = {"exhaustive": self._ranks(scores, users, positions)}
+            if asked is not None:
+                ranks["beam"] = self._beam_ranks(asked, users, positions)
+            arrays |= {f"{split}.{how}": found for how, found in ranks.items()}
+            detail[split] = {how: self._summary(found, users, positions) for how, found in ranks.items()}
+        np.savez(self._results / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+        return {"detail": detail, "shown": self._top(scores)}
+
+    def _ranks(
+        self, scores: Callable[[np.ndarray, np.ndarray], np.ndarray], users: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray:
+        target = self._target(users, positions)
+        parts = [slice(start, start + _CHUNK) for start in range(0, len(users), _CHUNK)]
+        return np.concatenate(
+            [
+                rank_of_target_np(
+                    scores(users[p], positions[p]),
+                    target[p],
+                    seen(self.corpus.seq, users[p], positions[p]),
+                    self._tie,
+                )
+                for p in parts
+            ]
+        )
+
+    def _beam_ranks(self, asked: Recommender, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        target, found = self._target(users, positions), []
+        for batch, u, p in asked.chunks(users, positions, _CHUNK):
+            found.append(asked.beams(batch, self.ask.width, u, p).item.numpy())
+        hits_PW = np.concatenate(found) == target[:, None]
+        return np.where(hits_PW.any(1), hits_PW.argmax(1), _MISSED)
+
+    def _summary(
+        self, ranks: np.ndarray, users: np.ndarray, positions: np.ndarray
+    ) -> dict[str, dict[str, float]]:
+        metrics = [metric for metric in self.ask.metrics if not metric.startswith("coverage")]
+        summary = {"all": summarise(ranks, metrics)}
+        mask = self.corpus.seq.targets.get(self.ask.target or "")
+        if mask is not None:
+            wanted = mask[event_at(self.corpus.seq, users, positions)]
+            if wanted.any():
+                summary["target"] = summarise(ranks[wanted], metrics) | {"events": int(wanted.sum())}
+        return summary
+
+    def _top(self, scores: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
+        """Titles of the best unseen items of each shown user."""
+        users, positions = self._shown_prompts()
+        if not len(users):
+            return []
+        scores_PI = np.array(scores(users, positions), dtype=np.float64)
+        title, best = self._titles(), []
+        for row, (user, position) in enumerate(zip(users.tolist(), positions.tolist(), strict=True)):
+            scores_PI[row, self.corpus.seq.item[self.corpus.seq.offsets[user] :][:position]] = -np.inf
+            order = np.lexsort((self._tie, -scores_PI[row]))[: self.ask.shown_items]
+            best.append([title[i] for i in order])
+        return best
+
+    def _shown_prompts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first held-out test event of evenly spread users."""
+        users, positions = self._prompts["test"]
+        first = np.unique(users, return_index=True)[1]
+        chosen = (
+            first[np.linspace(0, len(first) - 1, min(self.ask.shown_users, len(first))).round().astype(int)]
+            if len(first)
+            else first
+        )
+        return users[chosen], positions[chosen]
+
+    def _target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
+
+    def _titles(self) -> list[str]:
+        return [str(text) for text in self.corpus.items["title"].to_pylist()]
+
+
+def load_recommender(run: RunSetup, corpus: Corpus, folder: Path) -> Recommender:
+    """The model of a commit, with its sparse rows, ready to be asked."""
+    model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed)
+    load_model(model, folder / "dense")
+    reader = ReplicaReader({name: spec["dim"] for name, spec in run.tables.items()})
+    tables = {
+        name: [
+            read_tables(path).select(["key", "row", "op"])
+            for path in sorted((folder / "sparse").glob(f"{name}-*.arrow"))
+        ]
+        for name in run.tables
+    }
+    reader.apply({"version": 0, "base": None, "tables": tables})
+    return Recommender(model, reader, dict(run.features), corpus, run.history)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

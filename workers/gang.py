@@ -1,0 +1,81 @@
+"""A gang: ranks that meet in one torch.distributed process group, under an epoch.
+
+Trainers come first, shards apart after them. The group's time-out is the step deadline doubled, never torch's 30 min; a
+lost rank means a new epoch for all, under its own prefix of the store (CONTRACTS 2).
+"""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+STEP_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Where a gang meets: address, epoch, how many trainers and how many shards apart from them (0: fused)."""
+
+    host: str
+    port: int
+    epoch: int
+    trainers: int
+    shards: int
+
+    @property
+    def world(self) -> int:
+        return self.trainers + self.shards
+
+
+@dataclass(slots=True)
+class Membership:
+    """This process in a gang: the whole group, and the trainers' own (None on a world of one)."""
+
+    rank: int
+    world: int
+    everyone: Any = None
+    trainers: Any = None
+    store: Any = field(default=None, repr=False)
+
+
+def open_store() -> tuple[str, int, Any]:
+    """A rendezvous store in this process: (host, port, store). Keep the store alive."""
+    from torch.distributed import TCPStore
+
+    host = _address()
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return host, store.port, store
+
+
+def join(gang: Gang, rank: int, backend: str = "gloo") -> Membership:
+    """Meet the others; blocks until all are there or the deadline passes."""
+    import torch.distributed as dist
+
+    timeout = datetime.timedelta(seconds=2 * STEP_DEADLINE_S)
+    store = dist.TCPStore(gang.host, gang.port, is_master=False, timeout=timeout)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    prefixed = dist.PrefixStore(f"epoch-{gang.epoch}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=gang.world, timeout=timeout)
+    trainers = dist.new_group(list(range(gang.trainers)), timeout=timeout)
+    return Membership(rank, gang.world, dist.group.WORLD, trainers, store)
+
+
+def leave(membership: Membership) -> None:
+    """Close the process group, if there is one."""
+    if membership.everyone is not None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def _address() -> str:
+    """This node's address as Ray knows it, the loopback outside Ray."""
+    try:
+        import ray
+
+        return ray.util.get_node_ip_address()
+    except Exception:  # outside a Ray process the loopback is right
+        return socket.gethostbyname("localhost")

@@ -1,0 +1,132 @@
+"""Rollout: the role that answers prompts with beams over the catalogue.
+
+Fused with the trainer it reads the live model and tables; alone it holds copies, and serves only after the version that
+was published is the version it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nonet.embedding.reader import LocalReader, ReplicaReader, join_updates
+from nonet.errors import StaleVersion
+from nonet.models.model import build_model
+from nonet.rl.corpus import Corpus
+from nonet.rl.recommender import Recommender
+from nonet.rl.wire import to_wire
+from nonet.random import rng
+from nonet.samples.prompts import event_at, prompts, seen
+from nonet.samples.sequences import RL, Sequences
+from nonet.samples.steps import prompt_step
+from nonet.types import Jagged, Rollouts
+from nonet.workers.files import tensors_of
+from nonet.workers.method import Replicate, Shard, method
+from nonet.workers.setup import RunSetup
+from nonet.workers.worker import DistributeWorker
+
+_HELD_OUT = 5  # one user in five never gives an RL prompt
+
+
+class Rollout(DistributeWorker):
+    """One rank of the rollout group."""
+
+    def __init__(self, run: RunSetup):
+        self.run = run
+        self._version = -1
+        self._kept_out: np.ndarray | None = None
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str]) -> None:
+        """Open the artifacts; share a fused trainer's model and rows, or build a model to be filled by `apply`."""
+        trainer, shard = self.place.peers.get("trainer"), self.place.peers.get("embedding")
+        corpus = self._corpus = trainer.corpus if trainer else Corpus.load(folders)
+        model = (
+            trainer.model
+            if trainer
+            else build_model(self.run.model, corpus.codes, self.run.feature_dims(), self.run.seed)
+        )
+        whole = shard is not None and shard.sparse.layout.world == 1
+        self._replica = (
+            None if whole else ReplicaReader({name: spec["dim"] for name, spec in self.run.tables.items()})
+        )
+        self._reader = LocalReader(shard.sparse.tables) if whole else self._replica
+        self._recommender = Recommender(
+            model, self._reader, dict(self.run.features), corpus, self.run.history
+        )
+
+    @method(dense=Replicate, sparse=Replicate)
+    def apply(self, version: int, dense: bytes = b"", sparse: list[Mapping[str, Any]] | None = None) -> int:
+        """Move to a published version: dense weights and rows of all shards; what is shared needs neither. Returns it."""
+        if dense and "trainer" not in self.place.peers:
+            self._recommender.model.load_state_dict(tensors_of(dense))
+        if self._replica is not None and sparse is not None:
+            self._replica.apply(join_updates(sparse))
+        self._version = version
+        return version
+
+    @method(collect="first")
+    def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
+        """The prompts of an RL step, (users, positions): a pure function of the step; held-out users are never among them."""
+        among = ~np.isin(self._corpus.seq.user, self._held_out())
+        _, chosen, positions = prompt_step(self._corpus.seq, users, self.run.seed, stage, step, among)
+        return chosen, positions
+
+    @method(collect="first")
+    def probe(self) -> tuple[np.ndarray, np.ndarray]:
+        """The RL events of the users that RL never trains on, (users, positions): what rewards are compared on."""
+        return prompts(self._corpus.seq, RL, np.isin(self._corpus.seq.user, self._held_out()))
+
+    @method(collect="concat", users=Shard, positions=Shard)
+    def generate(
+        self, users: np.ndarray, positions: np.ndarray, *, stage: str, step: int, width: int, version: int
+    ) -> dict[str, Any]:
+        """Beams for prompts (users [U], positions [U]) as Rollouts on the wire; `user` and `position` name the prompts.
+
+        Raises StaleVersion when this rank's weights are not those of `version`.
+        """
+        if version != self._version:
+            raise StaleVersion(
+                f"rollout-{self.rank} has weights of version {self._version}, version {version} is published: apply it first"
+            )
+        corpus = self._corpus
+        batch = self._recommender.batch(users, positions, stage)
+        beams = self._recommender.beams(batch, width, users, positions)
+        item = beams.item.numpy()
+        asked = event_at(corpus.seq, users, positions)
+        history = seen(corpus.seq, users, positions)
+        rollouts = Rollouts(
+            uid=np.array(batch.uid, dtype=np.str_),
+            user_id=np.asarray(corpus.seq.user_id[users]),
+            item_id=_original(corpus.item_id, item),
+            item=item,
+            sid=beams.sid.numpy().astype(np.int32),
+            logp=beams.logp.numpy(),
+            valid=beams.valid.numpy(),
+            target=Jagged(corpus.item_id[corpus.seq.item[asked]], np.arange(len(users) + 1)),
+            history=Jagged(corpus.item_id[history.values], history.offsets),
+            scene=np.zeros(len(users), np.int64),
+            weights_version=version,
+            catalogue_version=corpus.trie.version,
+            step=step,
+        )
+        return to_wire(rollouts) | {"user": np.asarray(users), "position": np.asarray(positions)}
+
+    def _held_out(self) -> np.ndarray:
+        if self._kept_out is None:
+            self._kept_out = _keep_out(self._corpus.seq, self.run.seed)
+        return self._kept_out
+
+
+def _keep_out(seq: Sequences, seed: int) -> np.ndarray:
+    """A fifth of the users with RL events, drawn by the seed; at least one stays in."""
+    users = np.unique(seq.user[seq.split == RL])
+    return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _HELD_OUT])
+
+
+def _original(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """Original ids of dense indices; -1 or "" where there is no item."""
+    none = "" if item_id.dtype.kind == "U" else -1
+    return np.where(item >= 0, item_id[np.maximum(item, 0)], none)

@@ -1,0 +1,46 @@
+"""What a run tells its workers once: plain data, no torch, no Ray.
+
+Everything here comes from the scenario and the plan; a worker never sees the scenario itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table."""
+
+    seed: int
+    history: int
+    model: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
+    features: Mapping[str, str]
+
+    def feature_dims(self) -> dict[str, int]:
+        """Width of each sparse feature."""
+        return {feature: self.tables[table]["dim"] for feature, table in self.features.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StageSetup:
+    """One training stage.
+
+    first      global number of the stage's first step: sparse steps count over the whole run
+    steps      of the whole stage; users: rows (users or prompts) a global step
+    lr         peak, warmup share and decay of the dense rate; the sparse rates follow its shape
+    target     name of the stage's target mask in the sequences, None for all events
+    algorithm  of RL: kl, clip, normalise; weights: reward -> weight
+    """
+
+    name: str
+    first: int
+    steps: int
+    users: int
+    lr: Mapping[str, Any]
+    target: str | None = None
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)

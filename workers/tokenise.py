@@ -1,0 +1,117 @@
+"""Tokeniser: tables in, artifacts out: sequences, semantic ids, catalogue trie.
+
+Every artifact is written aside and renamed to a folder named after the hash of its files, so that a resumed run finds
+what it needs or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nonet.models.tokenizer import tokenise
+from nonet.rl.trie import Trie
+from nonet.samples.builtin import notice
+from nonet.samples.sequences import RL, TEST, TRAIN, VALID, build_sequences
+from nonet.samples.tables import read_tables
+from nonet.workers.files import sha256
+from nonet.workers.method import Replicate, method
+from nonet.workers.worker import DistributeWorker
+
+
+@dataclass(frozen=True, slots=True)
+class DataSetup:
+    """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration."""
+
+    interactions: str
+    items: str | None
+    columns: Mapping[str, str]
+    keep: Mapping[str, int]
+    where: str | None
+    split: Mapping[str, Any]
+    targets: Mapping[str, str]
+    tokenizer: Mapping[str, Any]
+    folder: str
+    seed: int
+
+
+class Tokeniser(DistributeWorker):
+    """Runs the tokenise stage on rank 0 of its group."""
+
+    @method(collect="first", data=Replicate)
+    def prepare(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
+        """Write the artifacts under run_folder/artifacts; {"artifacts": {kind: {path, sha256}}, "data", "tokenizer"}."""
+        if self.rank:
+            return {}
+        interactions, items = read_tables(data.interactions, data.items, dict(data.columns))
+        seq, items = build_sequences(
+            interactions, items, keep=data.keep, split=data.split, targets=data.targets, where=data.where
+        )
+        tokens = tokenise(items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder))
+        trie = Trie.build(tokens.sids, tokens.codes)
+        root = Path(run_folder) / "artifacts"
+        written = {
+            "sequences": _keep(root, "sequences", lambda folder: _write_sequences(folder, seq, items)),
+            "sids": _keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
+            "catalogue": _keep(root, "catalogue", trie.save),
+        }
+        held_out = {
+            name: int((seq.split == split).sum())
+            for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
+        }
+        facts = {
+            "users": len(seq),
+            "items": len(items),
+            "events": len(seq.item),
+            "trained_events": int((seq.split == TRAIN).sum()),
+            "users_only_trained": int(
+                sum(
+                    1
+                    for u in range(len(seq))
+                    if not (seq.split[seq.offsets[u] : seq.offsets[u + 1]] == TEST).any()
+                )
+            ),
+            "held_out": held_out,
+            "notice": notice(data.interactions) or "",
+        }
+        return {"artifacts": written, "data": facts, "tokenizer": tokens.report}
+
+
+def _write_sequences(folder: Path, seq: Any, items: pa.Table) -> None:
+    seq.save(folder)
+    pq.write_table(items, folder / "items.parquet")
+
+
+def _write_sids(folder: Path, sids: np.ndarray) -> None:
+    levels = {f"l{level}": pa.array(sids[:, level].astype(np.int32)) for level in range(sids.shape[1])}
+    pq.write_table(
+        pa.table({"item": pa.array(np.arange(len(sids), dtype=np.int64)), **levels}), folder / "sids.parquet"
+    )
+
+
+def _keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
+    """Write an artifact aside and move it to <kind>-<sha8>; the same content lands in the same folder."""
+    aside = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
+    aside.mkdir(parents=True)
+    write(aside)
+    files = {
+        str(path.relative_to(aside)): sha256(path) for path in sorted(aside.rglob("*")) if path.is_file()
+    }
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    final = root / f"{kind}-{digest[:8]}"
+    if final.exists():
+        shutil.rmtree(aside)
+    else:
+        os.replace(aside, final)
+    return {"kind": kind, "path": str(final), "sha256": digest}

@@ -1,0 +1,255 @@
+"""Trainer: the role that learns; supervised steps from the sequences, RL steps from beams and scores.
+
+A step is lease (a pure function of the step number), gradients, dense step, sparse apply. Every rank works on its share
+of the step's rows; losses are divided by the global count of targets. The sparse rows are frozen during RL: the KL then
+measures the dense policy alone, against a reference that reads the same rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.layout import Layout
+from nonet.embedding.store import TableSpec
+from nonet.embedding.world import SparseWorld
+from nonet.models.loss import sid_loss
+from nonet.models.model import build_model
+from nonet.random import key
+from nonet.rl.advantage import advantages
+from nonet.rl.corpus import Corpus
+from nonet.rl.logprob import log_prob
+from nonet.rl.loss import PolicyLoss, policy_loss
+from nonet.rl.recommender import keys_of
+from nonet.samples.batches import prompt_batch, training_batch
+from nonet.samples.steps import step_rows
+from nonet.types import SampleBatch
+from nonet.workers.dense import Dense, LearningRate, load_model
+from nonet.workers.embedding import EmbeddingShard
+from nonet.workers.files import tensor_bytes, write_tensors
+from nonet.workers.gang import Gang, Membership, join, leave, open_store
+from nonet.workers.method import PerRank, Replicate, Shard, method
+from nonet.workers.setup import RunSetup, StageSetup
+from nonet.workers.worker import DistributeWorker
+
+# Shapes: U prompts, W beams, L levels, N events, M unique keys, D width.
+
+
+class Trainer(DistributeWorker):
+    """One rank of the trainer group."""
+
+    def __init__(self, run: RunSetup):
+        self.run = run
+        self._member = Membership(0, 1)
+        self._store: Any = None
+        self._sparse: SparseWorld | None = None
+        self._reference: torch.nn.Module | None = None
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str]) -> dict[str, int]:
+        """Open the artifacts and build the model; its parameters and the users there are."""
+        self.corpus = Corpus.load(folders)
+        self.model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
+        self.dense = Dense(self.model, self._member)
+        return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self.corpus.seq)}
+
+    @method(collect="first")
+    def host_gang(self) -> tuple[str, int]:
+        """Open a rendezvous store on rank 0: (host, port)."""
+        if self.rank:
+            return "", 0
+        host, port, self._store = open_store()
+        return host, port
+
+    @method(gang=PerRank)
+    def meet(self, gang: Gang) -> None:
+        """Join the gang; fused shards of this process take the same place."""
+        self._member = join(gang, self.rank)
+        if hasattr(self, "dense"):
+            self.dense.member = self._member
+        if gang.shards:
+            self._sparse = SparseWorld(
+                self._specs(),
+                seed=self.run.seed,
+                layout=Layout.apart(self.rank, gang.trainers, gang.shards),
+                group=self._member.everyone,
+            )
+        else:
+            self._shard.enter(Layout.fused(self.rank, gang.trainers), self._member)
+
+    @method(stage=Replicate)
+    def begin(self, stage: StageSetup) -> None:
+        """Start a stage: a fresh optimizer; for RL also the frozen reference."""
+        self.dense.restart()
+        if stage.weights:
+            self._reference = copy.deepcopy(self.model).eval().requires_grad_(False)
+
+    @method(collect="first", stage=Replicate)
+    def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
+        """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds."""
+        records = [self._supervised(stage, step) for step in range(start, stop)]
+        self.sparse.stop()
+        return records
+
+    @method(collect="first", stage=Replicate, beams=Shard, scores=Shard)
+    def update(
+        self, stage: StageSetup, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward."""
+        began = time.perf_counter()
+        policy, flat, prompts = self._policy_loss(stage, beams, scores)
+        totals = self.dense.total(
+            *map(
+                float,
+                (policy.count, policy.loss.detach(), policy.kl, policy.clipped, policy.ratio, flat, prompts),
+            )
+        )
+        count = max(totals[0], 1.0)
+        (policy.loss / count).backward()
+        lr = LearningRate(**stage.lr).at(step, stage.steps)
+        norm = self.dense.step(lr)
+        self.sparse.stop()
+        loss, kl, clipped, ratio = (total / count for total in totals[1:5])
+        record = {
+            "loss": loss,
+            "kl": kl,
+            "clipped": clipped,
+            "ratio": ratio,
+            "flat_groups": totals[5],
+            "prompts": totals[6],
+        }
+        return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
+
+    @method(collect="first")
+    def weights(self) -> bytes:
+        """The dense weights as safetensors bytes, from rank 0."""
+        return tensor_bytes(self.model.state_dict()) if self.rank == 0 else b""
+
+    @method()
+    def save(self, folder: str) -> None:
+        """Write folder/dense/ from rank 0: model, optimizer and, in RL, the reference."""
+        if self.rank:
+            return
+        self.dense.save(Path(folder) / "dense")
+        if self._reference is not None:
+            write_tensors(Path(folder) / "reference" / "model.safetensors", self._reference.state_dict())
+
+    @method(stage=Replicate)
+    def load(self, folder: str, stage: StageSetup | None = None) -> None:
+        """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
+        self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
+        if stage is not None and stage.weights:
+            self._reference = copy.deepcopy(self.model).eval().requires_grad_(False)
+            load_model(self._reference, Path(folder) / "reference")
+
+    def teardown(self) -> None:
+        leave(self._member)
+
+    @property
+    def sparse(self) -> SparseWorld:
+        """This rank's part of the sparse world: a fused shard's, or its own as a trainer apart."""
+        return self._sparse or self._shard.sparse
+
+    @property
+    def _shard(self) -> EmbeddingShard:
+        return self.place.peers["embedding"]
+
+    def _specs(self) -> dict[str, Any]:
+        return {name: TableSpec(**spec) for name, spec in self.run.tables.items()}
+
+    def _policy_loss(
+        self, stage: StageSetup, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
+    ) -> tuple[PolicyLoss, int, int]:
+        """The clipped loss of these beams; how many of the prompts gave no gradient, and how many there were."""
+        self.model.eval()
+        sid_UWL, valid_UW, old_UWL = (
+            torch.from_numpy(np.ascontiguousarray(beams[name])) for name in ("sid", "valid", "logp")
+        )
+        batch = prompt_batch(
+            self.corpus.seq,
+            self.corpus.sids,
+            beams["user"],
+            beams["position"],
+            history=self.run.history,
+            stage=stage.name,
+        )
+        rows = {
+            feature: self.sparse.pull(table, keys_of(batch, feature), train=False)
+            for feature, table in self.run.features.items()
+        }
+        with torch.no_grad():
+            reference_UWL = log_prob(self._reference, batch, rows, sid_UWL, self.corpus.trie)
+        logp_UWL = log_prob(self.model, batch, rows, sid_UWL, self.corpus.trie)
+        rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
+        options = stage.algorithm
+        advantage = advantages(
+            rewards, stage.weights, valid_UW, normalise=options["normalise"], reduce=self._sum
+        )
+        loss = policy_loss(
+            logp_UWL,
+            old_UWL,
+            advantage.value,
+            valid_UW,
+            ref_UWL=reference_UWL,
+            clip=options["clip"],
+            kl=options["kl"],
+        )
+        return loss, advantage.small_groups + advantage.flat_groups, len(valid_UW)
+
+    def _sum(self, moments: Tensor) -> Tensor:
+        return torch.tensor(self.dense.total(*moments.tolist()), dtype=moments.dtype)
+
+    def _supervised(self, stage: StageSetup, step: int) -> dict[str, float]:
+        began = time.perf_counter()
+        seq = self.corpus.seq
+        epoch, rows = step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
+        mask = seq.targets[stage.target] if stage.target else None
+        batch = training_batch(
+            seq,
+            self.corpus.sids,
+            rows[self.rank :: self.world],
+            history=self.run.history,
+            stage=stage.name,
+            epoch=epoch,
+            seed=self.run.seed,
+            target=mask,
+        )
+        torch.manual_seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
+        self.model.train()
+        pulled = {feature: self._pull(table, batch, feature) for feature, table in self.run.features.items()}
+        loss, count = sid_loss(self.model, batch, {feature: rows for feature, (_, _, rows) in pulled.items()})
+        loss_sum, total = self.dense.total(float(loss.detach()), float(count))
+        (loss / max(total, 1.0)).backward()
+        schedule = LearningRate(**stage.lr)
+        lr = schedule.at(step, stage.steps)
+        norm = self.dense.step(lr)
+        for feature, table in self.run.features.items():
+            keys, leaf, _ = pulled[feature]
+            grads = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+            self.sparse.push(
+                table,
+                keys,
+                grads,
+                stage.first + step + 1,
+                lr=self.run.tables[table]["lr"] * lr / schedule.peak,
+            )
+        return {
+            "loss": loss_sum / max(total, 1.0),
+            "events": total,
+            "lr": lr,
+            "norm": norm,
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _pull(self, table: str, batch: SampleBatch, feature: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Unique keys [M], their rows [M, D] as a leaf with gradients, and the rows spread over the batch."""
+        keys, inverse = torch.unique(keys_of(batch, feature), return_inverse=True)
+        leaf = self.sparse.pull(table, keys).requires_grad_()
+        return keys, leaf, leaf[inverse]
