@@ -18,11 +18,15 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class Progress:
-    """Where a stage is: `total` steps or None when unknown, the last metrics, seconds since its start."""
+    """Where a stage is: `total` steps or None when unknown, the last metrics, seconds since its start.
+
+    `first` steps were done before, by a run that this one resumes.
+    """
 
     stage: str
     total: int | None
     started: float
+    first: int = 0
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     elapsed_s: float = 0.0
@@ -30,9 +34,9 @@ class Progress:
     @property
     def left_s(self) -> float | None:
         """Seconds left at the speed so far; None before the first step and without a total."""
-        if not self.total or not self.step or self.step > self.total:
+        if not self.total or not self.first < self.step <= self.total:
             return None
-        return self.elapsed_s * (self.total - self.step) / self.step
+        return self.elapsed_s * (self.total - self.step) / (self.step - self.first)
 
 
 class Face(Protocol):
@@ -68,10 +72,10 @@ class Panel:
         live = _is_terminal(out) if live is None else live
         self._face = face or _face(out, live, interval_s, clock)
 
-    def stage(self, name: str, steps_total: int | None = None) -> None:
-        """A stage begins, and the one before it is over."""
+    def stage(self, name: str, steps_total: int | None = None, *, done: int = 0) -> None:
+        """A stage begins, `done` steps of it by an earlier run, and the one before it is over."""
         self._finish()
-        self._current = Progress(name, steps_total, self._clock())
+        self._current = Progress(name, steps_total, self._clock(), done, done)
         self._face.begin(self._current)
 
     def step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
@@ -127,8 +131,9 @@ class PlainFace:
 
     def begin(self, progress: Progress) -> None:
         steps = f": {steps_text(progress.total)}" if progress.total else ""
+        resumed = f", resumed after step {progress.first:,}" if progress.first else ""
         self._last = self._clock()
-        self.say(f"{progress.stage} starts{steps}")
+        self.say(f"{progress.stage} starts{steps}{resumed}")
 
     def progress(self, progress: Progress) -> None:
         now = self._clock()
@@ -138,7 +143,8 @@ class PlainFace:
         self.say(line(progress))
 
     def end(self, progress: Progress) -> None:
-        steps = f"{steps_text(progress.step)} in " if progress.step else ""
+        ran = progress.step - progress.first
+        steps = f"{steps_text(ran)} in " if ran else ""
         told = metrics_text(progress.metrics)
         self.say(f"{progress.stage} done: {steps}{progress.elapsed_s:.1f} s{'  ' if told else ''}{told}")
 

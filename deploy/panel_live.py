@@ -47,7 +47,8 @@ class LiveFace:
 
     def end(self, progress: Progress) -> None:
         self._progress = None
-        steps = f"{steps_text(progress.step)}, " if progress.step else ""
+        ran = progress.step - progress.first
+        steps = f"{steps_text(ran)}, " if ran else ""
         told = f"{steps}{progress.elapsed_s:.1f} s  {metrics_text(progress.metrics)}"
         self._console.print(Text.assemble(("✓ ", "green"), (progress.stage, "bold"), "  ", told))
 

@@ -169,7 +169,7 @@ def _rewards(report: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     on = report.get("rewards_on")
-    told = note(f"Mean over the beams of {on}.") if on else ""
+    told = note(f"On {on}.") if on else ""
     heads = ["objective", "before", "after", "change"]
     return section("Rewards before and after RL", told + table(heads, rows, narrow=True))
 
@@ -190,7 +190,8 @@ def _curves(curves: Sequence[Curve], unread: int) -> str:
 def _chart(curve: Curve) -> str:
     points = curve.points
     title = f"{label(curve.stage)} · {curve.name}" if curve.stage else curve.name
-    unit = "" if curve.unit in curve.name else curve.unit
+    told_already = curve.unit in ("1", "1/s") or curve.unit in curve.name
+    unit = "" if told_already else curve.unit
     return line_chart(title, [x for x, _ in points], [y for _, y in points], unit)
 
 

@@ -113,7 +113,7 @@ def _rewards(report: Mapping[str, Any]) -> list[Finding]:
     rewards = {name: values for name, values in rewards.items() if _finite(values[:2])}
     if not rewards:
         return []
-    on = report.get("rewards_on")
+    on, _, _ = str(report.get("rewards_on") or "").partition(";")
     where = f" on {on}" if on else ""
     total = rewards.pop("total", None)
     parts = [f"{label(name)} {_change(values)}" for name, values in rewards.items()]

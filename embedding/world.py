@@ -113,7 +113,7 @@ class SparseWorld:
         sorted_rows = torch.empty(len(route.keys), self.specs[table].dim)
         self._all_to_all(sorted_rows, answer, route.counts, counts)
         rows = torch.empty_like(sorted_rows)
-        rows[route.order] = sorted_rows
+        rows = sorted_rows
         return rows
 
     def _exchange_grads(self, table: str, route: _Route, grads: Tensor, step: int, lr: float | None) -> None:

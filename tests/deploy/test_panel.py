@@ -96,6 +96,20 @@ def test_a_step_of_a_stage_that_was_not_begun_begins_it():
     assert third.startswith("warmup done: 3 steps in ")
 
 
+def test_a_resumed_stage_counts_its_own_steps_and_speed():
+    stream, clock = io.StringIO(), Clock()
+    panel = Panel(stream, clock=clock)
+    panel.stage("rl", 60, done=40)
+    clock.now += 10.0
+    panel.step("rl", 50, {})
+    panel.done()
+    assert stream.getvalue().splitlines() == [
+        "rl starts: 60 steps, resumed after step 40",
+        "rl 50/60  10 s, about 10 s left",
+        "rl done: 10 steps in 10.0 s",
+    ]
+
+
 def test_time_left_is_not_guessed_without_a_total_or_a_step():
     assert Progress("rl", None, 0.0, step=5, elapsed_s=9.0).left_s is None
     assert Progress("rl", 10, 0.0, step=0, elapsed_s=9.0).left_s is None

@@ -67,11 +67,12 @@ def test_ndcg_is_told_where_it_judges_differently():
 
 def test_the_trained_reward_is_told_with_its_objectives_and_where():
     rewards = {"hit": [0.01, 0.015], "novelty": [0.4, 0.3], "rank": [0.2, 0.2], "total": [0.1, 0.12]}
-    made = {**compared(0.1, 0.05, 0.15), "rewards": rewards, "rewards_on": "9 prompts"}
+    made = {**compared(0.1, 0.05, 0.15), "rewards": rewards, "rewards_on": "9 prompts; mean score a beam"}
     assert findings(made)[-1].tone == 1
     assert verdict(made)[-1] == (
         "The trained reward rose from 0.1000 to 0.1200 (+20 %) on 9 prompts: "
-        "hit rose from 0.0100 to 0.0150 (+50 %); novelty fell from 0.4000 to 0.3000 (−25 %); rank stayed at 0.2000."
+        "hit rose from 0.0100 to 0.0150 (+50 %); "
+        "novelty fell from 0.4000 to 0.3000 (−25 %); rank stayed at 0.2000."
     )
     made["rewards"] = {"total": [0.12, 0.1]}
     assert verdict(made)[-1] == "The trained reward fell from 0.1200 to 0.1000 (−17 %) on 9 prompts."

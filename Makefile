@@ -1,0 +1,55 @@
+# One word a verb; .ci/run calls the same words.
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= 2.13.0
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: run test test-all check format bench setup clean
+
+run: setup
+	$(BIN)/nonet run quickstart
+	@echo
+	$(BIN)/nonet recommend last --like "Alien" "Blade Runner" --top 5
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/nonet bench startup
+	$(BIN)/nonet bench repeat
+	$(BIN)/nonet bench quickstart
+
+setup: $(STAMP)
+
+# Without a GPU the CPU build of torch is taken where one is at hand (about 200 MB); else what PyPI has (2 GB with CUDA).
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -c "import torch" 2>/dev/null || { \
+	  if command -v nvidia-smi >/dev/null; then \
+	    echo "installing torch $(TORCH) for CUDA (about 2 GB)"; $(BIN)/pip install -q torch==$(TORCH); \
+	  else \
+	    echo "no GPU here: installing the CPU build of torch $(TORCH) (about 200 MB)"; \
+	    $(BIN)/pip install -q torch==$(TORCH)+cpu 2>/dev/null \
+	    || $(BIN)/pip install -q --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)+cpu 2>/dev/null \
+	    || { echo "no CPU build at hand: installing PyPI's (about 2 GB)"; $(BIN)/pip install -q torch==$(TORCH); }; \
+	  fi; }
+	@echo "installing nonet and its dependencies (ray, pyarrow, ...; about 250 MB)"
+	@$(BIN)/pip install -q -e ".[dev]"
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .ruff_cache

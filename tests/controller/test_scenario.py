@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from nonet.controller import yaml
+from nonet.controller.cluster import ClusterView, Node
+from nonet.controller.plan import plan
+from nonet.controller.scenario import document, load_scenario, make_scenario, shipped_names
+from nonet.errors import ConfigError
+
+
+def wrong(*changes: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_scenario("quickstart", list(changes))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_yaml_is_1_2_core():
+    text = "a: 1e-3\nb: on\nc: no\nd: 2026-11-19T00:00:00Z\ne: 30d\nf: true\ng: 010"
+    assert yaml.parse(text) == {"a": 1e-3, "b": "on", "c": "no", "d": "2026-11-19T00:00:00Z", "e": "30d", "f": True, "g": 10}
+
+
+def test_yaml_error_names_the_line():
+    with pytest.raises(ConfigError, match="line 2"):
+        yaml.parse("a: [1\nb: 2")
+    with pytest.raises(ConfigError, match="duplicate key"):
+        yaml.parse("a: 1\na: 2")
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_every_shipped_scenario_plans_on_a_cluster_that_is_large_enough(name):
+    scenario, _ = load_scenario(name)
+    gpu = [Node(f"g{i}", {"CPU": 64.0, "GPU": 8.0}, {"CPU": 64.0, "GPU": 8.0}, {"zone": "a"}) for i in range(5)]
+    npu = [Node(f"n{i}", {"CPU": 192.0, "NPU": 8.0}, {"CPU": 192.0, "NPU": 8.0}, {"zone": "b"}) for i in range(5)]
+    made = plan(scenario, ClusterView((*gpu, *npu)))
+    assert made == plan(scenario, ClusterView((*gpu, *npu)))
+    assert [stage.name for stage in made.stages][1:-1] == list(scenario.stages)
+    assert made.text().startswith(name)
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_resolved_scenario_reads_back_as_itself(name):
+    scenario, _ = load_scenario(name)
+    text = yaml.dump(document(scenario))
+    assert yaml.dump(document(make_scenario(yaml.parse(text)))) == text
+
+
+def test_shipped_quickstart_fits_on_a_page():
+    _, folder = load_scenario("quickstart")
+    assert len((folder / "quickstart.yaml").read_text().splitlines()) <= 60
+
+
+def test_unknown_key_gets_a_suggestion():
+    assert "data.histry: unknown key (did you mean 'history'?)" in wrong("data.histry=3")
+    assert "stages.rl.algoritm: unknown key (did you mean 'algorithm'?)" in wrong("stages.rl.algoritm=3")
+    assert "tokenizer.code: unknown key (did you mean 'codes'?)" in wrong("tokenizer.code=3")
+    assert "sparse.tables.item.dimm: unknown key (did you mean 'dim'?)" in wrong("sparse.tables.item.dimm=3")
+
+
+def test_wrong_types_and_sizes_say_what_was_given():
+    assert "data.history: input should be greater than 0, got -1" in wrong("data.history=-1")
+    assert "data.history: input should be a valid integer, got 'abc'" in wrong("data.history=abc")
+    assert "seed: input should be a valid integer, got 1.5" in wrong("seed=1.5")
+    assert "stages.pretrain.lr: input should be a valid number, got 'x'" in wrong("stages.pretrain.lr=x")
+    assert "model: width 63 is not a multiple of heads 4" in wrong("model.width=63")
+
+
+def test_names_that_must_meet_are_checked():
+    assert "roles.trainer.pool: there is no pool 'gpuu'" in wrong("roles.trainer.pool=gpuu")
+    assert "there is no other role 'trainr' to share with" in wrong("roles.rollout={fuse: trainr}")
+    assert "'rqkmeans' (did you mean 'rq_kmeans'?)" in wrong("tokenizer.use=rqkmeans")
+
+
+def test_unknown_scenario_lists_the_shipped_ones():
+    with pytest.raises(ConfigError, match=r"did you mean 'quickstart'.*shipped: nightly-feed, quickstart"):
+        load_scenario("quickstrt")
+
+
+def test_scenario_and_plan_import_neither_ray_nor_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, nonet.controller.scenario, nonet.controller.plan; assert not {'ray', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
