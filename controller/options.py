@@ -56,7 +56,7 @@ class Replaceable(BaseModel):
                 )
             if known is not None:
                 filled = known.model_validate(self.model_extra or {}).model_dump()
-                (self.__pydantic_extra__ or {}).update(filled)
+                object.__setattr__(self, "__pydantic_extra__", filled)
         return self
 
     def options(self) -> dict[str, Any]:

@@ -48,10 +48,8 @@ def columns_of(table: pa.Table, name: str, dim: int, state_width: int = 0) -> Ro
         raise DataError(f"rows of table {name!r} lack the columns {missing}; there are {table.column_names}")
     count = table.num_rows
     row = _matrix(table, "row", name, dim)
-    if not state_width:
-        state = np.zeros((count, 0), dtype=np.float32)
-    else:
-        state = _matrix(table, "state", name, state_width)
+    none = np.zeros((count, 0), dtype=np.float32)
+    state = _matrix(table, "state", name, state_width) if state_width else none
     step = table["step"].to_numpy() if "step" in table.column_names else np.zeros(count, dtype=np.int64)
     op = table["op"].to_numpy() if "op" in table.column_names else np.full(count, UPSERT, dtype=object)
     unknown = set(op) - {UPSERT, DELETE}

@@ -106,14 +106,12 @@ class SparseWorld:
 
     def _exchange_rows(self, table: str, route: _Route, train: bool) -> Tensor:
         asked, counts = self._send_keys(route)
-        if self.layout.holds:
-            answer = self.tables[table].lookup(asked, train=train)
-        else:
-            answer = torch.empty(0, self.specs[table].dim)
+        nothing = torch.empty(0, self.specs[table].dim)
+        answer = self.tables[table].lookup(asked, train=train) if self.layout.holds else nothing
         sorted_rows = torch.empty(len(route.keys), self.specs[table].dim)
         self._all_to_all(sorted_rows, answer, route.counts, counts)
         rows = torch.empty_like(sorted_rows)
-        rows = sorted_rows
+        rows[route.order] = sorted_rows
         return rows
 
     def _exchange_grads(self, table: str, route: _Route, grads: Tensor, step: int, lr: float | None) -> None:

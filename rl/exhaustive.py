@@ -7,8 +7,9 @@ code has probability 1. Temporaries stay under `budget_bytes`; the answer itself
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,10 @@ from nonet.types import Jagged
 
 @torch.no_grad()
 def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
-    """Log-probability [U, I] of every item for every prompt in `cache`, nats; -inf outside the catalogue."""
+    """Log-probability [U, I] of every item for every prompt in `cache`, nats; -inf outside the catalogue.
+
+    Prompts are taken a few at a time: `state` must be the only thing in `cache` that has a row a prompt.
+    """
     users, device = len(cache.state), cache.state.device
     levels = [_choices(trie, level, device) for level in range(trie.levels)]
     leaf_I = trie.tensor("leaf_of_item", 0, device)
@@ -36,7 +40,8 @@ def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 <<
     step = max(1, pairs // max(1, most))
     scores_UI = cache.state.new_empty(users, trie.n_items)
     for start in range(0, users, step):
-        part = replace(cache, state=cache.state[start : start + step])
+        part = copy.copy(cache)
+        object.__setattr__(part, "state", cache.state[start : start + step])  # a frozen dataclass as well
         leaves = _score_leaves(model, part, levels, max(1, pairs // len(part.state)))
         scores_UI[start : start + step] = leaves[:, leaf_I.clamp_min(0)]
     return scores_UI.masked_fill_(leaf_I < 0, -torch.inf)

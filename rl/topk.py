@@ -1,7 +1,8 @@
 """The k largest of each row, ties to the lower index, on any device.
 
-`torch.topk` promises nothing about ties and a stable sort of the whole row costs 3 to 10 times as much on a
-CPU; this takes the k-th value from topk, then picks the winners and the first ties, and sorts those k alone.
+`torch.topk` promises nothing about ties, and a stable sort of whole rows takes 4 to 6 times as long on a CPU
+([64, 1024] to [64, 4096]). This takes the k-th value from topk, picks the winners and the first ties, and sorts
+those k alone.
 """
 
 from __future__ import annotations

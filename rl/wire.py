@@ -20,36 +20,39 @@ from nonet.types import Jagged, Rollouts
 
 _JAGGED = ("target", "history")
 _SCALARS = ("weights_version", "catalogue_version", "step")
+_EMPTY = {"weights_version": -1, "catalogue_version": "", "step": -1}
 
 
 def to_wire(rollouts: Rollouts) -> dict[str, Any]:
-    """A flat dict: fields by name, and "target.values", "target.offsets", "columns.<name>" and so on."""
+    """A dict whose every value has U rows, so that a group call can cut and join it: field -> array or Jagged of arrays.
+
+    What is one value for all rollouts (versions, step) is repeated a row; "columns.<name>" are joined columns.
+    """
+    users = len(rollouts.uid)
     wire: dict[str, Any] = {}
     for field in (f.name for f in fields(Rollouts)):
         value = getattr(rollouts, field)
         if field == "columns":
             wire |= {f"columns.{key}": _plain(f"columns.{key}", column) for key, column in value.items()}
         elif field in _JAGGED:
-            wire[f"{field}.values"] = _plain(field, value.values)
-            wire[f"{field}.offsets"] = _plain(field, value.offsets)
+            wire[field] = Jagged(_plain(field, value.values), _plain(field, value.offsets))
         else:
-            wire[field] = value if field in _SCALARS else _plain(field, value)
+            wire[field] = (
+                np.repeat(np.asarray(value)[None], users, 0) if field in _SCALARS else _plain(field, value)
+            )
     return wire
 
 
 def from_wire(wire: Mapping[str, Any]) -> Rollouts:
-    """The Rollouts that `to_wire` wrote; a missing field is a DataError."""
-    values: dict[str, Any] = {}
+    """The Rollouts that `to_wire` wrote, or any rows of them; a missing field is a DataError."""
     try:
-        for field in (f.name for f in fields(Rollouts) if f.name != "columns"):
-            if field in _JAGGED:
-                values[field] = Jagged(wire[f"{field}.values"], wire[f"{field}.offsets"])
-            else:
-                values[field] = wire[field]
+        values = {f.name: wire[f.name] for f in fields(Rollouts) if f.name != "columns"}
     except KeyError as error:
         raise DataError(
             f"rollouts on the wire have no {error.args[0]!r}: sender and reader differ in version."
         ) from None
+    for field in _SCALARS:
+        values[field] = values[field][0].item() if len(values[field]) else _EMPTY[field]
     columns = {key.removeprefix("columns."): wire[key] for key in wire if key.startswith("columns.")}
     return Rollouts(**values, columns=columns)
 

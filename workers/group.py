@@ -9,6 +9,7 @@ future of another group goes on unfetched: equal sizes pass rank to rank, unequa
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +32,7 @@ def ensure_ray() -> None:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
         local = {"include_dashboard": False} if address == "local" else {}
-        ray.init(address=address, namespace="nonet", log_to_driver=False, **local)
+        ray.init(address=address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR, **local)
 
 
 class Hosts:

@@ -182,6 +182,7 @@ def test_an_export_since_a_step_holds_the_rows_made_or_changed_after_it():
     changed = next(made.export(since=3))["key"].to_pylist()
     assert sorted(changed) == sorted(KEYS[[0, 5]].tolist())
     assert made.touched_since(3).tolist() == sorted(changed)
+    assert next(made.export(since=4))["key"].to_pylist() == [KEYS[5]]
     assert list(made.export(since=5)) == []
 
 

@@ -141,6 +141,14 @@ def test_a_catalogue_that_is_all_forbidden_gives_no_beam(make_model, make_cache,
     assert beams.item[0].tolist() == [-1] * 4
 
 
+def test_no_prompts_give_no_beams_and_no_scores(make_model, make_cache, make_sids, jagged):
+    codes = (3, 3)
+    trie, model, cache = Trie.build(make_sids(codes, 7), codes), make_model(codes), make_cache(0)
+    beams = beam_search(model, cache, trie, 4, forbidden=jagged([]))
+    assert (beams.item.shape, beams.sid.shape) == ((0, 4), (0, 4, 2))
+    assert score_items(model, cache, trie).shape == (0, 7)
+
+
 def test_the_search_steps_each_level_once_over_its_live_beams(make_model, make_cache, make_sids):
     codes = (8, 8, 8)
     model, cache = make_model(codes), make_cache(10)

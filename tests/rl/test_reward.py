@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +51,11 @@ def test_a_class_gets_its_options_and_reads_the_rollouts(make_rollouts):
     assert scored.device == "cpu"
     assert score_checked(scored, "scaled", r).tolist() == [[2.0, 4.0], [6.0, 8.0]]
     assert as_reward(scored) is scored
+
+
+def test_writing_a_reward_needs_no_torch():
+    check = "import sys, nonet.rl.rewards, nonet.rl.wire; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

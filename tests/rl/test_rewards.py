@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import nonet
-from nonet.rl.reward import load_reward, reward
+from nonet.rl.reward import load_reward
 from nonet.rl.rewards import hit, rank
 from nonet.types import Jagged
 
@@ -53,8 +52,7 @@ def test_text_item_ids_are_compared_as_they_are():
     assert hit(np.array([["a", "b"], ["b", ""]]), target, np.ones((2, 2), bool)).tolist() == [[0, 1], [0, 0]]
 
 
-def test_novelty_file_halves_every_half_life(monkeypatch):
-    monkeypatch.setattr(nonet, "reward", reward, raising=False)
+def test_novelty_file_halves_every_half_life():
     scenarios = Path(__file__).parents[2] / "deploy" / "scenarios"
     novelty = load_reward("rewards/novelty.py", scenarios, {"half_life": 10})
     assert list(novelty.columns) == ["events"]

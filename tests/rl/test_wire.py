@@ -9,6 +9,8 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.rl.wire import from_wire, join, to_wire
+from nonet.types import Jagged
+from nonet.workers import rows
 
 
 def same(a, b):
@@ -37,8 +39,13 @@ def test_the_wire_has_no_object_array_and_no_torch(make_rollouts):
     r = make_rollouts(columns={"title": np.array([["a", None], ["bcd", "e"]], dtype=object)})
     r.user_id, r.uid = np.array([7, 8], dtype=object), np.array(["rl/0/7", "rl/0/8"], dtype=object)
     wire = to_wire(r)
-    arrays = [value for value in wire.values() if not isinstance(value, (int, str))]
+    arrays = [
+        part
+        for value in wire.values()
+        for part in ((value.values, value.offsets) if isinstance(value, Jagged) else (value,))
+    ]
     assert all(isinstance(array, np.ndarray) and array.dtype.kind != "O" for array in arrays)
+    assert {rows.count(value) for value in wire.values()} == {2}
     assert b"torch" not in pickle.dumps(wire)
     back = from_wire(wire)
     assert back["title"].tolist() == [["a", ""], ["bcd", "e"]]
@@ -49,8 +56,8 @@ def test_mixed_objects_and_missing_fields_are_refused(make_rollouts):
     with pytest.raises(DataError, match=r"columns.tags mixes types \(list among str\)"):
         to_wire(make_rollouts(columns={"tags": np.array([["a", "b"], ["c", ["d"]]], dtype=object)}))
     wire = to_wire(make_rollouts())
-    del wire["target.offsets"]
-    with pytest.raises(DataError, match=r"no 'target.offsets'"):
+    del wire["target"]
+    with pytest.raises(DataError, match=r"no 'target'"):
         from_wire(wire)
 
 

@@ -31,35 +31,24 @@ def _sids(items: int = 50) -> np.ndarray:
 
 
 def _events(batch, seq: Sequences) -> np.ndarray:
-    """The index into all events of every packed event, from the uids."""
+    """The index into all events of every packed event, from the uids: a block and the event before it."""
     index = []
     for uid, length in zip(batch.uid, np.diff(batch.item.offsets.numpy()), strict=True):
-        row, start = map(int, uid.split("/")[2].split(":"))
-        index.append(seq.offsets[row] + start + np.arange(length))
+        row, block = map(int, uid.split("/")[2].split(":"))
+        index.append(seq.offsets[row] + max(block - 1, 0) + np.arange(length))
     return np.concatenate(index)
 
 
 @pytest.mark.parametrize("history", [1, 2, 7, 50, 500])
-def test_each_train_event_but_a_users_first_is_a_target_exactly_once_an_epoch(history):
-    seq = _sequences()
+def test_each_train_event_is_a_target_exactly_once_an_epoch(history):
+    seq, rows = _sequences(), np.arange(25)
     for epoch in range(3):
         batch = training_batch(
-            seq,
-            _sids(),
-            np.arange(len(seq)),
-            history=history,
-            stage="pretrain",
-            epoch=epoch,
-            seed=7,
-            target=None,
+            seq, _sids(), rows, history=history, stage="pretrain", epoch=epoch, seed=7, target=None
         )
-        events = _events(batch, seq)
-        times = np.bincount(events[batch.loss_mask.values.numpy()], minlength=len(seq.item))
-        wanted = seq.split == TRAIN
-        wanted[seq.offsets[:-1]] = False
-        np.testing.assert_array_equal(times, wanted.astype(int))
+        times = np.bincount(_events(batch, seq)[batch.loss_mask.values.numpy()], minlength=len(seq.item))
+        np.testing.assert_array_equal(times, (seq.split == TRAIN).astype(int))
         assert np.diff(batch.item.offsets.numpy()).max() <= history + 1
-        assert np.diff(batch.item.offsets.numpy()).min() >= 2
 
 
 def test_training_batch_never_holds_an_event_that_is_held_out():
@@ -70,12 +59,17 @@ def test_training_batch_never_holds_an_event_that_is_held_out():
     assert (seq.split[_events(batch, seq)] == TRAIN).all()
 
 
-def test_no_window_starts_with_a_target_so_every_target_has_its_predecessor():
+def test_a_window_starts_with_a_target_only_at_a_users_first_event():
     seq = _sequences()
     batch = training_batch(
         seq, _sids(), np.arange(len(seq)), history=5, stage="s", epoch=0, seed=1, target=None
     )
-    assert not batch.loss_mask.values[batch.item.offsets[:-1]].any()
+    starts = batch.item.offsets[:-1]
+    first = np.isin(_events(batch, seq)[starts.numpy()], seq.offsets[:-1])
+    asked_of_nothing = batch.loss_mask.values[starts].numpy()
+    assert asked_of_nothing.sum() == len(seq)
+    assert first[asked_of_nothing].all()
+    assert (batch.loss_mask.values.numpy().sum() + (~asked_of_nothing).sum()) == len(batch.item.values)
 
 
 def test_packed_values_are_those_of_the_events():
@@ -111,10 +105,27 @@ def test_target_condition_masks_the_loss_and_keeps_the_history():
     kwargs = {"history": 9, "stage": "finetune", "epoch": 1, "seed": 4}
     every = training_batch(seq, _sids(), np.arange(len(seq)), target=None, **kwargs)
     liked = training_batch(seq, _sids(), np.arange(len(seq)), target=seq.targets["finetune"], **kwargs)
-    assert torch.equal(every.item.values, liked.item.values)
-    wanted = every.loss_mask.values.numpy() & seq.targets["finetune"][_events(every, seq)]
-    np.testing.assert_array_equal(liked.loss_mask.values.numpy(), wanted)
-    assert 0 < wanted.sum() < every.loss_mask.values.sum()
+    asked = _events(liked, seq)[liked.loss_mask.values.numpy()]
+    wanted = np.flatnonzero((seq.split == TRAIN) & seq.targets["finetune"])
+    assert sorted(asked.tolist()) == wanted.tolist()
+    whole = {uid: every.item[i].tolist() for i, uid in enumerate(every.uid)}
+    assert all(whole[uid] == liked.item[i].tolist() for i, uid in enumerate(liked.uid))
+
+
+def test_windows_without_a_target_are_dropped():
+    seq = _sequences()
+    only = np.zeros(len(seq.item), bool)
+    only[seq.offsets[3] + 1] = True
+    batch = training_batch(
+        seq, _sids(), np.arange(len(seq)), history=4, stage="s", epoch=0, seed=0, target=only
+    )
+    assert len(batch.item) == 1
+    assert _events(batch, seq)[batch.loss_mask.values.numpy()].tolist() == [seq.offsets[3] + 1]
+    none = training_batch(
+        seq, _sids(), np.arange(len(seq)), history=4, stage="s", epoch=0, seed=0, target=np.zeros_like(only)
+    )
+    assert len(none.item) == 0
+    assert none.sid.shape == (0, 3)
 
 
 def test_windows_depend_on_seed_stage_epoch_and_user_alone():
@@ -133,26 +144,35 @@ def test_windows_depend_on_seed_stage_epoch_and_user_alone():
     assert of(rows) == of(rows)
 
 
-def test_over_epochs_the_first_window_takes_every_length():
+def test_over_epochs_the_first_block_takes_every_length():
     seq = _sequences()
     row = int(np.argmax(seq.train_lengths))
     lengths = set()
     for epoch in range(60):
-        _, start, stop = windows(seq, np.array([row]), history=4, stage="s", epoch=epoch, seed=0)
-        lengths.add(int(stop[0] - start[0]))
-    assert lengths == {2, 3, 4, 5}
+        _, block, stop = windows(seq, np.array([row]), history=4, stage="s", epoch=epoch, seed=0)
+        lengths.add(int(stop[0] - block[0]))
+    assert lengths == {1, 2, 3, 4}
 
 
-def test_user_with_one_training_event_gives_no_window():
-    log = pa.table({"user_id": [1, 1, 2, 2, 2], "item_id": [1, 2, 1, 2, 3], "timestamp": [1, 2, 1, 2, 3]})
-    seq, _ = build_sequences(log, None, split={"test": 1})
-    batch = training_batch(
-        seq, _sids(3), np.array([0, 1]), history=4, stage="s", epoch=0, seed=0, target=None
-    )
-    assert batch.context["user"].tolist() == [1]
-    nothing = training_batch(seq, _sids(3), np.array([0]), history=4, stage="s", epoch=0, seed=0, target=None)
+def test_uids_are_unique_even_when_two_windows_start_at_the_same_event():
+    seq = _sequences()
+    for epoch in range(30):
+        batch = training_batch(
+            seq, _sids(), np.arange(len(seq)), history=2, stage="s", epoch=epoch, seed=0, target=None
+        )
+        assert len(set(batch.uid)) == len(batch.uid)
+
+
+def test_short_users_give_one_whole_window_and_users_without_training_events_none():
+    log = pa.table({"user_id": [1, 1, 2, 2, 3], "item_id": [1, 2, 1, 3, 2], "timestamp": [1, 9, 1, 2, 9]})
+    seq, _ = build_sequences(log, None, split={"use": "time", "test": "1970-01-01T00:00:05"})
+    kwargs = {"history": 4, "stage": "s", "epoch": 0, "seed": 0, "target": None}
+    batch = training_batch(seq, _sids(3), np.array([0, 1, 2]), **kwargs)
+    assert batch.context["user"].tolist() == [0, 1]
+    assert batch.item.offsets.tolist() == [0, 1, 3]
+    assert batch.loss_mask.values.all()
+    nothing = training_batch(seq, _sids(3), np.array([2]), **kwargs)
     assert len(nothing.item) == 0
-    assert nothing.sid.shape == (0, 3)
 
 
 @pytest.mark.parametrize("split", [SPLIT, {"use": "time", "test": "1970-03-20", "valid": "1w", "rl": "1w"}])
