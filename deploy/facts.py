@@ -53,9 +53,8 @@ def _wall(report: Mapping[str, Any]) -> str:
 def _sizes(report: Mapping[str, Any]) -> str:
     pairs: list[tuple[str, str]] = []
     weights = report.get("weights") or {}
-    for key, title in (("parameters", "dense parameters"), ("sparse_rows", "sparse rows")):
-        if isinstance(weights.get(key), int):
-            pairs.append((title, f"{weights[key]:,}"))
+    titles = {"parameters": "dense parameters"}
+    pairs += [(titles.get(key, label(key)), f"{n:,}") for key, n in weights.items() if isinstance(n, int)]
     peak = report.get("peak_rss_bytes")
     if isinstance(peak, int | float) and peak > 0:
         pairs.append(("peak memory, all processes", f"{peak / 2**30:.2f} GiB"))

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nonet.deploy.markup import note, section
+from nonet.deploy.markup import collapsed, note, section
 from nonet.deploy.scores import label
 
-_HISTORY = 8
+_HISTORY, _SHOWN = 8, 3
 
 
 def people(report: Mapping[str, Any]) -> str:
@@ -19,18 +19,25 @@ def people(report: Mapping[str, Any]) -> str:
         return ""
     told = note(
         "Held-out items are what the user chose next and the model never saw; a recommendation that names "
-        "one is a hit and marked ✓."
+        "one is a hit and marked ✓. What the stage before did not recommend is marked new."
     )
-    return section("What people are recommended", told + "".join(_card(user) for user in users))
+    stages = list(report.get("stages") or {})
+    cards = [_card(user, stages) for user in users]
+    more = collapsed(f"{len(cards) - _SHOWN} more users", "".join(cards[_SHOWN:]))
+    return section("What people are recommended", told + "".join(cards[:_SHOWN]) + more)
 
 
-def _card(user: Mapping[str, Any]) -> str:
-    wanted = {str(title) for title in user.get("target") or []}
+def _card(user: Mapping[str, Any], stages: Sequence[str]) -> str:
+    wanted = [str(title) for title in user.get("target") or []]
     history = [str(title) for title in user.get("history") or []]
-    lists = [_recommended(name, titles, wanted) for name, titles in (user.get("recommended") or {}).items()]
+    lists, before = [], None
+    for name, titles in (user.get("recommended") or {}).items():
+        shown = [str(title) for title in titles or []]
+        lists.append(_recommended(name, shown, wanted, before))
+        before = shown if name in stages else before
     return (
         f'<article class="user"><h3>User {escape(str(user.get("user_id", "?")))}</h3>'
-        f'<div class="past">{_history(history)}{_targets(sorted(wanted))}</div>'
+        f'<div class="past">{_history(history)}{_targets(wanted)}</div>'
         f'<div class="lists">{"".join(lists)}</div></article>'
     )
 
@@ -47,14 +54,19 @@ def _targets(titles: Sequence[str]) -> str:
     return f'<div class="held"><h4>Held out: chosen next</h4><ul>{items}</ul></div>' if titles else ""
 
 
-def _recommended(name: str, titles: Sequence[Any], wanted: set[str]) -> str:
-    items = "".join(_item(str(title), str(title) in wanted) for title in titles or [])
-    hits = sum(str(title) in wanted for title in titles or [])
+def _recommended(
+    name: str, titles: Sequence[str], wanted: Sequence[str], before: Sequence[str] | None
+) -> str:
+    items = "".join(
+        _item(title, title in wanted, before is not None and title not in before) for title in titles
+    )
+    hits = sum(title in wanted for title in titles)
     count = f"<small>{hits} ✓</small>" if hits else ""
     return f"<div><h4>{escape(label(name))}{count}</h4><ol>{items}</ol></div>"
 
 
-def _item(title: str, hit: bool) -> str:
+def _item(title: str, hit: bool, new: bool) -> str:
+    mark = "&nbsp;<small>new</small>" if new else ""
     if hit:
-        return f'<li class="hit">{escape(title)}&nbsp;<b title="hit">✓</b></li>'
-    return f"<li>{escape(title)}</li>"
+        return f'<li class="hit">{escape(title)}&nbsp;<b title="hit">✓</b>{mark}</li>'
+    return f"<li>{escape(title)}{mark}</li>"

@@ -175,8 +175,10 @@ def _rewards(report: Mapping[str, Any]) -> str:
 
 
 def _curves(curves: Sequence[Curve], unread: int) -> str:
-    first = "".join(_chart(curve) for curve in curves if curve.important)
-    rest = "".join(_chart(curve) for curve in curves if not curve.important)
+    # A single point, such as a score at a stage's end, is no curve; the tables have it.
+    drawn = [curve for curve in curves if len(curve.points) > 1]
+    first = "".join(_chart(curve) for curve in drawn if curve.important)
+    rest = "".join(_chart(curve) for curve in drawn if not curve.important)
     if not first and not rest:
         return ""
     told = "By step; faint is each step, bold its moving average; the number is the last step's."

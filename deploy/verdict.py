@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from nonet.deploy.scores import (
@@ -17,7 +18,6 @@ from nonet.deploy.scores import (
     differences,
     headline_metrics,
     label,
-    names,
     number,
     stage_table,
 )
@@ -48,15 +48,37 @@ def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
     metrics = headline_metrics(report)
     if not metrics:
         return []
-    kinds, by_pair = dict(names(report)), {}
+    by_pair: dict[tuple[str, str], dict[str, Difference]] = {}
     for difference in differences(report):
         by_pair.setdefault((difference.left, difference.right), {})[difference.metric] = difference
-    found = []
-    for pair in by_pair.values():
-        told = [pair[metric] for metric in metrics if metric in pair]
+    stages, found = list(report.get("stages") or {}), []
+    for pair in _worth_telling(report, list(by_pair)):
+        told = [by_pair[pair][metric] for metric in metrics if metric in by_pair[pair]]
         if told:
-            found.append(_comparison(report, told, against_stage=kinds.get(told[0].right) == "stage"))
+            found.append(_comparison(report, told, against_stage=pair[1] in stages))
     return found
+
+
+def _worth_telling(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The comparisons that make up a verdict; the others stand in the report's own section.
+
+    The last stage before RL against every baseline, every stage against the one before it, and the last stage
+    against the strongest baseline. Pairs that name something else are a user's own, and told.
+    """
+    stages, baselines = list(report.get("stages") or {}), list(report.get("baselines") or {})
+    focus = next((name for name in reversed(stages) if name != "rl"), stages[-1])
+    chosen = [(focus, baseline) for baseline in baselines]
+    chosen += list(pairwise(reversed(stages)))[::-1]
+    chosen += [(stages[-1], name) for name in _strongest(report, baselines)]
+    known = {*stages, *baselines}
+    chosen += [pair for pair in pairs if not set(pair) <= known]
+    return [pair for pair in dict.fromkeys(chosen) if pair in pairs] or pairs
+
+
+def _strongest(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
+    metric = headline_metrics(report)[0]
+    scores = {row.name: row.scores.get(metric, 0.0) for row in stage_table(report) if row.name in baselines}
+    return [max(scores, key=lambda name: scores[name])] if scores else []
 
 
 def _comparison(report: Mapping[str, Any], told: list[Difference], *, against_stage: bool) -> Finding:

@@ -2,10 +2,10 @@
 
 All trainers call the same operations in the same order. Each begins with a header that every rank sees, so
 that a shard in `serve` learns what is asked and a trainer that differs is an error at once, not a hang. Then
-counts, keys and rows travel by all-to-all: three collectives a pull and three a push, 0.65-0.77 ms for 8,192
-keys of width 64 over gloo against 10-16 ms through Ray actor calls (research/embedding.md). The owner sums a
-key's gradients in rank order, so a world of one trainer and one shard equals a single process bit for bit,
-and W ranks equal it up to float addition's order. A world of one process touches its table directly.
+counts, keys and rows travel by all-to-all. The owner sums a key's gradients in rank order, so a world of one
+trainer and one shard equals a single process bit for bit, and W ranks equal it up to float addition's order.
+5,000 keys of width 32 between two processes on two busy cores: 4.6 ms a pull, 3.3 ms a push over gloo; a world
+of one process touches its table directly, 0.3 and 0.9 ms.
 """
 
 # Shapes: N keys of one rank, M keys that one shard receives from all ranks, W ranks, D width.

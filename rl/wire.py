@@ -1,8 +1,8 @@
 """Rollouts as plain NumPy arrays, and the joining of item and user columns.
 
 Pools may run different torch versions, so no pickled torch object crosses a group: the wire form is a flat
-dict of arrays without object dtype, which Ray, Arrow and safetensors all carry. Text becomes fixed-width
-unicode.
+dict of arrays without object dtype (text becomes fixed-width unicode) and of `Jagged`. Every value has U
+rows, version and step too, so a worker group can cut and join it, and groups of unequal size can pass it on.
 """
 
 from __future__ import annotations
@@ -20,41 +20,47 @@ from nonet.types import Jagged, Rollouts
 
 _JAGGED = ("target", "history")
 _SCALARS = ("weights_version", "catalogue_version", "step")
+_FIELDS = tuple(field.name for field in fields(Rollouts) if field.name != "columns")
 _EMPTY = {"weights_version": -1, "catalogue_version": "", "step": -1}
 
 
 def to_wire(rollouts: Rollouts) -> dict[str, Any]:
-    """A dict whose every value has U rows, so that a group call can cut and join it: field -> array or Jagged of arrays.
-
-    What is one value for all rollouts (versions, step) is repeated a row; "columns.<name>" are joined columns.
-    """
-    users = len(rollouts.uid)
+    """A flat dict with U rows in every value: fields by name, and "columns.<name>"."""
     wire: dict[str, Any] = {}
-    for field in (f.name for f in fields(Rollouts)):
+    for field in _FIELDS:
         value = getattr(rollouts, field)
-        if field == "columns":
-            wire |= {f"columns.{key}": _plain(f"columns.{key}", column) for key, column in value.items()}
+        if field in _SCALARS:
+            wire[field] = np.full(len(rollouts.uid), value)
         elif field in _JAGGED:
             wire[field] = Jagged(_plain(field, value.values), _plain(field, value.offsets))
         else:
-            wire[field] = (
-                np.repeat(np.asarray(value)[None], users, 0) if field in _SCALARS else _plain(field, value)
-            )
-    return wire
+            wire[field] = _plain(field, value)
+    return wire | {
+        f"columns.{key}": _plain(f"columns.{key}", column) for key, column in rollouts.columns.items()
+    }
 
 
 def from_wire(wire: Mapping[str, Any]) -> Rollouts:
-    """The Rollouts that `to_wire` wrote, or any rows of them; a missing field is a DataError."""
-    try:
-        values = {f.name: wire[f.name] for f in fields(Rollouts) if f.name != "columns"}
-    except KeyError as error:
-        raise DataError(
-            f"rollouts on the wire have no {error.args[0]!r}: sender and reader differ in version."
-        ) from None
-    for field in _SCALARS:
-        values[field] = values[field][0].item() if len(values[field]) else _EMPTY[field]
+    """The Rollouts that `to_wire` wrote, cut or joined since. Rows of two versions or steps are a
+    DataError.
+    """
+    missing = [field for field in _FIELDS if field not in wire]
+    if missing:
+        raise DataError(f"rollouts on the wire have no {missing[0]!r}: sender and reader differ in version.")
+    values: dict[str, Any] = {
+        field: _only(field, wire[field]) if field in _SCALARS else wire[field] for field in _FIELDS
+    }
     columns = {key.removeprefix("columns."): wire[key] for key in wire if key.startswith("columns.")}
     return Rollouts(**values, columns=columns)
+
+
+def _only(field: str, value_U: np.ndarray) -> int | str:
+    """The one value of a field that all rows share; 0 or "" without rows."""
+    if not len(value_U):
+        return value_U.dtype.type().item()
+    if (value_U != value_U[0]).any():
+        raise DataError(f"rollouts of different {field} are mixed: {value_U.min()} and {value_U.max()}.")
+    return value_U[0].item()
 
 
 def join(

@@ -1,9 +1,9 @@
 """Every user's events in time order, as flat arrays: what stages read and ledgers count.
 
 A training row is a user: one physical row of `part-0.parquet`, users in the order of their ids. Inside a user
-events are sorted by time, ties in file order, so TRAIN events are a prefix of each user. On disk every column
-is raw little-endian bytes a user, `binary lz4`: 90,000 events load in 5 ms where `list<int64> zstd` takes
-five times that. The same sequences give the same bytes, so a hash of the file names the artifact.
+events are sorted by time, ties in file order, so TRAIN events are a prefix of each user. On disk every column is
+raw little-endian bytes a user, `binary lz4`: 90,000 events load in 2.4 ms, as `list<int64> zstd` in 6 ms (one core).
+The same sequences give the same bytes, so a hash of the file names the artifact.
 """
 
 from __future__ import annotations

@@ -67,10 +67,10 @@ class EmbeddingShard(DistributeWorker):
             files = sorted((Path(folder) / "sparse").glob(f"{name}-*.arrow"))
             table.load((read_tables(path) for path in files), self.sparse.owned)
 
-    @method(collect="list")
-    def export(self, version: int) -> dict[str, Any]:
-        """A full update for replicas, at this version: Arrow tables by name."""
-        return make_update(self.sparse.tables, version)
+    @method(collect="concat")
+    def export(self, version: int) -> list[dict[str, Any]]:
+        """A full update for replicas, at this version: Arrow tables by name; one a shard."""
+        return [make_update(self.sparse.tables, version)]
 
     def teardown(self) -> None:
         leave(self._member)

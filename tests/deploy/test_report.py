@@ -72,7 +72,8 @@ def report(**changes):
                 "target": ["Heat (1995)", "<script>alert(1)</script>"],
                 "recommended": {
                     "popularity": ["Up (2009)", "Heat (1995)"],
-                    "rl": ["<script>alert(1)</script>", "Alien & Aliens"],
+                    "finetune": ["Up (2009)", "Alien & Aliens"],
+                    "rl": ["<script>alert(1)</script>", "Alien & Aliens", "Big (1988)"],
                 },
             }
         ],
@@ -200,8 +201,23 @@ def test_texts_of_the_run_are_escaped_and_hits_are_marked():
     assert '<li class="hit">&lt;script&gt;alert(1)&lt;/script&gt;' in markup
     assert '<li class="hit">Heat (1995)' in markup
     assert "<li>Alien &amp; Aliens</li>" in markup
+    assert markup.count("<small>new</small>") == 2
+    assert "<li>Big (1988)&nbsp;<small>new</small></li>" in markup
     assert "Konstan &lt;2015&gt;" in markup
     assert "&lt;b&gt;&amp;" in markup
+
+
+def test_users_after_the_third_are_folded_away():
+    users = [{"user_id": number, "recommended": {"rl": ["Up (2009)"]}} for number in range(5)]
+    markup = page(report(users=users))
+    assert markup.index("User 2<") < markup.index("2 more users") < markup.index("User 3<")
+
+
+def test_a_single_point_is_no_curve():
+    from nonet.deploy.curves import Curve
+
+    scored = Curve("evaluate", "rl/recall@10", "1", {(0.0, "evaluator", 0): 0.1})
+    assert "Curves" not in Page(page(report(), curves=[scored])).text
 
 
 def test_a_long_history_shows_its_newest_items():

@@ -105,6 +105,28 @@ def test_a_report_without_stages_says_that_there_is_nothing_to_compare(made):
     assert verdict(made) == ["No stage has been evaluated, so there is nothing to compare."]
 
 
+def test_of_many_comparisons_the_verdict_tells_the_ones_that_decide():
+    names = ["pretrain", "finetune", "rl"]
+    baselines = {"popularity": {"recall@10": 0.04}, "transition_counter": {"recall@10": 0.12}}
+    interval = {"recall@10": {"diff": 0.01, "low": 0.005, "high": 0.015}}
+    pairs = {f"{left}-{right}": interval for left in names for right in baselines}
+    pairs |= {
+        "rl-pretrain": interval,
+        "rl-finetune": interval,
+        "finetune-pretrain": interval,
+        "mine-other": interval,
+    }
+    made = {"baselines": baselines, "stages": {name: {"recall@10": 0.13} for name in names}, "paired": pairs}
+    assert [sentence.partition(":")[0] for sentence in verdict(made)] == [
+        "Finetune beats popularity",
+        "Finetune beats transition counter",
+        "Finetune improves on pretrain",
+        "RL helped, over finetune",
+        "RL beats transition counter",
+        "Mine beats other",
+    ]
+
+
 def test_a_stage_whose_name_holds_a_hyphen_is_still_found_in_its_pair():
     made = {
         "baselines": {"popularity": {}},

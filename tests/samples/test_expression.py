@@ -94,7 +94,7 @@ def test_wrong_condition_is_one_line_that_names_the_place_and_the_fault(text, sa
 @pytest.mark.parametrize(
     "text",
     [
-        "__import__('os').system('touch /tmp/x')",
+        "__import__('os').system('touch x')",
         "(lambda: n)() > 1",
         "[x for x in (1, 2)]",
         "n.real > 1",
