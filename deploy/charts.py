@@ -101,6 +101,18 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """The ticks' texts, with as many decimals as tell them apart."""
+    unit, suffix = (1000.0, "k") if max(map(abs, values)) >= 10_000 else (1.0, "")
+    for digits in range(9):
+        texts = [f"{value / unit:.{digits}f}{suffix}" for value in values]
+        if all(
+            math.isclose(float(f"{value / unit:.{digits}f}") * unit, value, abs_tol=1e-12) for value in values
+        ):
+            return [text.replace("-", "−") for text in texts]
+    return [_short(value) for value in values]
+
+
 class _Frame:
     """From data to pixels."""
 
@@ -125,17 +137,15 @@ class _Frame:
 
     def axes(self) -> str:
         parts = []
-        for value in ticks(self.y_low, self.y_high):
+        levels = ticks(self.y_low, self.y_high)
+        for value, text in zip(levels, tick_labels(levels), strict=True):
             y = self.y(value)
             parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-            parts.append(
-                f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5}" text-anchor="end">{_short(value)}</text>'
-            )
-        for value in ticks(self.x_low, self.x_high):
+            parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5}" text-anchor="end">{text}</text>')
+        at = ticks(self.x_low, self.x_high)
+        for value, text in zip(at, tick_labels(at), strict=True):
             x = self.x(value)
-            parts.append(
-                f'<text class="tick" x="{x}" y="{_HEIGHT - 6}" text-anchor="middle">{_short(value)}</text>'
-            )
+            parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}" text-anchor="middle">{text}</text>')
         return "".join(parts)
 
 

@@ -27,7 +27,7 @@ from nonet.deploy.scores import (
     number,
     stage_table,
 )
-from nonet.deploy.verdict import findings, reward_direction
+from nonet.deploy.verdict import findings, reward_digits, reward_direction
 
 _TEMPLATE = Path(__file__).parent / "templates" / "report.html"
 _TONES = {1: "good", 0: "even", -1: "bad"}
@@ -161,10 +161,11 @@ def _differences(report: Mapping[str, Any]) -> str:
 def _rewards(report: Mapping[str, Any]) -> str:
     rows = []
     for name, values in (report.get("rewards") or {}).items():
-        before, after = values[:2]
-        tone = reward_direction(list(values))
-        change = f"{_SIGNS[tone]} {number(after - before, sign=True)}"
-        cells = f"<td>{number(before)}</td><td>{number(after)}</td><td class={_TONES[tone]!r}>{change}</td>"
+        values = list(values)
+        tone, digits, (before, after) = reward_direction(values), reward_digits(values), values[:2]
+        change = f"{_SIGNS[tone]} {number(after - before, digits, sign=True)}"
+        cells = f"<td>{number(before, digits)}</td><td>{number(after, digits)}</td>"
+        cells += f'<td class="{_TONES[tone]}">{change}</td>'
         rows.append([row_name(label(name), "what RL trains" if name == "total" else ""), cells])
     if not rows:
         return ""

@@ -153,16 +153,23 @@ def reward_direction(values: list[float]) -> int:
     return int(after > before) - int(after < before)
 
 
+def reward_digits(values: list[float]) -> int:
+    """Decimals that show a change: four, or six where both means are below 0.01."""
+    return 4 if max(abs(value) for value in values[:2]) >= 0.01 else 6
+
+
 def _change(values: list[float]) -> str:
+    digits = reward_digits(values)
     before, after, *interval = values
     if len(interval) == 2 and reward_direction(values) == 0:
-        bounds = f"{number(interval[0], sign=True)} to {number(interval[1], sign=True)}"
-        return f"did not change significantly ({number(before)} to {number(after)}, 95 % interval {bounds})"
-    if number(before) == number(after):
-        return f"stayed at {number(after)}"
+        low, high = (number(bound, digits, sign=True) for bound in interval)
+        span = f"{number(before, digits)} to {number(after, digits)}"
+        return f"did not change significantly ({span}, 95 % interval {low} to {high})"
+    if number(before, digits) == number(after, digits):
+        return f"stayed at {number(after, digits)}"
     verb = "rose" if after > before else "fell"
     share = f" ({number(100 * (after / before - 1), 0, sign=True)} %)" if before > 0 else ""
-    return f"{verb} from {number(before)} to {number(after)}{share}"
+    return f"{verb} from {number(before, digits)} to {number(after, digits)}{share}"
 
 
 def _finite(values: list[Any]) -> bool:

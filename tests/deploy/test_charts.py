@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nonet.deploy.charts import forest_plot, line_chart, moving_average, thin, ticks
+from nonet.deploy.charts import forest_plot, line_chart, moving_average, thin, tick_labels, ticks
 from nonet.deploy.scores import Difference
 
 
@@ -25,6 +25,20 @@ def points(path):
 )
 def test_ticks_are_round_numbers_inside_the_range(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([11.35, 11.4, 11.45], ["11.35", "11.40", "11.45"]),
+        ([-0.025, 0.0, 0.025], ["−0.025", "0.000", "0.025"]),
+        ([0, 200, 400], ["0", "200", "400"]),
+        ([10_000, 12_500], ["10.0k", "12.5k"]),
+        ([0.0002, 0.0004], ["0.0002", "0.0004"]),
+    ],
+)
+def test_tick_labels_tell_neighbours_apart(values, expected):
+    assert tick_labels(values) == expected
 
 
 def test_a_line_stays_in_its_frame_and_goes_the_way_of_its_values():

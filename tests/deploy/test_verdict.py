@@ -74,6 +74,8 @@ def test_the_trained_reward_is_told_with_its_objectives_and_where():
         "hit rose from 0.0100 to 0.0150 (+50 %); "
         "novelty fell from 0.4000 to 0.3000 (−25 %); rank stayed at 0.2000."
     )
+    made["rewards"] = {"total": [0.00093, 0.00141]}
+    assert "rose from 0.000930 to 0.001410 (+52 %)" in verdict(made)[-1]
     made["rewards"] = {"total": [0.12, 0.1]}
     assert verdict(made)[-1] == "The trained reward fell from 0.1200 to 0.1000 (−17 %) on 9 prompts."
     assert findings(made)[-1].tone == -1
