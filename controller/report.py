@@ -58,7 +58,7 @@ def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
         before, after = (run.read_json(f"results/{name}.rewards.{when}.json") for when in ("before", "after"))
         if before and after:
             means = {reward: [before["means"][reward], after["means"][reward]] for reward in after["means"]}
-            where = f"{after['prompts']} prompts of {after['users']} users that RL never trained on; mean score a beam"
+            where = f"{after['prompts']} prompts of {after['users']} users that RL never trained on"
             return {"rewards": means, "rewards_on": where}
     return {}
 
@@ -76,7 +76,10 @@ def _rows(run: RunFolder) -> dict[str, int]:
 
     events: dict[tuple[str, int], float] = {}
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn by a kill; its step was run and written again
+            continue
         if record["name"] in ("events", "prompts"):
             events[record["stage"], record["step"]] = record["value"]
     rows: dict[str, int] = {}

@@ -146,7 +146,7 @@ class EventView:
 
     def _stage(self, event: dict[str, Any]) -> None:
         assert self._panel
-        self._panel.stage(event["stage"], event["steps"])
+        self._panel.stage(event["stage"], event["steps"], done=event["done"])
 
     def _step(self, event: dict[str, Any]) -> None:
         assert self._panel

@@ -60,9 +60,7 @@ class Host:
     def build(self, specs: dict[str, RoleSpec]) -> dict[str, Any]:
         """Construct every role, give each its peers, then set all up in order. Returns node and process id."""
         if self._place.threads:
-            import torch
-
-            torch.set_num_threads(self._place.threads)
+            _steady(self._place.threads)
         for role, spec in specs.items():
             worker = spec.cls(*spec.args, **(spec.kwargs or {}))
             worker.place = replace(self._place, role=role, peers=self._roles)
@@ -124,6 +122,15 @@ class Host:
         finally:
             self._busy = ""
             self._spans.append((f"{role}.{method}", start, time.time()))
+
+
+def _steady(threads: int) -> None:
+    """Same numbers every time: a fixed number of threads, and no kernel that adds in the order threads arrive."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nobody reads it; filling costs time
 
 
 def _assemble(argument: Argument, values: Iterator[Any]) -> Any:

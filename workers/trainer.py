@@ -252,4 +252,4 @@ class Trainer(DistributeWorker):
         """Unique keys [M], their rows [M, D] as a leaf with gradients, and the rows spread over the batch."""
         keys, inverse = torch.unique(keys_of(batch, feature), return_inverse=True)
         leaf = self.sparse.pull(table, keys).requires_grad_()
-        return keys, leaf, leaf[inverse]
+        return keys, leaf, leaf.index_select(0, inverse)
