@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from nonet.controller.checkpoint import Manifest
 from nonet.controller.options import Reinforced
 from nonet.controller.recorder import Recorder
@@ -97,6 +99,7 @@ class Pipeline:
         found = self.session.run.read_json(f"results/{name}.json")
         if found is None or not (self.session.run.results / f"{name}.npz").exists():
             began = time.time()
+            self.recorder.event("stage", stage=f"evaluate {name}", steps=None, done=0)
             found = ask()
             self.session.run.write_json(f"results/{name}.json", found)
             self._timed(f"evaluate {name}", time.time() - began)
@@ -117,9 +120,10 @@ class Pipeline:
         return self._shown
 
     def _probe(self, name: str, when: str) -> None:
-        file = f"results/{name}.rewards.{when}.json"
-        if self.session.run.read_json(file) is None:
-            self.session.run.write_json(file, probe_rewards(self.session, name))
+        """Keep what the rewards say of held-out users, before and after RL."""
+        file = self.session.run.results / f"{name}.rewards.{when}.npz"
+        if not file.exists():
+            np.savez(file, **probe_rewards(self.session, name))  # type: ignore[arg-type]
 
     def _finish(self) -> None:
         session = self.session
@@ -132,7 +136,7 @@ class Pipeline:
         )
         shown = self._shown_users()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
-        make_report(session.run, session.scenario, session.weights, self.wall_s)
+        make_report(session.run, session.scenario, session.size(), self.wall_s)
 
     def _timed(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)

@@ -1,6 +1,7 @@
 """Recorder: what a run leaves for people to read while it goes on, and what the driver shows.
 
-Metrics go to metrics.jsonl and TensorBoard; events (stage, step, note, table, users) wait in a list that the driver polls.
+Metrics go to metrics.jsonl and TensorBoard (a run of curves a stage); events (stage, step, note, result) wait in a list
+that the driver polls.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ class Recorder:
     """Metrics and events of one run."""
 
     def __init__(self, folder: Path, run_id: str):
-        self._run, self._started = run_id, time.time()
+        self._folder, self._run, self._started = folder, run_id, time.time()
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._board = EventWriter(folder / "tensorboard")
+        self._boards: dict[str, EventWriter] = {}
         self._events: list[dict[str, Any]] = []
 
-    def metrics(
-        self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer", rank: int = 0
-    ) -> None:
+    def begin(self, stage: str, steps: int, done: int) -> None:
+        """A stage starts, or goes on after `done` steps: curves after them are written anew."""
+        if done:
+            self._boards[stage] = EventWriter(self._folder / "tensorboard" / stage, replace_from=done + 1)
+        self.event("stage", stage=stage, steps=steps, done=done)
+
+    def step(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """What a step, or the last of a few, found."""
+        self.metrics(stage, step, values)
+        self.event("step", stage=stage, step=step, metrics=dict(values))
+
+    def metrics(self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer") -> None:
         """One record a value, {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}."""
-        now = time.time()
+        now, board = time.time(), self._board(stage)
         for name, value in values.items():
-            record = {
-                "t": now,
-                "run": self._run,
-                "stage": stage,
-                "step": step,
-                "role": role,
-                "rank": rank,
-                "name": name,
-            }
-            self._metrics.write(
-                json.dumps(record | {"value": float(value), "unit": _UNITS.get(name, "1")}) + "\n"
-            )
-            self._board.scalar(f"{stage}/{name}", float(value), step, now)
+            record = {"t": now, "run": self._run, "stage": stage, "step": step, "role": role, "rank": 0, "name": name}
+            self._metrics.write(json.dumps(record | {"value": float(value), "unit": _UNITS.get(name, "1")}) + "\n")
+            board.scalar(name, float(value), step, now)
         self._metrics.flush()
+        board.flush()
 
     def event(self, kind: str, **body: Any) -> None:
         """Something for the driver to show."""
@@ -57,4 +58,10 @@ class Recorder:
 
     def close(self) -> None:
         self._metrics.close()
-        self._board.close()
+        for board in self._boards.values():
+            board.close()
+
+    def _board(self, stage: str) -> EventWriter:
+        if stage not in self._boards:
+            self._boards[stage] = EventWriter(self._folder / "tensorboard" / stage)
+        return self._boards[stage]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import numpy as np
+
 from nonet.controller.options import Reinforced
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
+from nonet.models.metrics import paired
 
 BASELINES = ("popularity", "transition_counter")
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
@@ -52,14 +56,16 @@ def headline(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
+    """[before, after, low, high] of each reward: means, and the 95 % interval of the change over users."""
     for name, body in scenario.stages.items():
-        if not isinstance(body, Reinforced):
+        files = [run.results / f"{name}.rewards.{when}.npz" for when in ("before", "after")]
+        if not (isinstance(body, Reinforced) and all(file.exists() for file in files)):
             continue
-        before, after = (run.read_json(f"results/{name}.rewards.{when}.json") for when in ("before", "after"))
-        if before and after:
-            means = {reward: [before["means"][reward], after["means"][reward]] for reward in after["means"]}
-            where = f"{after['prompts']} prompts of {after['users']} users that RL never trained on"
-            return {"rewards": means, "rewards_on": where}
+        before, after = map(np.load, files)
+        changes = {key: paired(after[key], before[key], after["user"], scenario.seed) for key in after.files if key != "user"}
+        means = {key: [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]] for key, change in changes.items()}
+        users = len(np.unique(after["user"]))
+        return {"rewards": means, "rewards_on": f"{len(after['user'])} prompts of {users} users that RL never trained on"}
     return {}
 
 
@@ -72,8 +78,6 @@ def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict
 
 def _rows(run: RunFolder) -> dict[str, int]:
     """Trained events by stage, from the metrics; a step written twice by a resume counts once."""
-    import json
-
     events: dict[tuple[str, int], float] = {}
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
         try:

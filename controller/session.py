@@ -183,6 +183,11 @@ class Session:
     def _group(self, role: str) -> WorkerGroup:
         return self.binding.hosts[self.plan.group_of(role).name].view(role)
 
+    def size(self) -> dict[str, int]:
+        """Dense parameters and sparse rows there are now."""
+        rows = self.trainer.shards.rows().get(STEP_DEADLINE_S)
+        return {"parameters": self.weights["parameters"], "sparse_rows": sum(sum(shard.values()) for shard in rows)}
+
     # --- stages -----------------------------------------------------------------------------------------------------
 
     @property
@@ -293,7 +298,7 @@ class Session:
             for path in (
                 *self.run.results.glob(f"{name}.json"),
                 *self.run.results.glob(f"{name}.npz"),
-                *self.run.results.glob(f"{name}.rewards.after.json"),
+                *self.run.results.glob(f"{name}.rewards.after.npz"),
             ):
                 path.unlink()
         self.journal.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped)
 
 def _supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     step, stage = session.begin(name), session.stages[name]
-    recorder.event("stage", stage=name, steps=stage.steps, done=step)
+    recorder.begin(name, stage.steps, step)
     every = session.scenario.checkpoint.every
     while step < stage.steps:
         if stopped():
@@ -50,8 +49,7 @@ def _supervised(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             "norm": records[-1]["norm"],
             "events": events,
         }
-        recorder.metrics(name, stop, shown)
-        recorder.event("step", stage=name, step=stop, metrics=shown)
+        recorder.step(name, stop, shown)
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
@@ -63,7 +61,7 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
     shown_start = False
     for step, prompts in session.prompts(name):
         if not shown_start:
-            recorder.event("stage", stage=name, steps=stage.steps, done=step)
+            recorder.begin(name, stage.steps, step)
             shown_start = True
         began = time.perf_counter()
         beams = session.rollout.generate(prompts)
@@ -81,8 +79,7 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             "reward": total,
             "rows/s": len(prompts.users) / (time.perf_counter() - began),
         }
-        recorder.metrics(name, step + 1, shown)
-        recorder.event("step", stage=name, step=step + 1, metrics=shown)
+        recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
         if halt:
@@ -101,12 +98,14 @@ def rehearse(session: Session) -> None:
                 future.get(STEP_DEADLINE_S)
 
 
-def probe_rewards(session: Session, name: str) -> dict[str, Any]:
-    """Mean score a beam of each reward, and their weighted total, on the users that RL never trains on."""
+def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
+    """Each reward's mean score a beam, and their weighted total, for every prompt of the users RL never trains on.
+
+    Arrays [P] by reward, "total" among them, and "user" [P].
+    """
     session.publish()
     users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
-    prompts = Prompts(name, 0, users, positions)
-    scores = session.rewards_of(name).score(session.rollout.generate(prompts))
-    means = {reward: float(np.mean(future.get(STEP_DEADLINE_S))) for reward, future in scores.items()}
-    total = sum(weight * means[reward] for reward, weight in session.stages[name].weights.items())
-    return {"means": means | {"total": total}, "prompts": len(users), "users": len(np.unique(users))}
+    scores = session.rewards_of(name).score(session.rollout.generate(Prompts(name, 0, users, positions)))
+    means = {reward: np.asarray(future.get(STEP_DEADLINE_S), np.float64).mean(1) for reward, future in scores.items()}
+    total = sum((weight * means[reward] for reward, weight in session.stages[name].weights.items()), np.zeros(len(users)))
+    return means | {"total": total, "user": users}

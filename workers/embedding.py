@@ -51,8 +51,13 @@ class EmbeddingShard(DistributeWorker):
         return self.sparse.serve()
 
     @method()
-    def save(self, folder: str) -> dict[str, int]:
-        """Write the owned rows of each table to folder/sparse/<table>-<rank>.arrow; rows by table."""
+    def rows(self) -> dict[str, int]:
+        """How many rows of each table this shard holds."""
+        return {name: len(table) for name, table in self.sparse.tables.items()}
+
+    @method()
+    def save(self, folder: str) -> None:
+        """Write the owned rows of each table to folder/sparse/<table>-<rank>.arrow."""
         for name, table in self.sparse.tables.items():
             write_tables(
                 Path(folder) / "sparse" / f"{name}-{self.rank}.arrow", table.export(self.sparse.owned)

@@ -208,10 +208,32 @@ class Trainer(DistributeWorker):
 
     def _supervised(self, stage: StageSetup, step: int) -> dict[str, float]:
         began = time.perf_counter()
+        batch = self._lease(stage, step)
+        torch.manual_seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
+        self.model.train()
+        pulled = {feature: self._pull(table, batch, feature) for feature, table in self.run.features.items()}
+        loss, count = 0.0, 0
+        if bool(batch.loss_mask.values.any()):  # a rank's share may hold no target; it still meets the others
+            loss, count = sid_loss(self.model, batch, {feature: rows for feature, (_, _, rows) in pulled.items()})
+        loss_sum, total = self.dense.total(float(loss), float(count))
+        if isinstance(loss, Tensor):
+            (loss / max(total, 1.0)).backward()
+        schedule = LearningRate(**stage.lr)
+        lr = schedule.at(step, stage.steps)
+        norm = self.dense.step(lr)
+        for feature, table in self.run.features.items():
+            keys, leaf, _ = pulled[feature]
+            grads = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+            rate = self.run.tables[table]["lr"] * lr / schedule.peak
+            self.sparse.push(table, keys, grads, stage.first + step + 1, lr=rate)
+        seconds = time.perf_counter() - began
+        return {"loss": loss_sum / max(total, 1.0), "events": total, "lr": lr, "norm": norm, "seconds": seconds}
+
+    def _lease(self, stage: StageSetup, step: int) -> SampleBatch:
+        """This rank's share of the step's users, as windows of their training events."""
         seq = self.corpus.seq
         epoch, rows = step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
-        mask = seq.targets[stage.target] if stage.target else None
-        batch = training_batch(
+        return training_batch(
             seq,
             self.corpus.sids,
             rows[self.rank :: self.world],
@@ -219,34 +241,8 @@ class Trainer(DistributeWorker):
             stage=stage.name,
             epoch=epoch,
             seed=self.run.seed,
-            target=mask,
+            target=seq.targets[stage.target] if stage.target else None,
         )
-        torch.manual_seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
-        self.model.train()
-        pulled = {feature: self._pull(table, batch, feature) for feature, table in self.run.features.items()}
-        loss, count = sid_loss(self.model, batch, {feature: rows for feature, (_, _, rows) in pulled.items()})
-        loss_sum, total = self.dense.total(float(loss.detach()), float(count))
-        (loss / max(total, 1.0)).backward()
-        schedule = LearningRate(**stage.lr)
-        lr = schedule.at(step, stage.steps)
-        norm = self.dense.step(lr)
-        for feature, table in self.run.features.items():
-            keys, leaf, _ = pulled[feature]
-            grads = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            self.sparse.push(
-                table,
-                keys,
-                grads,
-                stage.first + step + 1,
-                lr=self.run.tables[table]["lr"] * lr / schedule.peak,
-            )
-        return {
-            "loss": loss_sum / max(total, 1.0),
-            "events": total,
-            "lr": lr,
-            "norm": norm,
-            "seconds": time.perf_counter() - began,
-        }
 
     def _pull(self, table: str, batch: SampleBatch, feature: str) -> tuple[Tensor, Tensor, Tensor]:
         """Unique keys [M], their rows [M, D] as a leaf with gradients, and the rows spread over the batch."""
