@@ -9,5 +9,5 @@ class Tokens:
     report: dict
 def tokenise(items, seq, config: dict[str, Any], *, seed: int, folder) -> Tokens:
     n=len(items); i=np.arange(n); L=config["levels"]; K=config["codes"]
-    s=np.stack([(i//K**l)%K for l in range(L)]+[np.zeros(n,int)],1).astype(np.int32)
-    return Tokens(s,(K,)*L+(1,),{"levels":L+1,"codes":[K]*L+[1],"used":[K]*L+[1],"perplexity":[1.0]*4,"unique_before_collisions":1.0})
+    s=np.stack([(i//K**l)%K for l in range(L)]+[i//K**L],1).astype(np.int32); C=int(s[:,-1].max())+1
+    return Tokens(s,(K,)*L+(C,),{"levels":L+1,"codes":[K]*L+[1],"used":[K]*L+[1],"perplexity":[1.0]*4,"unique_before_collisions":1.0})

@@ -1,0 +1,82 @@
+"""The quickstart as a user runs it: wall clock of the whole command, memory of all processes, and what it learned.
+
+Every run is a fresh process, `nonet run quickstart`, so Ray's start and all imports count.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_COMPARED = ("stages", "detail", "baselines", "paired", "rewards", "users", "tokenizer", "data", "rows")
+_APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
+Report = dict[str, Any]
+
+
+def quickstart(seeds: list[int]) -> dict[str, Any]:
+    """A run for each seed: seconds, peak PSS, recall@10 of baselines and stages; ratios of the means over seeds."""
+    rows, reports = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in seeds:
+            report, seconds = _run(Path(folder) / str(seed), f"seed={seed}")
+            reports.append(report)
+            rows.append({"seed": seed, "wall_s": seconds, "peak_GB": report["peak_rss_bytes"] / 1e9, **_recalls(report)})
+            print(json.dumps(rows[-1]), flush=True)
+    return {"rows": rows, "ratio": _ratios(reports, rows)}
+
+
+def repeat(seed: int) -> dict[str, Any]:
+    """The same seed twice, and once with every role in a process of its own: are the metrics the same?"""
+    with tempfile.TemporaryDirectory() as folder:
+        first, _ = _run(Path(folder) / "first", f"seed={seed}")
+        again, _ = _run(Path(folder) / "again", f"seed={seed}")
+        apart, _ = _run(Path(folder) / "apart", f"seed={seed}", _APART)
+        bits = [_weights(Path(folder) / name) for name in ("first", "again", "apart")]
+    rows = [
+        {"run": name, "same metrics": all(report[key] == first[key] for key in _COMPARED), "same weights, bit for bit": found == bits[0]}
+        for name, report, found in (("again", again, bits[1]), ("every role apart", apart, bits[2]))
+    ]
+    return {"rows": rows, "ratio": {"runs that differ": float(sum(not row["same metrics"] for row in rows))}}
+
+
+def _run(folder: Path, *changes: str) -> tuple[Report, float]:
+    options = [part for change in changes for part in ("--set", change)]
+    command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", "quickstart", "--run-dir", str(folder), *options]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seconds = time.perf_counter() - began
+    return json.loads((folder / "report.json").read_text(encoding="utf-8")), seconds
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    """Hashes of the last commit's files: dense weights, optimizer, sparse rows."""
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    return json.loads((newest / "manifest.json").read_text(encoding="utf-8"))["files"]
+
+
+def _recalls(report: Report) -> dict[str, float]:
+    return {name: scores["recall@10"] for name, scores in {**report["baselines"], **report["stages"]}.items()}
+
+
+def _ratios(reports: list[Report], rows: list[dict[str, Any]]) -> dict[str, float]:
+    def mean(name: str) -> float:
+        return statistics.mean(row[name] for row in rows)
+
+    rewards = [report["rewards"]["total"] for report in reports]
+    return {
+        "wall_s, the longest": max(row["wall_s"] for row in rows),
+        "peak_GB, the highest": max(row["peak_GB"] for row in rows),
+        "recall@10 finetune / popularity": mean("finetune") / mean("popularity"),
+        "recall@10 finetune / transition counter": mean("finetune") / mean("transition_counter"),
+        "recall@10 rl / finetune": mean("rl") / mean("finetune"),
+        "runs where rl is significantly worse than finetune": float(
+            sum(report["paired"]["rl-finetune"]["recall@10"]["high"] < 0 for report in reports)
+        ),
+        "trained reward after / before": statistics.mean(after / before for before, after, *_ in rewards),
+    }

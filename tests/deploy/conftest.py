@@ -1,0 +1,18 @@
+"""The small world of tests_ring.py as fixtures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tests_ring import make_ring
+
+
+@pytest.fixture
+def ring(tmp_path):
+    """A folder with tables, ring.yaml and its reward file."""
+    return make_ring(tmp_path)

@@ -1,0 +1,164 @@
+"""Wrong input on the command line: exit code 2, one line that says what is wrong, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nonet.deploy import cli
+
+
+def nonet(folder: Path, *args: str, monkeypatch, capsys) -> tuple[int, str, str]:
+    """Run the command line in this process, as if typed in `folder`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("NONET_RUNS", str(folder / "runs"))
+    monkeypatch.setattr(sys, "argv", ["nonet", *args])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+        sys.exit(0)
+    out, err = capsys.readouterr()
+    return ended.value.code or 0, out, err
+
+
+@pytest.fixture
+def refused(ring, monkeypatch, capsys):
+    """Run the ring scenario with changes; it must be refused in one line before anything is written."""
+
+    def run(*changes: str) -> str:
+        options = [part for change in changes for part in ("--set", change)]
+        code, _, err = nonet(ring, "run", "ring.yaml", *options, monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 2, err
+        assert err.count("\n") == 1
+        assert "Traceback" not in err
+        assert not (ring / "runs").exists()
+        return err
+
+    return run
+
+
+def rewrite(path: Path, **columns) -> None:
+    table = pq.read_table(path)
+    for name, values in columns.items():
+        table = table.drop([name]) if name in table.column_names else table
+        table = table if values is None else table.append_column(name, pa.array(values))
+    pq.write_table(table, path)
+
+
+def test_missing_and_non_parquet_files(refused, ring):
+    assert "no such file" in refused("data.interactions=nowhere.parquet")
+    (ring / "text.parquet").write_text("a,b\n1,2\n")
+    assert "text.parquet" in refused("data.interactions=text.parquet")
+
+
+def test_missing_column_is_named_with_what_there_is(refused, ring):
+    rewrite(ring / "interactions.parquet", timestamp=None)
+    message = refused()
+    assert "timestamp" in message
+    assert "user_id" in message
+
+
+def test_wrongly_typed_column_is_named(refused, ring):
+    rewrite(ring / "interactions.parquet", timestamp=["soon"] * 960)
+    assert "timestamp" in refused()
+
+
+def test_empty_table(refused, ring):
+    path = ring / "interactions.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    assert "interactions" in refused()
+
+
+def test_items_outside_the_catalogue_are_counted(refused, ring):
+    path = ring / "items.parquet"
+    pq.write_table(pq.read_table(path).slice(2), path)
+    assert "1000, 1001" in refused()
+
+
+def test_duplicate_items_are_named(refused, ring):
+    path = ring / "items.parquet"
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table, table.slice(3, 1)]), path)
+    assert "1003" in refused()
+
+
+def test_users_with_too_few_events(refused):
+    assert "needs users with at least 54 events; the longest of 60 users has 16" in refused("data.split.test=50")
+
+
+def test_target_names_an_unknown_column(refused):
+    message = refused('stages.finetune.target="ratting >= 4"')
+    assert "ratting" in message
+    assert "rating" in message
+
+
+def test_unknown_metric_and_negative_size(refused):
+    assert "recal@5" in refused("evaluate.metrics=[recal@5]")
+    assert "data.history: input should be greater than 0, got -3" in refused("data.history=-3")
+
+
+def test_reward_that_does_not_import_or_misses_an_option(refused, ring):
+    assert "own" in refused("stages.rl.rewards.own={use: rewards/none.py}")
+    (ring / "rewards" / "own.py").write_text("import nothing_like_that")
+    assert "nothing_like_that" in refused()
+    (ring / "rewards" / "own.py").write_text("import nonet\n@nonet.reward\ndef own(item, *, ceiling): return item")
+    message = refused("stages.rl.rewards.own={use: rewards/own.py, cieling: 3}")
+    assert "reward 'own' has no option 'cieling'; did you mean 'ceiling'?" in message
+
+
+def test_what_only_plans_is_said_before_anything_starts(ring, monkeypatch, capsys):
+    code, _, err = nonet(ring, "run", "nightly-feed", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2
+    assert "plans but does not run storage" in err
+    assert "model.use: hf" in err
+
+
+def test_resume_with_nothing_to_resume(ring, monkeypatch, capsys):
+    code, _, err = nonet(ring, "run", "ring.yaml", "--resume", "--run-dir", "none", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "nothing to resume" in err) == (2, True)
+    code, _, err = nonet(ring, "resume", "none", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "there is no run 'none'" in err) == (2, True)
+
+
+def test_plan_as_json_and_for_another_cluster(ring, monkeypatch, capsys):
+    code, out, _ = nonet(ring, "plan", "ring.yaml", "--json", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert [stage["name"] for stage in json.loads(out)["stages"]] == ["tokenise", "pretrain", "finetune", "rl", "evaluate"]
+    (ring / "view.yaml").write_text("nodes: [{id: n, resources: {CPU: 0.1}}]")
+    code, _, err = nonet(ring, "plan", "ring.yaml", "--cluster", "view.yaml", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "needs 0.25 CPU" in err) == (1, True)
+
+
+def test_new_copies_a_scenario_with_its_rewards_and_never_overwrites(ring, monkeypatch, capsys):
+    code, out, _ = nonet(ring, "new", "quickstart", "mine/feed.yaml", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, (ring / "mine" / "rewards" / "novelty.py").is_file()) == (0, True)
+    code, _, err = nonet(ring, "new", "quickstart", "mine/feed.yaml", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "exists already" in err) == (2, True)
+
+
+def test_import_writes_two_tables(ring, monkeypatch, capsys):
+    (ring / "log.csv").write_text("uid,sku,ts\n1,a,10\n1,b,20\n2,a,30\n")
+    code, out, err = nonet(
+        ring, "import", "csv", "log.csv", "out", "--column", "user=uid", "--column", "item=sku", "--column", "time=ts", monkeypatch=monkeypatch, capsys=capsys
+    )
+    assert code == 0, err
+    assert pq.read_table(ring / "out" / "interactions.parquet").num_rows == 3
+    code, _, err = nonet(ring, "import", "cvs", "log.csv", "out2", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, (ring / "out2").exists()) == (2, False)
+
+
+def test_unknown_verb_is_one_line(ring, monkeypatch, capsys):
+    code, _, err = nonet(ring, "rum", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    code = "import sys; sys.argv = ['nonet', '--help']\nfrom nonet.deploy.cli import main\ntry: main()\nfinally: assert not {'torch', 'ray', 'numpy', 'pydantic'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=os.environ)
