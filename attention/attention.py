@@ -63,7 +63,14 @@ def _buckets(n_q: list[int], n_k: list[int]) -> Iterator[Tensor]:
 
 
 def _bucket(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, cuts_q: Tensor, cuts_k: Tensor, index_B: Tensor, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    cuts_q: Tensor,
+    cuts_k: Tensor,
+    index_B: Tensor,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [t, H, E] of the bucket's query tokens, and their places [t] among the packed ones."""
     same = cuts_k is cuts_q
@@ -127,7 +134,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Any, cuts_q: Tensor, cuts_k: T
             f"{tuple(k.shape)} and {tuple(v.shape)}."
         )
     for name, cuts, tokens in (("q", cuts_q, len(q)), ("k", cuts_k, len(k))):
-        if cuts.ndim != 1 or not len(cuts) or int(cuts[0]) or int(cuts[-1]) != tokens or bool((cuts.diff() < 0).any()):
+        if (
+            cuts.ndim != 1
+            or not len(cuts)
+            or int(cuts[0])
+            or int(cuts[-1]) != tokens
+            or bool((cuts.diff() < 0).any())
+        ):
             raise ConfigError(
                 f"cu_seqlens_{name} must rise from 0 to the {tokens} tokens of {name}; got {cuts[:8].tolist()}"
                 f"{' ...' if len(cuts) > 8 else ''}."

@@ -70,7 +70,9 @@ def full() -> Mask:
 def causal(window: int | None = None) -> Mask:
     """A query sees itself and what came before it; with `window` only the newest `window` of these, itself included."""
     if window is not None and window < 1:
-        raise ConfigError(f"causal(window={window}): a window holds at least 1 key. Leave it out for no window.")
+        raise ConfigError(
+            f"causal(window={window}): a window holds at least 1 key. Leave it out for no window."
+        )
     return Mask(causal=True, window=window)
 
 

@@ -26,7 +26,14 @@ def quickstart(seeds: list[int]) -> dict[str, Any]:
         for seed in seeds:
             report, seconds = _run(Path(folder) / str(seed), f"seed={seed}")
             reports.append(report)
-            rows.append({"seed": seed, "wall_s": seconds, "peak_GB": report["peak_rss_bytes"] / 1e9, **_recalls(report)})
+            rows.append(
+                {
+                    "seed": seed,
+                    "wall_s": seconds,
+                    "peak_GB": report["peak_rss_bytes"] / 1e9,
+                    **_recalls(report),
+                }
+            )
             print(json.dumps(rows[-1]), flush=True)
     return {"rows": rows, "ratio": _ratios(reports, rows)}
 
@@ -39,7 +46,11 @@ def repeat(seed: int) -> dict[str, Any]:
         apart, _ = _run(Path(folder) / "apart", f"seed={seed}", _APART)
         bits = [_weights(Path(folder) / name) for name in ("first", "again", "apart")]
     rows = [
-        {"run": name, "same metrics": all(report[key] == first[key] for key in _COMPARED), "same weights, bit for bit": found == bits[0]}
+        {
+            "run": name,
+            "same metrics": all(report[key] == first[key] for key in _COMPARED),
+            "same weights, bit for bit": found == bits[0],
+        }
         for name, report, found in (("again", again, bits[1]), ("every role apart", apart, bits[2]))
     ]
     return {"rows": rows, "ratio": {"runs that differ": float(sum(not row["same metrics"] for row in rows))}}
@@ -47,7 +58,16 @@ def repeat(seed: int) -> dict[str, Any]:
 
 def _run(folder: Path, *changes: str) -> tuple[Report, float]:
     options = [part for change in changes for part in ("--set", change)]
-    command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", "quickstart", "--run-dir", str(folder), *options]
+    command = [
+        sys.executable,
+        "-c",
+        "from nonet.deploy.cli import main; main()",
+        "run",
+        "quickstart",
+        "--run-dir",
+        str(folder),
+        *options,
+    ]
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     seconds = time.perf_counter() - began

@@ -29,7 +29,9 @@ def run_bench(name: str, json_file: Path | None, seeds: list[int]) -> None:
     if name not in _BENCHES:
         raise ConfigError(f"there is no bench {name!r}; there are {', '.join(_BENCHES)}")
     found = _BENCHES[name](seeds)
-    versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {"python": platform.python_version()}
+    versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
+        "python": platform.python_version()
+    }
     result = {"name": name, **found, "command": f"nonet bench {name}", "versions": versions, "seed": seeds[0]}
     for row in result["rows"]:
         print("  ".join(f"{key} {_shown(value)}" for key, value in row.items()))

@@ -25,8 +25,13 @@ def startup() -> dict[str, Any]:
             began = time.perf_counter()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             seconds[name].append(time.perf_counter() - began)
-    loaded = subprocess.run([sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True).stdout.split()
-    rows = [{"command": name, "median_s": statistics.median(values), "max_s": max(values)} for name, values in seconds.items()]
+    loaded = subprocess.run(
+        [sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True
+    ).stdout.split()
+    rows = [
+        {"command": name, "median_s": statistics.median(values), "max_s": max(values)}
+        for name, values in seconds.items()
+    ]
     rows.append({"import nonet loads torch": loaded[0], "ray": loaded[1]})
     added = statistics.median(seconds["import nonet"]) - statistics.median(seconds["python"])
     return {"rows": rows, "ratio": {"seconds that import nonet adds": added}}

@@ -61,7 +61,8 @@ def read_view(path: Path) -> ClusterView:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(
-            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; wanted nodes: [{{id, resources: {{CPU, GPU, NPU}}, labels, count}}]"
+            f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}; "
+            "wanted nodes: [{id, resources: {CPU, GPU, NPU}, labels, count}]"
         ) from None
     nodes = [
         _node(node.id if node.count == 1 else f"{node.id}-{index}", dict(node.resources), node.labels)

@@ -52,7 +52,8 @@ class Replaceable(BaseModel):
                 near = difflib.get_close_matches(self.use, self.shipped, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise ValueError(
-                    f"use: {self.use!r}{hint} is neither shipped ({', '.join(self.shipped)}) nor file.py[:Name] nor package.module:Name"
+                    f"use: {self.use!r}{hint} is neither shipped ({', '.join(self.shipped)}) "
+                    "nor file.py[:Name] nor package.module:Name"
                 )
             if known is not None:
                 filled = known.model_validate(self.model_extra or {}).model_dump()

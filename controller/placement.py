@@ -7,7 +7,6 @@ nothing half-made stays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group

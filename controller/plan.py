@@ -307,8 +307,11 @@ def _short(
         sum(n.total.get(resource, 0.0) for n in nodes),
     )
     labels = f" with labels {dict(pool.labels)}" if pool.labels else ""
-    text = f"group {group!r} (pool {pool_name}) needs {asked:g} {resource}{labels}, the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, {free:g} free before this plan"
-    return f"{text}. Lower its workers, add a node, or plan for another cluster with --cluster."
+    return (
+        f"group {group!r} (pool {pool_name}) needs {asked:g} {resource}{labels}, the cluster has {total:g} in {len(nodes)} "
+        f"of {len(view.nodes)} nodes, {free:g} free before this plan. "
+        "Lower its workers, add a node, or plan for another cluster with --cluster."
+    )
 
 
 def _group_line(group: GroupPlan) -> str:

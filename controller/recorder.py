@@ -42,8 +42,18 @@ class Recorder:
         """One record a value, {"t", "run", "stage", "step", "role", "rank", "name", "value", "unit"}."""
         now, board = time.time(), self._board(stage)
         for name, value in values.items():
-            record = {"t": now, "run": self._run, "stage": stage, "step": step, "role": role, "rank": 0, "name": name}
-            self._metrics.write(json.dumps(record | {"value": float(value), "unit": _UNITS.get(name, "1")}) + "\n")
+            record = {
+                "t": now,
+                "run": self._run,
+                "stage": stage,
+                "step": step,
+                "role": role,
+                "rank": 0,
+                "name": name,
+            }
+            self._metrics.write(
+                json.dumps(record | {"value": float(value), "unit": _UNITS.get(name, "1")}) + "\n"
+            )
             board.scalar(name, float(value), step, now)
         self._metrics.flush()
         board.flush()

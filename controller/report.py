@@ -62,10 +62,20 @@ def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
         if not (isinstance(body, Reinforced) and all(file.exists() for file in files)):
             continue
         before, after = map(np.load, files)
-        changes = {key: paired(after[key], before[key], after["user"], scenario.seed) for key in after.files if key != "user"}
-        means = {key: [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]] for key, change in changes.items()}
+        changes = {
+            key: paired(after[key], before[key], after["user"], scenario.seed)
+            for key in after.files
+            if key != "user"
+        }
+        means = {
+            key: [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]]
+            for key, change in changes.items()
+        }
         users = len(np.unique(after["user"]))
-        return {"rewards": means, "rewards_on": f"{len(after['user'])} prompts of {users} users that RL never trained on"}
+        return {
+            "rewards": means,
+            "rewards_on": f"{len(after['user'])} prompts of {users} users that RL never trained on",
+        }
     return {}
 
 

@@ -140,7 +140,8 @@ def find(source: str | Path) -> Path:
     if str(source) in shipped:
         return LIBRARY / f"{source}.yaml"
     raise ConfigError(
-        f"there is no scenario {str(source)!r}{_suggest(str(source), shipped)}; shipped: {', '.join(shipped)}; or give a path to a .yaml file"
+        f"there is no scenario {str(source)!r}{_suggest(str(source), shipped)}; "
+        f"shipped: {', '.join(shipped)}; or give a path to a .yaml file"
     )
 
 

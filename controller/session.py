@@ -29,7 +29,7 @@ from nonet.controller.plan import plan
 from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
-from nonet.controller.setups import reward_options, role_specs, run_setup, stage_setups, targets
+from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
 from nonet.controller.support import check_runnable
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.evaluator import EvaluateSetup
@@ -114,7 +114,8 @@ class Session:
         if self.run.scenario.exists():
             if self.run.scenario.read_text(encoding="utf-8") != text:
                 raise ConfigError(
-                    f"{self.run.path} is a run of another scenario ({self.run.scenario}); choose another --run-dir, or resume it with `nonet resume`"
+                    f"{self.run.path} is a run of another scenario ({self.run.scenario}); "
+                    "choose another --run-dir, or resume it with `nonet resume`"
                 )
         else:
             self.run.path.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,10 @@ class Session:
     def size(self) -> dict[str, int]:
         """Dense parameters and sparse rows there are now."""
         rows = self.trainer.shards.rows().get(STEP_DEADLINE_S)
-        return {"parameters": self.weights["parameters"], "sparse_rows": sum(sum(shard.values()) for shard in rows)}
+        return {
+            "parameters": self.weights["parameters"],
+            "sparse_rows": sum(sum(shard.values()) for shard in rows),
+        }
 
     # --- stages -----------------------------------------------------------------------------------------------------
 

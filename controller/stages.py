@@ -106,6 +106,12 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
     session.publish()
     users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
     scores = session.rewards_of(name).score(session.rollout.generate(Prompts(name, 0, users, positions)))
-    means = {reward: np.asarray(future.get(STEP_DEADLINE_S), np.float64).mean(1) for reward, future in scores.items()}
-    total = sum((weight * means[reward] for reward, weight in session.stages[name].weights.items()), np.zeros(len(users)))
+    means = {
+        reward: np.asarray(future.get(STEP_DEADLINE_S), np.float64).mean(1)
+        for reward, future in scores.items()
+    }
+    total = sum(
+        (weight * means[reward] for reward, weight in session.stages[name].weights.items()),
+        np.zeros(len(users)),
+    )
     return means | {"total": total, "user": users}

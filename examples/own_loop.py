@@ -18,10 +18,14 @@ def main() -> None:
     own = Path("runs-own") / "rl"
     if not own.exists():
         shutil.copytree(finished.path, own)
-        for commit in sorted((own / "checkpoints").iterdir()):  # forget the shipped rl stage: keep what ends finetune
+        for commit in sorted(
+            (own / "checkpoints").iterdir()
+        ):  # forget the shipped rl stage: keep what ends finetune
             if commit.name > _end_of(own, "finetune"):
                 shutil.rmtree(commit)
-    with nonet.Session(own / "scenario.yaml", folder=own / "sources", run=RunFolder(own.absolute()), resume=True) as s:
+    with nonet.Session(
+        own / "scenario.yaml", folder=own / "sources", run=RunFolder(own.absolute()), resume=True
+    ) as s:
         for step, prompts in s.prompts("rl"):
             beams = s.rollout.generate(prompts)
             record = s.trainer.update(beams, s.reward.score(beams))

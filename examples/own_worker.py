@@ -17,7 +17,9 @@ def main() -> None:
     group = nonet.WorkerGroup(Score, workers=2, cpus=0.5, threads=0)
     print(group.double([1, 2, 3, 4, 5]).get(timeout_s=30))  # [2, 4, 6, 8, 10]
     print(group.double(rows=nonet.PerRank([[1], [2]])).get(timeout_s=30))  # [2, 4]
-    print(group.double(group.double([1, 2, 3])).get(timeout_s=30))  # [4, 8, 12]: the first result never comes here
+    print(
+        group.double(group.double([1, 2, 3])).get(timeout_s=30)
+    )  # [4, 8, 12]: the first result never comes here
     group.stop()
 
 

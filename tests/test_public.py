@@ -30,7 +30,9 @@ def test_arrows_only_point_down():
         for layer in LAYERS
         for file in (ROOT / layer).rglob("*.py")
         for target in _imports(file)
-        if target in LAYERS and LAYERS.index(target) > LAYERS.index(layer) and (layer, target) != ("deploy", "bench")
+        if target in LAYERS
+        and LAYERS.index(target) > LAYERS.index(layer)
+        and (layer, target) != ("deploy", "bench")
     ]
     assert not wrong, wrong
 
@@ -44,7 +46,9 @@ def test_lower_layers_import_no_ray():
 def test_only_the_device_module_names_vendors():
     for layer in ("embedding", "samples", "models", "rl", "workers"):
         for file in (ROOT / layer).rglob("*.py"):
-            names = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+            names = {
+                node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)
+            }
             assert file.name == "device.py" or not names & {"cuda", "npu", "nccl", "hccl"}, file
 
 

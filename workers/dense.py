@@ -23,7 +23,6 @@ from nonet.errors import CheckpointError
 from nonet.workers.files import read_tensors, write_tensors
 from nonet.workers.gang import Membership
 
-
 _MUON_RATE = 20 / 3  # Muon's rate for each of AdamW's: 0.02 beside 3e-3
 
 
@@ -48,7 +47,14 @@ class LearningRate:
 class Dense:
     """A model with its optimizers. `model` is shared by reference with fused roles."""
 
-    def __init__(self, model: torch.nn.Module, membership: Membership, *, weight_decay: float = 0.01, clip_norm: float = 1.0):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        membership: Membership,
+        *,
+        weight_decay: float = 0.01,
+        clip_norm: float = 1.0,
+    ):
         self.model, self.member = model, membership
         self._weight_decay, self._clip_norm = weight_decay, clip_norm
         self.restart()
@@ -64,9 +70,13 @@ class Dense:
         ]
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizers: dict[str, torch.optim.Optimizer] = {"adamw": torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "adamw": torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
+        }
         if hidden:
-            self.optimizers["muon"] = torch.optim.Muon(hidden, lr=0.0, weight_decay=self._weight_decay, momentum=0.95)
+            self.optimizers["muon"] = torch.optim.Muon(
+                hidden, lr=0.0, weight_decay=self._weight_decay, momentum=0.95
+            )
 
     def step(self, lr: float) -> float:
         """Sum gradients over ranks, clip, move. Returns the gradient norm before clipping."""
@@ -95,7 +105,11 @@ class Dense:
         write_tensors(folder / "model.safetensors", self.model.state_dict())
         for name, optimizer in self.optimizers.items():
             state = optimizer.state_dict()
-            moments = {f"{index}.{slot}": value for index, slots in state["state"].items() for slot, value in slots.items()}
+            moments = {
+                f"{index}.{slot}": value
+                for index, slots in state["state"].items()
+                for slot, value in slots.items()
+            }
             write_tensors(folder / f"{name}.safetensors", moments)
             (folder / f"{name}.json").write_text(json.dumps(state["param_groups"]))
 
@@ -109,7 +123,9 @@ class Dense:
             for key, value in read_tensors(folder / f"{name}.safetensors").items():
                 index, slot = key.split(".", 1)
                 state.setdefault(int(index), {})[slot] = value
-            mover.load_state_dict({"state": state, "param_groups": json.loads((folder / f"{name}.json").read_text())})
+            mover.load_state_dict(
+                {"state": state, "param_groups": json.loads((folder / f"{name}.json").read_text())}
+            )
 
     def _sum_gradients(self) -> None:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]

@@ -32,7 +32,9 @@ def ensure_ray() -> None:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
         local = {"include_dashboard": False} if address == "local" else {}
-        ray.init(address=address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR, **local)
+        ray.init(
+            address=address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR, **local
+        )
 
 
 class Hosts:
@@ -195,7 +197,8 @@ class WorkerGroup:
             chunks = [_put_once(value, self.world)] * self.world
         else:
             raise ConfigError(
-                f"{where}({parameter}): a {type(value).__name__} is not sharded by guess; mark it in @nonet.method or at the call: "
+                f"{where}({parameter}): a {type(value).__name__} is not sharded by guess; "
+                "mark it in @nonet.method or at the call: "
                 f"Shard (cut along rows), Replicate (same for all ranks) or PerRank (one value a rank)"
             )
         return [(Argument(parameter), [chunk]) for chunk in chunks]
@@ -217,7 +220,8 @@ class WorkerGroup:
         refs = future.refs
         if marker is Shard and future.collect != "concat":
             raise ConfigError(
-                f"{where}({parameter}): only results collected by 'concat' can be sharded; {future.role}.{future.method} collects by {future.collect!r}"
+                f"{where}({parameter}): only results collected by 'concat' can be sharded; "
+                f"{future.role}.{future.method} collects by {future.collect!r}"
             )
         if marker in (Shard, PerRank) and len(refs) == self.world:
             return [(Argument(parameter), [ref]) for ref in refs]
@@ -234,7 +238,8 @@ class WorkerGroup:
         if future.collect == "concat":
             return [(Argument(parameter, len(refs), (0, 1)), list(refs))] * self.world
         raise ConfigError(
-            f"{where}({parameter}): {future.role}.{future.method} collects by {future.collect!r}; get() it first, or collect by 'concat' or 'first'"
+            f"{where}({parameter}): {future.role}.{future.method} collects by {future.collect!r}; "
+            "get() it first, or collect by 'concat' or 'first'"
         )
 
 

@@ -77,7 +77,8 @@ def declared(cls: type, name: str) -> Method:
     if found is None:
         methods = sorted(n for n in dir(cls) if hasattr(getattr(cls, n, None), "__nonet_method__"))
         raise AttributeError(
-            f"{cls.__name__}.{name} is not a group method (mark it with @nonet.method); group methods: {', '.join(methods) or 'none'}"
+            f"{cls.__name__}.{name} is not a group method (mark it with @nonet.method); "
+            f"group methods: {', '.join(methods) or 'none'}"
         )
     return found
 

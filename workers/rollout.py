@@ -14,10 +14,10 @@ import numpy as np
 from nonet.embedding.reader import LocalReader, ReplicaReader, join_updates
 from nonet.errors import StaleVersion
 from nonet.models.model import build_model
+from nonet.random import rng
 from nonet.rl.corpus import Corpus
 from nonet.rl.recommender import Recommender
 from nonet.rl.wire import to_wire
-from nonet.random import rng
 from nonet.samples.prompts import event_at, prompts, seen
 from nonet.samples.sequences import RL, Sequences
 from nonet.samples.steps import prompt_step

@@ -7,6 +7,7 @@ Order is kept, nothing is padded. torch and Arrow are recognised by their method
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from nonet.errors import ConfigError
@@ -15,10 +16,8 @@ from nonet.types import Jagged
 
 def is_collection(value: Any) -> bool:
     """Whether a value has rows, so that a group call must be told what to do with it."""
-    return (
-        isinstance(value, list | tuple | dict | set | Jagged)
-        or hasattr(value, "shape")
-        and bool(getattr(value, "shape", ()))
+    return isinstance(value, list | tuple | dict | set | Jagged) or (
+        hasattr(value, "shape") and bool(getattr(value, "shape", ()))
     )
 
 
@@ -57,7 +56,7 @@ def shares(total: int, world: int) -> list[tuple[int, int]]:
     """[start, stop) of each rank: contiguous, nearly equal, the first ranks one longer: 5 over 4 -> 2, 1, 1, 1."""
     base, extra = divmod(total, world)
     starts = [rank * base + min(rank, extra) for rank in range(world + 1)]
-    return list(zip(starts[:-1], starts[1:], strict=True))
+    return list(pairwise(starts))
 
 
 def join(parts: Sequence[Any]) -> Any:

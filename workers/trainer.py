@@ -214,7 +214,9 @@ class Trainer(DistributeWorker):
         pulled = {feature: self._pull(table, batch, feature) for feature, table in self.run.features.items()}
         loss, count = 0.0, 0
         if bool(batch.loss_mask.values.any()):  # a rank's share may hold no target; it still meets the others
-            loss, count = sid_loss(self.model, batch, {feature: rows for feature, (_, _, rows) in pulled.items()})
+            loss, count = sid_loss(
+                self.model, batch, {feature: rows for feature, (_, _, rows) in pulled.items()}
+            )
         loss_sum, total = self.dense.total(float(loss), float(count))
         if isinstance(loss, Tensor):
             (loss / max(total, 1.0)).backward()
@@ -227,7 +229,13 @@ class Trainer(DistributeWorker):
             rate = self.run.tables[table]["lr"] * lr / schedule.peak
             self.sparse.push(table, keys, grads, stage.first + step + 1, lr=rate)
         seconds = time.perf_counter() - began
-        return {"loss": loss_sum / max(total, 1.0), "events": total, "lr": lr, "norm": norm, "seconds": seconds}
+        return {
+            "loss": loss_sum / max(total, 1.0),
+            "events": total,
+            "lr": lr,
+            "norm": norm,
+            "seconds": seconds,
+        }
 
     def _lease(self, stage: StageSetup, step: int) -> SampleBatch:
         """This rank's share of the step's users, as windows of their training events."""

@@ -37,7 +37,9 @@ def reference(q, k, v, visible, lengths_q, lengths_k, scale=None):
     return torch.stack(out)
 
 
-def assert_like_reference(mask, visible, lengths_q, lengths_k=None, scale=None, dtype=torch.float64, atol=1e-12):
+def assert_like_reference(
+    mask, visible, lengths_q, lengths_k=None, scale=None, dtype=torch.float64, atol=1e-12
+):
     lengths_k = lengths_q if lengths_k is None else lengths_k
     inputs = packed(lengths_q, lengths_k, dtype)
     wide = [x.detach().double().requires_grad_() for x in inputs]

@@ -22,7 +22,9 @@ def test_by_default_trainer_rollout_and_embedding_are_fused_and_rewards_apart():
 
 def test_every_role_can_have_its_own_process_and_the_threads_stay_the_same():
     fused = plan(load_scenario("quickstart")[0], view(2.0))
-    apart = plan(load_scenario("quickstart", ["roles={rollout: {workers: 1}, embedding: {workers: 1}}"])[0], view(2.0))
+    apart = plan(
+        load_scenario("quickstart", ["roles={rollout: {workers: 1}, embedding: {workers: 1}}"])[0], view(2.0)
+    )
     assert {"trainer", "rollout", "embedding", "evaluator"} < {group.name for group in apart.groups}
     assert {group.threads for group in (*fused.groups, *apart.groups)} == {0, 2}
 
@@ -40,7 +42,9 @@ def test_best_fit_keeps_whole_nodes_whole():
 
 def test_what_does_not_fit_names_group_resource_asked_and_total():
     scenario, _ = load_scenario("nightly-feed")
-    with pytest.raises(PlacementError, match=r"group 'trainer' \(pool gpu\) needs 32 GPU .* the cluster has 0"):
+    with pytest.raises(
+        PlacementError, match=r"group 'trainer' \(pool gpu\) needs 32 GPU .* the cluster has 0"
+    ):
         plan(scenario, view(64.0))
 
 

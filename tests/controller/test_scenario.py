@@ -19,7 +19,15 @@ def wrong(*changes: str) -> str:
 
 def test_yaml_is_1_2_core():
     text = "a: 1e-3\nb: on\nc: no\nd: 2026-11-19T00:00:00Z\ne: 30d\nf: true\ng: 010"
-    assert yaml.parse(text) == {"a": 1e-3, "b": "on", "c": "no", "d": "2026-11-19T00:00:00Z", "e": "30d", "f": True, "g": 10}
+    assert yaml.parse(text) == {
+        "a": 1e-3,
+        "b": "on",
+        "c": "no",
+        "d": "2026-11-19T00:00:00Z",
+        "e": "30d",
+        "f": True,
+        "g": 10,
+    }
 
 
 def test_yaml_error_names_the_line():
@@ -32,8 +40,12 @@ def test_yaml_error_names_the_line():
 @pytest.mark.parametrize("name", shipped_names())
 def test_every_shipped_scenario_plans_on_a_cluster_that_is_large_enough(name):
     scenario, _ = load_scenario(name)
-    gpu = [Node(f"g{i}", {"CPU": 64.0, "GPU": 8.0}, {"CPU": 64.0, "GPU": 8.0}, {"zone": "a"}) for i in range(5)]
-    npu = [Node(f"n{i}", {"CPU": 192.0, "NPU": 8.0}, {"CPU": 192.0, "NPU": 8.0}, {"zone": "b"}) for i in range(5)]
+    gpu = [
+        Node(f"g{i}", {"CPU": 64.0, "GPU": 8.0}, {"CPU": 64.0, "GPU": 8.0}, {"zone": "a"}) for i in range(5)
+    ]
+    npu = [
+        Node(f"n{i}", {"CPU": 192.0, "NPU": 8.0}, {"CPU": 192.0, "NPU": 8.0}, {"zone": "b"}) for i in range(5)
+    ]
     made = plan(scenario, ClusterView((*gpu, *npu)))
     assert made == plan(scenario, ClusterView((*gpu, *npu)))
     assert [stage.name for stage in made.stages][1:-1] == list(scenario.stages)

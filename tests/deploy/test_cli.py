@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,11 +20,13 @@ def nonet(folder: Path, *args: str, monkeypatch, capsys) -> tuple[int, str, str]
     monkeypatch.chdir(folder)
     monkeypatch.setenv("NONET_RUNS", str(folder / "runs"))
     monkeypatch.setattr(sys, "argv", ["nonet", *args])
-    with pytest.raises(SystemExit) as ended:
+    code = 0
+    try:
         cli.main()
-        sys.exit(0)
+    except SystemExit as ended:
+        code = ended.code or 0
     out, err = capsys.readouterr()
-    return ended.value.code or 0, out, err
+    return code, out, err
 
 
 @pytest.fixture
@@ -90,7 +91,9 @@ def test_duplicate_items_are_named(refused, ring):
 
 
 def test_users_with_too_few_events(refused):
-    assert "needs users with at least 54 events; the longest of 60 users has 16" in refused("data.split.test=50")
+    assert "needs users with at least 54 events; the longest of 60 users has 16" in refused(
+        "data.split.test=50"
+    )
 
 
 def test_target_names_an_unknown_column(refused):
@@ -108,7 +111,9 @@ def test_reward_that_does_not_import_or_misses_an_option(refused, ring):
     assert "own" in refused("stages.rl.rewards.own={use: rewards/none.py}")
     (ring / "rewards" / "own.py").write_text("import nothing_like_that")
     assert "nothing_like_that" in refused()
-    (ring / "rewards" / "own.py").write_text("import nonet\n@nonet.reward\ndef own(item, *, ceiling): return item")
+    (ring / "rewards" / "own.py").write_text(
+        "import nonet\n@nonet.reward\ndef own(item, *, ceiling): return item"
+    )
     message = refused("stages.rl.rewards.own={use: rewards/own.py, cieling: 3}")
     assert "reward 'own' has no option 'cieling'; did you mean 'ceiling'?" in message
 
@@ -121,7 +126,9 @@ def test_what_only_plans_is_said_before_anything_starts(ring, monkeypatch, capsy
 
 
 def test_resume_with_nothing_to_resume(ring, monkeypatch, capsys):
-    code, _, err = nonet(ring, "run", "ring.yaml", "--resume", "--run-dir", "none", monkeypatch=monkeypatch, capsys=capsys)
+    code, _, err = nonet(
+        ring, "run", "ring.yaml", "--resume", "--run-dir", "none", monkeypatch=monkeypatch, capsys=capsys
+    )
     assert (code, "nothing to resume" in err) == (2, True)
     code, _, err = nonet(ring, "resume", "none", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, "there is no run 'none'" in err) == (2, True)
@@ -130,14 +137,22 @@ def test_resume_with_nothing_to_resume(ring, monkeypatch, capsys):
 def test_plan_as_json_and_for_another_cluster(ring, monkeypatch, capsys):
     code, out, _ = nonet(ring, "plan", "ring.yaml", "--json", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 0
-    assert [stage["name"] for stage in json.loads(out)["stages"]] == ["tokenise", "pretrain", "finetune", "rl", "evaluate"]
+    assert [stage["name"] for stage in json.loads(out)["stages"]] == [
+        "tokenise",
+        "pretrain",
+        "finetune",
+        "rl",
+        "evaluate",
+    ]
     (ring / "view.yaml").write_text("nodes: [{id: n, resources: {CPU: 0.1}}]")
-    code, _, err = nonet(ring, "plan", "ring.yaml", "--cluster", "view.yaml", monkeypatch=monkeypatch, capsys=capsys)
+    code, _, err = nonet(
+        ring, "plan", "ring.yaml", "--cluster", "view.yaml", monkeypatch=monkeypatch, capsys=capsys
+    )
     assert (code, "needs 0.25 CPU" in err) == (1, True)
 
 
 def test_new_copies_a_scenario_with_its_rewards_and_never_overwrites(ring, monkeypatch, capsys):
-    code, out, _ = nonet(ring, "new", "quickstart", "mine/feed.yaml", monkeypatch=monkeypatch, capsys=capsys)
+    code, _, _ = nonet(ring, "new", "quickstart", "mine/feed.yaml", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, (ring / "mine" / "rewards" / "novelty.py").is_file()) == (0, True)
     code, _, err = nonet(ring, "new", "quickstart", "mine/feed.yaml", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, "exists already" in err) == (2, True)
@@ -145,8 +160,20 @@ def test_new_copies_a_scenario_with_its_rewards_and_never_overwrites(ring, monke
 
 def test_import_writes_two_tables(ring, monkeypatch, capsys):
     (ring / "log.csv").write_text("uid,sku,ts\n1,a,10\n1,b,20\n2,a,30\n")
-    code, out, err = nonet(
-        ring, "import", "csv", "log.csv", "out", "--column", "user=uid", "--column", "item=sku", "--column", "time=ts", monkeypatch=monkeypatch, capsys=capsys
+    code, _, err = nonet(
+        ring,
+        "import",
+        "csv",
+        "log.csv",
+        "out",
+        "--column",
+        "user=uid",
+        "--column",
+        "item=sku",
+        "--column",
+        "time=ts",
+        monkeypatch=monkeypatch,
+        capsys=capsys,
     )
     assert code == 0, err
     assert pq.read_table(ring / "out" / "interactions.parquet").num_rows == 3
@@ -160,5 +187,8 @@ def test_unknown_verb_is_one_line(ring, monkeypatch, capsys):
 
 
 def test_help_is_quick_and_loads_nothing_heavy():
-    code = "import sys; sys.argv = ['nonet', '--help']\nfrom nonet.deploy.cli import main\ntry: main()\nfinally: assert not {'torch', 'ray', 'numpy', 'pydantic'} & set(sys.modules)"
+    code = (
+        "import sys; sys.argv = ['nonet', '--help']\nfrom nonet.deploy.cli import main\n"
+        "try: main()\nfinally: assert not {'torch', 'ray', 'numpy', 'pydantic'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=os.environ)

@@ -44,7 +44,7 @@ def whole(ray_local, tmp_path_factory):
 
 
 def test_a_run_leaves_everything_it_promises(whole):
-    folder, finished = whole
+    _, finished = whole
     report = finished.report
     assert finished.state == "done"
     assert set(report["stages"]) == {"pretrain", "finetune", "rl"}
@@ -55,13 +55,25 @@ def test_a_run_leaves_everything_it_promises(whole):
     assert report["rows"]["pretrain"] == 3 * 60 * 12
     assert report["peak_rss_bytes"] > 0
     there = {path.name for path in finished.folder.path.iterdir()}
-    assert {"scenario.yaml", "plan.json", "journal.jsonl", "metrics.jsonl", "tensorboard", "checkpoints", "report.html", "report.json"} <= there
+    assert {
+        "scenario.yaml",
+        "plan.json",
+        "journal.jsonl",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "report.html",
+        "report.json",
+    } <= there
     assert "<script" not in (finished.folder.path / "report.html").read_text()
 
 
 def test_the_model_learns_the_ring(whole):
     _, finished = whole
-    assert finished.report["stages"]["finetune"]["recall@10"] > 1.5 * finished.report["baselines"]["popularity"]["recall@10"]
+    assert (
+        finished.report["stages"]["finetune"]["recall@10"]
+        > 1.5 * finished.report["baselines"]["popularity"]["recall@10"]
+    )
 
 
 def test_every_step_is_applied_once_in_the_journal(whole):
@@ -95,7 +107,11 @@ def test_a_stopped_run_resumes_to_the_same_bits(whole):
 
 def test_two_trainers_equal_one_up_to_the_order_of_sums(whole):
     folder, finished = whole
-    two = run(folder, "two", "roles={trainer: {workers: 2}, rollout: {fuse: trainer, workers: 2}, embedding: {fuse: trainer, workers: 2}}")
+    two = run(
+        folder,
+        "two",
+        "roles={trainer: {workers: 2}, rollout: {fuse: trainer, workers: 2}, embedding: {fuse: trainer, workers: 2}}",
+    )
     losses = [_losses(each.folder) for each in (finished, two)]
     assert losses[0].keys() == losses[1].keys()
     # float32 sums in another order drift by 1e-6 here; RL is left out, where a drift may choose another beam
@@ -107,10 +123,16 @@ def test_recommendations_come_from_every_stage(whole):
     _, finished = whole
     answer = recommend_for(str(finished.folder.path), ["item b1", "item c2"], None, 5)
     assert list(answer["columns"]) == ["popularity", "transition_counter", "pretrain", "finetune", "rl"]
-    assert all(len(titles) == 5 and not {"item b1", "item c2"} & set(titles) for titles in answer["columns"].values())
+    assert all(
+        len(titles) == 5 and not {"item b1", "item c2"} & set(titles) for titles in answer["columns"].values()
+    )
     assert "popularity" in columns(answer)
     assert len(recommend_for(str(finished.folder.path), [], "103", 3)["history"]) == 16
-    for like, user, said in ((["itm b1"], None, "close: item b1"), ([], "nobody", "there is no user 'nobody'"), ([], None, "give either")):
+    for like, user, said in (
+        (["itm b1"], None, "close: item b1"),
+        ([], "nobody", "there is no user 'nobody'"),
+        ([], None, "give either"),
+    ):
         with pytest.raises(ConfigError, match=said):
             recommend_for(str(finished.folder.path), like, user, 5)
 
@@ -134,7 +156,9 @@ def test_another_scenario_may_not_use_the_folder(whole):
 def test_a_broken_reward_fails_before_training_and_leaves_nothing(whole, body, said):
     folder, _ = whole
     good = (folder / "rewards" / "own.py").read_text()
-    (folder / "rewards" / "own.py").write_text(f"import nonet\n\n\n@nonet.reward\ndef own(item, *, ceiling: float):\n    {body}\n")
+    (folder / "rewards" / "own.py").write_text(
+        f"import nonet\n\n\n@nonet.reward\ndef own(item, *, ceiling: float):\n    {body}\n"
+    )
     try:
         with pytest.raises(WorkerFailed, match=said) as caught:
             run(folder, "broken")
@@ -145,7 +169,7 @@ def test_a_broken_reward_fails_before_training_and_leaves_nothing(whole, body, s
 
 
 def test_a_loop_of_ones_own_has_the_same_guarantees(whole):
-    folder, finished = whole
+    folder, _ = whole
     _, beside = load_scenario(folder / "ring.yaml")
     seen = []
     with nonet.Session(folder / "ring.yaml", folder=beside, run=RunFolder(folder / "own")) as s:
@@ -166,7 +190,9 @@ def test_a_function_of_the_script_can_be_a_reward(whole):
     def early(item, *, bound: int = 10):
         return item < bound
 
-    changed = api.scenario(folder / "ring.yaml").set("stages.rl.rewards.early", {"use": early, "weight": 0.1, "bound": 12})
+    changed = api.scenario(folder / "ring.yaml").set(
+        "stages.rl.rewards.early", {"use": early, "weight": 0.1, "bound": 12}
+    )
     finished = api.run(changed, run_dir=folder / "scripted", panel=Panel(io.StringIO(), live=False))
     assert set(finished.report["rewards"]) == {"hit", "own", "early", "total"}
 
@@ -180,4 +206,8 @@ def _stop_after_a_commit(started) -> None:
 
 def _losses(folder: RunFolder) -> dict[tuple[str, int], float]:
     records = map(json.loads, folder.metrics.read_text().splitlines())
-    return {(r["stage"], r["step"]): r["value"] for r in records if r["name"] == "loss" and np.isfinite(r["value"])}
+    return {
+        (r["stage"], r["step"]): r["value"]
+        for r in records
+        if r["name"] == "loss" and np.isfinite(r["value"])
+    }

@@ -57,7 +57,10 @@ def write_tables(folder: Path, users: int = 60, items: int = 40, events: int = 1
     pq.write_table(pa.table(table), folder / "interactions.parquet")
     names = [f"item {chr(97 + i % 26)}{i}" for i in range(items)]
     kinds = [[f"kind{i % 5}"] for i in range(items)]
-    pq.write_table(pa.table({"item_id": np.arange(1000, 1000 + items), "title": names, "categories": kinds}), folder / "items.parquet")
+    pq.write_table(
+        pa.table({"item_id": np.arange(1000, 1000 + items), "title": names, "categories": kinds}),
+        folder / "items.parquet",
+    )
 
 
 def make_ring(folder: Path) -> Path:

@@ -68,7 +68,7 @@ def test_marker_at_the_call_overrides(groups):
 
 def test_unmarked_collection_is_refused_and_names_the_markers(groups):
     four, _ = groups
-    with pytest.raises(ConfigError, match="Shard .* Replicate .* or PerRank"):
+    with pytest.raises(ConfigError, match=r"Shard .* Replicate .* or PerRank"):
         four.where([1, 2, 3, 4])
     assert four.where("text").get(30) == [(rank, 4, "text") for rank in range(4)]
 
@@ -130,7 +130,7 @@ def test_control_answers_while_a_rank_works(groups):
 
 def test_unknown_method_lists_the_group_methods(groups):
     four, _ = groups
-    with pytest.raises(AttributeError, match="group methods: .*double"):
+    with pytest.raises(AttributeError, match=r"group methods: .*double"):
         four.tripple([1])
 
 

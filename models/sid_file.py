@@ -1,0 +1,79 @@
+"""The user's own semantic ids: a JSON map or a Parquet table, put in the order of the items.
+
+JSON: {item id: [codes...]}, the form in which LETTER, TIGER's reimplementations and UniGenRec publish theirs.
+Parquet: item_id and l0, l1, ... Items of the file that the catalogue lacks are ignored; the other way round is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nonet.errors import DataError
+
+MOST_CODES = 1 << 20  # a code beyond is an item number, not a code
+
+# Shapes: I items, L levels.
+
+
+def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Codes [I, L] int32 of these items, in their order, and K of each level (its largest code + 1)."""
+    if not path.is_file():
+        raise DataError(f"tokenizer.path: {path} does not exist. It is relative to the scenario.")
+    table = _parquet(path) if path.suffix == ".parquet" else _json(path)
+    missing = [item for item in item_ids if str(item) not in table]
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing)} of {len(item_ids)} items have no semantic id, first {_listed(missing)}. "
+            "Add them, or drop these items with data.keep or data.where."
+        )
+    rows = [table[str(item)] for item in item_ids]
+    levels = len(rows[0])
+    _refuse(path, "a semantic id of another length than the first", item_ids, (len(row) != levels for row in rows))
+    _refuse(path, "a code that is not a whole number from 0 to 1,048,575", item_ids, (not _codes(row) for row in rows))
+    if not levels:
+        raise DataError(f"{path}: the semantic ids are empty; each needs at least one code.")
+    codes_IL = np.array(rows, np.int32)
+    return codes_IL, tuple(int(k) + 1 for k in codes_IL.max(0))
+
+
+def _json(path: Path) -> dict[str, list[Any]]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: not JSON ({error}). It must be {{item id: [codes...]}}.") from None
+    if not isinstance(table, dict) or not all(isinstance(value, list) for value in table.values()):
+        raise DataError(f"{path}: must be one JSON object, {{item id: [codes...]}}.")
+    return table
+
+
+def _parquet(path: Path) -> dict[str, list[Any]]:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]}).") from None
+    levels = [f"l{level}" for level in range(len(table.column_names)) if f"l{level}" in table.column_names]
+    if "item_id" not in table.column_names or levels != [f"l{i}" for i in range(len(levels))] or not levels:
+        raise DataError(f"{path}: has columns {', '.join(table.column_names)}; it needs item_id, l0, l1, ...")
+    rows = zip(*(table[level].to_pylist() for level in levels), strict=True)
+    return {str(item): list(row) for item, row in zip(table["item_id"].to_pylist(), rows, strict=True)}
+
+
+def _codes(row: list[Any]) -> bool:
+    return all(isinstance(code, int) and not isinstance(code, bool) and 0 <= code < MOST_CODES for code in row)
+
+
+def _refuse(path: Path, what: str, item_ids: list[Any], wrong: Iterable[bool]) -> None:
+    bad = [item for item, flag in zip(item_ids, wrong, strict=True) if flag]
+    if bad:
+        raise DataError(f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_listed(bad)}. Mend the file.")
+
+
+def _listed(items: list[Any]) -> str:
+    return ", ".join(map(str, items[:5]))
