@@ -282,6 +282,9 @@ class Supervised(Part):
     batch: BatchSize = BatchSize(users=8)
     lr: Rate | Schedule = 1e-3
     target: str | None = None
+    ahead: Annotated[
+        Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
+    ] = 3
 
     @model_validator(mode="after")
     def _length(self) -> Supervised:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from nonet.controller.report import headline, make_report
 from nonet.controller.session import Session
 from nonet.controller.stages import probe_rewards, rehearse, run_stage
 from nonet.workers.evaluator import BASELINES
+from nonet.workers.future import GroupFuture
 
 _EVALUATE_S = 1800.0
 
@@ -31,6 +31,7 @@ class Pipeline:
         self.session, self.recorder, self._stopped = session, recorder, stopped
         self.wall_s: dict[str, float] = dict(session.run.read_json("results/wall.json") or {})
         self._shown: list[dict[str, Any]] | None = None
+        self._asked: list[tuple[str, GroupFuture, float]] = []
 
     def run(self) -> bool:
         """Everything from start to report. False when stopped before the end; the folder is then resumable."""
@@ -39,13 +40,19 @@ class Pipeline:
                 self._timed(name, seconds)
             self._note_start()
             rehearse(session)
-            self._baselines()
+            for name in BASELINES:
+                self._evaluate(name, "baseline", name)
+            self._collect(wait=True)
+            for name in self._done_before(session.restored):
+                self._evaluate(name, "evaluate", name, str(session.checkpoints.end_of(name)))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self.recorder.event(
                         "note", text=f"stopped in {name}; go on with: nonet resume {session.run.id}"
                     )
                     return False
+            self.recorder.event("stage", stage="evaluate", steps=None, done=0)
+            self._collect(wait=True)
             self._finish()
         return True
 
@@ -65,6 +72,11 @@ class Pipeline:
             at = self.session.restored
             self.recorder.event("note", text=f"resumed from step {at.stage_step} of {at.stage}")
 
+    def _done_before(self, restored: Manifest | None) -> list[str]:
+        """Stages that ended before the one the commit is in."""
+        names = list(self.session.stages)
+        return [] if restored is None else names[: names.index(restored.stage)]
+
     def _to_do(self, restored: Manifest | None) -> list[str]:
         """Stages from the one the commit is in; when the commit ends a stage, that one is only evaluated."""
         names = list(self.session.stages)
@@ -79,44 +91,46 @@ class Pipeline:
             if isinstance(body, Reinforced):
                 self._probe(name, "before")
             began = time.time()
-            if not run_stage(session, name, self.recorder, self._stopped):
+            if not run_stage(session, name, self.recorder, self._tick):
                 return False
             self._timed(name, time.time() - began)
         if isinstance(body, Reinforced):
             self._probe(name, "after")
-        self._evaluate(name, partial(self._ask, "evaluate", name, str(session.checkpoints.end_of(name))))
+        self._evaluate(name, "evaluate", name, str(session.checkpoints.end_of(name)))
         return True
 
-    def _baselines(self) -> None:
-        for name in BASELINES:
-            self._evaluate(name, partial(self._ask, "baseline", name))
+    def _tick(self) -> bool:
+        """Called between steps: take what the evaluator has finished; whether to stop."""
+        self._collect()
+        return self._stopped()
 
-    def _ask(self, method: str, *args: str) -> Any:
-        return getattr(self.session.evaluator, method)(*args).get(_EVALUATE_S)
-
-    def _evaluate(self, name: str, ask: Callable[[], dict[str, Any]]) -> None:
-        """Ask the evaluator unless a run before had the answer, keep it, show it."""
+    def _evaluate(self, name: str, method: str, *args: str) -> None:
+        """Ask the evaluator, which works beside the next stage; what a run before had found is shown as it is."""
         found = self.session.run.read_json(f"results/{name}.json")
-        if found is None or not (self.session.run.results / f"{name}.npz").exists():
-            began = time.time()
-            self.recorder.event("stage", stage=f"evaluate {name}", steps=None, done=0)
-            found = ask()
+        if found is not None and (self.session.run.results / f"{name}.npz").exists():
+            self._show(name, found)
+            return
+        self._asked.append((name, getattr(self.session.evaluator, method)(*args), time.time()))
+
+    def _collect(self, *, wait: bool = False) -> None:
+        """Keep and show the evaluator's answers, in the order they were asked for; all of them when `wait`."""
+        while self._asked and (wait or self._asked[0][1].done()):
+            name, future, began = self._asked.pop(0)
+            found = future.get(_EVALUATE_S)
             self.session.run.write_json(f"results/{name}.json", found)
             self._timed(f"evaluate {name}", time.time() - began)
-        self.recorder.event(
-            "result", name=name, metrics=headline(found), shown=found["shown"], users=self._shown_users()
-        )
+            self._show(name, found)
+
+    def _show(self, name: str, found: dict[str, Any]) -> None:
+        users = self._shown_users()
+        self.recorder.event("result", name=name, metrics=headline(found), shown=found["shown"], users=users)
         for how, parts in found["detail"].get("test", {}).items():
-            self.recorder.metrics(
-                f"evaluate/{how}",
-                0,
-                {f"{name}/{key}": value for key, value in parts["all"].items()},
-                role="evaluator",
-            )
+            values = {f"{name}/{key}": value for key, value in parts["all"].items()}
+            self.recorder.metrics(f"evaluate/{how}", 0, values, role="evaluator")
 
     def _shown_users(self) -> list[dict[str, Any]]:
         if self._shown is None:
-            self._shown = self._ask("shown")
+            self._shown = self.session.evaluator.shown().get(_EVALUATE_S)
         return self._shown
 
     def _probe(self, name: str, when: str) -> None:

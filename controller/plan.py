@@ -211,11 +211,15 @@ def _beside(draft: _Draft, host: GroupPlan) -> GroupPlan:
 
 
 def _threads(groups: list[GroupPlan], view: ClusterView) -> int:
+    """Cores of the tightest node over the torch workers busy at once on it: its evaluators beside its widest other group."""
     cpus = {node.id: node.total.get("CPU", 1.0) for node in view.nodes}
-    widest = [
-        cpus[node] / group.nodes.count(node) for group in groups if group.threads for node in set(group.nodes)
-    ]
-    return max(1, min(_MOST_THREADS, int(min(widest, default=1))))
+    torch = [group for group in groups if group.threads]
+    least = float(_MOST_THREADS)
+    for node in {node for group in torch for node in group.nodes}:
+        counts = {group.name: group.nodes.count(node) for group in torch}
+        evaluators = counts.pop("evaluator", 0)
+        least = min(least, cpus[node] / (evaluators + max(counts.values(), default=0)))
+    return max(1, int(least))
 
 
 def _with_threads(group: GroupPlan, threads: int) -> GroupPlan:

@@ -40,7 +40,7 @@ def make_report(
         **_rewards(run, scenario),
         "tokenizer": facts["tokenizer"],
         "users": _users(comparison.get("shown", []), results),
-        "wall_s": dict(wall_s) | {"total": round(sum(wall_s.values()), 3)},
+        "wall_s": dict(wall_s),
         "rows": _rows(run),
         "peak_rss_bytes": 0,
         "weights": dict(weights),

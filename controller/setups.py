@@ -96,7 +96,9 @@ def _supervised(name: str, body: Supervised, first: int, users: int, events: int
         if body.epochs
         else max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
     )
-    return StageSetup(name, first, steps, per_step, _rate(body.lr), target=name if body.target else None)
+    return StageSetup(
+        name, first, steps, per_step, _rate(body.lr), ahead=body.ahead, target=name if body.target else None
+    )
 
 
 def _reinforced(name: str, body: Reinforced, first: int) -> StageSetup:

@@ -34,6 +34,7 @@ class Run:
         self.folder, self.id = folder, folder.id
         self._work, self._controller, self._memory = work, controller, memory
         self.state = "running"
+        self._began = time.time()
 
     @property
     def report(self) -> dict[str, Any]:
@@ -92,7 +93,8 @@ class Run:
                 caller_fault=outcome["exit_code"] == 2,
             )
         if self.state == "done":
-            report = self.report | {"peak_rss_bytes": self._memory.peak_bytes}
+            wall_s = self.report["wall_s"] | {"total": round(time.time() - self._began, 3)}
+            report = self.report | {"peak_rss_bytes": self._memory.peak_bytes, "wall_s": wall_s}
             self.folder.write_json("report.json", report)
             write_report(self.folder.path)
         return self

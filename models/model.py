@@ -1,56 +1,73 @@
-"""STAND-IN by the lead to test the pipeline; helper `model` overwrites this file."""
+"""SidModel: what rollout, trainer and evaluator ask of a recommender, and `build_model`, which makes one by name.
 
-import torch
-from torch import nn
+A model reads a user's events and answers, level by level, which code of a semantic id comes next. Its logits cover all
+codes of a level; which of them are legal is the catalogue's matter (nonet.rl.trie).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from nonet.errors import ConfigError
+from nonet.types import SampleBatch
+
+# Shapes: B sequences, N events, M loss positions, U prompts, W beams, L levels, K codes of a level, D width.
 
 
+@dataclass(frozen=True, slots=True)
 class Cache:
-    def __init__(self, state):
-        self.state = state
+    """What a prefill leaves for the steps: state [U, D], one history state a prompt."""
+
+    state: Tensor
 
 
-class M(nn.Module):
-    def __init__(self, codes, features, seed):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.levels = len(codes)
-            self.codes = tuple(codes)
-            self.features = features
-            self.inp = nn.Linear(features["item"], 64)
-            self.emb = nn.ModuleList([nn.Embedding(k, 64) for k in codes])
-            self.out = nn.ModuleList([nn.Linear(64, k) for k in codes])
+@runtime_checkable
+class SidModel(Protocol):
+    """An nn.Module with these. `rows`: sparse feature -> its rows, [N, dim] aligned with the events of the batch, or
+    [B, dim] aligned with the sequences; a feature that the model was built with and that is missing is an error.
+    """
 
-    def positions(self, batch, rows):
-        h = self.inp(rows["item"]) + sum(e(batch.sid[:, l]) for l, e in enumerate(self.emb))
-        return h
+    levels: int
+    codes: tuple[int, ...]
 
-    def prefill(self, batch, rows):
-        h = self.positions(batch, rows)
-        o = batch.item.offsets
-        last = (o[1:] - 1).clamp_min(0)
-        return Cache(h[last] * ((o[1:] > o[:-1])[:, None]) if len(h) else h.new_zeros(len(o) - 1, 64))
+    @property
+    def features(self) -> Mapping[str, int]: ...
 
-    def step(self, cache, codes, level):
-        h = cache.state[:, None]
-        for l in range(level):
-            h = h + self.emb[l](codes[..., l])
-        if level == 0:
-            h = h.expand(-1, codes.shape[1] if codes.ndim == 3 else 1, -1)
-        return self.out[level](torch.tanh(h))
+    def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
+        """Teacher-forced logits [M, K] of each level, one row for each event whose loss_mask is True, in order."""
+        ...
 
-    def nll(self, batch, rows):
-        h = self.positions(batch, rows)
-        m = batch.loss_mask.values
-        t = m.nonzero()[:, 0]
-        x = h[t - 1]
-        sid = batch.sid[t]
-        loss = 0.0
-        for l in range(self.levels):
-            loss = loss + nn.functional.cross_entropy(self.out[l](torch.tanh(x)), sid[:, l], reduction="sum")
-            x = x + self.emb[l](sid[:, l])
-        return loss, len(t)
+    def targets(self, batch: SampleBatch) -> Tensor:
+        """Semantic ids [M, L] that `forward` is asked for."""
+        ...
+
+    def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Cache:
+        """History state at the end of each sequence; an empty sequence answers from its start position."""
+        ...
+
+    def step(self, cache: Cache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
+        """Logits [U, W, K] of a level after the codes [U, W, level] chosen so far.
+
+        Codes that are one expanded row (stride 0 over U), as exhaustive scoring gives them, are looked up once.
+        """
+        ...
 
 
-def build_model(config, codes, features, seed):
-    return M(codes, features, seed)
+def build_model(
+    config: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
+) -> SidModel:
+    """The model that `config["use"]` names (sid_decoder when left out), with weights drawn from `seed`.
+
+    codes: K of every level, collision level included. features: sparse feature -> width of its rows.
+    """
+    options = dict(config)
+    name = options.pop("use", "sid_decoder")
+    if name != "sid_decoder":
+        raise ConfigError(f"model: use: {name!r} is unknown; there are: sid_decoder.")
+    from nonet.models.sid_decoder import SidDecoder
+
+    return SidDecoder.build(options, codes, features, seed)

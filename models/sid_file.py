@@ -35,8 +35,15 @@ def read_sids(path: Path, item_ids: list[Any]) -> tuple[np.ndarray, tuple[int, .
         )
     rows = [table[str(item)] for item in item_ids]
     levels = len(rows[0])
-    _refuse(path, "a semantic id of another length than the first", item_ids, (len(row) != levels for row in rows))
-    _refuse(path, "a code that is not a whole number from 0 to 1,048,575", item_ids, (not _codes(row) for row in rows))
+    _refuse(
+        path, "a semantic id of another length than the first", item_ids, (len(row) != levels for row in rows)
+    )
+    _refuse(
+        path,
+        "a code that is not a whole number from 0 to 1,048,575",
+        item_ids,
+        (not _codes(row) for row in rows),
+    )
     if not levels:
         raise DataError(f"{path}: the semantic ids are empty; each needs at least one code.")
     codes_IL = np.array(rows, np.int32)
@@ -66,13 +73,17 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
 
 
 def _codes(row: list[Any]) -> bool:
-    return all(isinstance(code, int) and not isinstance(code, bool) and 0 <= code < MOST_CODES for code in row)
+    return all(
+        isinstance(code, int) and not isinstance(code, bool) and 0 <= code < MOST_CODES for code in row
+    )
 
 
 def _refuse(path: Path, what: str, item_ids: list[Any], wrong: Iterable[bool]) -> None:
     bad = [item for item, flag in zip(item_ids, wrong, strict=True) if flag]
     if bad:
-        raise DataError(f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_listed(bad)}. Mend the file.")
+        raise DataError(
+            f"{path}: {len(bad)} of {len(item_ids)} items have {what}, first {_listed(bad)}. Mend the file."
+        )
 
 
 def _listed(items: list[Any]) -> str:

@@ -38,7 +38,9 @@ class Tokens:
     report: dict[str, Any]
 
 
-def tokenise(items: pa.Table, seq: Sequences, config: Mapping[str, Any], *, seed: int, folder: Path) -> Tokens:
+def tokenise(
+    items: pa.Table, seq: Sequences, config: Mapping[str, Any], *, seed: int, folder: Path
+) -> Tokens:
     """The semantic id of every item of the table. `use` rq_kmeans (vectors, levels, codes, dim) or file (path)."""
     use = config.get("use", "rq_kmeans")
     if use == "file":
@@ -104,10 +106,11 @@ def _finished(codes_IL: np.ndarray, codes: tuple[int, ...], *, always: bool) -> 
 
 def _refuse_collapsed(report: Mapping[str, Any], items: int) -> None:
     reach = min(report["codes"][0], items)
-    if report["perplexity"][0] < LEAST_EVEN * reach:
+    least = max(LEAST_EVEN * reach, 1.1) if reach > 1 else 0.0
+    if report["perplexity"][0] < least:
         raise DataError(
             f"the codebook collapsed: the first level uses {report['used'][0]} codes with perplexity "
-            f"{report['perplexity'][0]}, of {reach} it could use; at least {LEAST_EVEN * reach:.1f} is wanted. "
+            f"{report['perplexity'][0]}, of {reach} it could use; at least {least:.1f} is wanted. "
             "The item vectors hardly differ: name other tokenizer.vectors, or fewer codes."
         )
     if report["unique_before_collisions"] < LEAST_UNIQUE:
@@ -134,7 +137,9 @@ def _kmeans(x: np.ndarray, codes: int, seed: int, level: int) -> np.ndarray:
         count = np.bincount(code, minlength=codes)
         sums = np.zeros(centres.shape, np.float64)
         np.add.at(sums, code, x)
-        centres = np.where(count[:, None] > 0, sums / np.maximum(count, 1)[:, None], centres).astype(np.float32)
+        centres = np.where(count[:, None] > 0, sums / np.maximum(count, 1)[:, None], centres).astype(
+            np.float32
+        )
     return centres
 
 

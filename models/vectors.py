@@ -28,6 +28,11 @@ WEIGHTS = {
     "title": 0.3,
     "categories": 0.5,
 }  # beside cooccurrence and everything else at 1: taste before wording
+_NOT_TASTE = (
+    "item",
+    "item_id",
+    "events",
+)  # columns of items.parquet that say which item, not what it is like
 _NEAR = 5  # events this far apart still count as together, weighted 1 / sqrt(distance)
 _SMOOTH = 0.75  # exponent of the context counts: keeps PMI from preferring rare items
 _OVERSAMPLE, _POWER = 10, 4  # of the randomised SVD
@@ -152,7 +157,7 @@ def _source(name: str, items: pa.Table, seq: Sequences, *, dim: int, seed: int, 
         return _column(name, items[name], dim, seed)
     if Path(name).suffix in (".npy", ".parquet"):
         return _file(folder / name, items)
-    known = ", ".join(["cooccurrence", *(c for c in items.column_names if c not in ("item_id", "events"))])
+    known = ", ".join(["cooccurrence", *(c for c in items.column_names if c not in _NOT_TASTE)])
     raise DataError(
         f"tokenizer.vectors names {name!r}, which is neither a column of the items nor a .npy or .parquet file; "
         f"there are: {known}."

@@ -1,7 +1,4 @@
-"""Dense: the model's dense part and its optimizers, one step at a time.
-
-Matrices that the model names in `hidden_matrices()` move by Muon (Jordan et al. 2024, torch.optim.Muon), the rest by AdamW:
-with both, the quickstart's model needs a third fewer steps for the same validation recall.
+"""Dense: the model's dense part and its optimizer, one step at a time.
 
 Gradients of all ranks are summed as one flat buffer in one all-reduce, after the loss was divided by the global count of
 targets: world 2 equals world 1 up to float addition's order. torch's DDP wraps `forward` alone, while the RL loss calls
@@ -14,17 +11,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nonet.errors import CheckpointError
+from nonet.models.muon import Muon
 from nonet.workers.files import read_tensors, write_tensors
 from nonet.workers.gang import Membership
-
-_MUON_RATE = 20 / 3  # Muon's rate for each of AdamW's: 0.02 beside 3e-3
-
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
@@ -47,49 +41,29 @@ class LearningRate:
 class Dense:
     """A model with its optimizers. `model` is shared by reference with fused roles."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        membership: Membership,
-        *,
-        weight_decay: float = 0.01,
-        clip_norm: float = 1.0,
-    ):
+    def __init__(self, model: torch.nn.Module, membership: Membership, *, weight_decay: float = 0.1, clip_norm: float = 1.0):
         self.model, self.member = model, membership
         self._weight_decay, self._clip_norm = weight_decay, clip_norm
         self.restart()
 
     def restart(self) -> None:
-        """Fresh optimizers, as each stage begins with."""
-        hidden = list(getattr(self.model, "hidden_matrices", list)())
+        """A fresh optimizer, as each stage begins with."""
+        hidden = self.model.hidden_matrices()  # type: ignore[operator]
         named = {id(p) for p in hidden}
-        rest = [p for p in self.model.parameters() if id(p) not in named]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in rest if p.ndim > 1], "weight_decay": self._weight_decay},
-            {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
-        ]
+        others = [p for p in self.model.parameters() if id(p) not in named]
+        self.optimizer = Muon(hidden, others, weight_decay=self._weight_decay)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizers: dict[str, torch.optim.Optimizer] = {
-            "adamw": torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
-        }
-        if hidden:
-            self.optimizers["muon"] = torch.optim.Muon(
-                hidden, lr=0.0, weight_decay=self._weight_decay, momentum=0.95
-            )
 
     def step(self, lr: float) -> float:
         """Sum gradients over ranks, clip, move. Returns the gradient norm before clipping."""
         if self.member.world > 1:
             self._sum_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        for name, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = lr * (_MUON_RATE if name == "muon" else 1.0)
-            optimizer.step()
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
         return float(norm)
 
     def total(self, *values: float) -> list[float]:
@@ -101,31 +75,24 @@ class Dense:
         return whole.tolist()
 
     def save(self, folder: Path) -> None:
-        """model.safetensors, and a .safetensors and .json of each optimizer, under `folder`."""
+        """model.safetensors, optimizer.safetensors and optimizer.json under `folder`."""
         write_tensors(folder / "model.safetensors", self.model.state_dict())
-        for name, optimizer in self.optimizers.items():
-            state = optimizer.state_dict()
-            moments = {
-                f"{index}.{slot}": value
-                for index, slots in state["state"].items()
-                for slot, value in slots.items()
-            }
-            write_tensors(folder / f"{name}.safetensors", moments)
-            (folder / f"{name}.json").write_text(json.dumps(state["param_groups"]))
+        state = self.optimizer.state_dict()
+        moments = {f"{index}.{slot}": value for index, slots in state["state"].items() for slot, value in slots.items()}
+        write_tensors(folder / "optimizer.safetensors", moments)
+        (folder / "optimizer.json").write_text(json.dumps(state["param_groups"]))
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Read what `save` wrote; the optimizers too when the same stage goes on."""
+        """Read what `save` wrote; the optimizer too when the same stage goes on."""
         load_model(self.model, folder)
         if not optimizer:
             return
-        for name, mover in self.optimizers.items():
-            state: dict[int, dict[str, Tensor]] = {}
-            for key, value in read_tensors(folder / f"{name}.safetensors").items():
-                index, slot = key.split(".", 1)
-                state.setdefault(int(index), {})[slot] = value
-            mover.load_state_dict(
-                {"state": state, "param_groups": json.loads((folder / f"{name}.json").read_text())}
-            )
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in read_tensors(folder / "optimizer.safetensors").items():
+            index, slot = key.split(".", 1)
+            state.setdefault(int(index), {})[slot] = value
+        groups = json.loads((folder / "optimizer.json").read_text())
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _sum_gradients(self) -> None:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]

@@ -37,6 +37,11 @@ class GroupFuture:
         except (RayActorError, RayTaskError) as error:
             raise self._translated(error) from None
 
+    def done(self) -> bool:
+        """Whether every rank has answered; never waits."""
+        ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
+        return len(ready) == len(self.refs)
+
     def __await__(self) -> Generator[Any, None, Any]:
         return self._gather().__await__()
 

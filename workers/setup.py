@@ -32,6 +32,7 @@ class StageSetup:
     first      global number of the stage's first step: sparse steps count over the whole run
     steps      of the whole stage; users: rows (users or prompts) a global step
     lr         peak, warmup share and decay of the dense rate; the sparse rates follow its shape
+    ahead      how many events ahead are targets too, weighted 1 / distance
     target     name of the stage's target mask in the sequences, None for all events
     algorithm  of RL: kl, clip, normalise; weights: reward -> weight
     """
@@ -42,5 +43,6 @@ class StageSetup:
     users: int
     lr: Mapping[str, Any]
     target: str | None = None
+    ahead: int = 1
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)

@@ -212,13 +212,12 @@ class Trainer(DistributeWorker):
         torch.manual_seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
         self.model.train()
         pulled = {feature: self._pull(table, batch, feature) for feature, table in self.run.features.items()}
-        loss, count = 0.0, 0
+        loss, count = torch.zeros(()), 0
         if bool(batch.loss_mask.values.any()):  # a rank's share may hold no target; it still meets the others
-            loss, count = sid_loss(
-                self.model, batch, {feature: rows for feature, (_, _, rows) in pulled.items()}
-            )
-        loss_sum, total = self.dense.total(float(loss), float(count))
-        if isinstance(loss, Tensor):
+            spread = {feature: rows for feature, (_, _, rows) in pulled.items()}
+            loss, count = sid_loss(self.model, batch, spread, self.corpus.trie, ahead=stage.ahead)
+        loss_sum, total = self.dense.total(float(loss.detach()), float(count))
+        if loss.requires_grad:
             (loss / max(total, 1.0)).backward()
         schedule = LearningRate(**stage.lr)
         lr = schedule.at(step, stage.steps)

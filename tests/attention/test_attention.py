@@ -124,6 +124,6 @@ def test_wrong_cuts_and_shapes_are_refused():
         uni_attention(q, k, v, mask=full(), cu_seqlens_q=cuts([3, 1]), cu_seqlens_k=cuts([4]))
     with pytest.raises(ConfigError, match="packed"):
         uni_attention(q[None], k, v, mask=causal(), cu_seqlens_q=cuts([4]))
+    short = intervals(torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1, dtype=torch.long))
     with pytest.raises(ConfigError, match="intervals for 3 queries"):
-        mask = intervals(torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1, dtype=torch.long))
-        uni_attention(q, k, v, mask=mask, cu_seqlens_q=cuts([4]))
+        uni_attention(q, k, v, mask=short, cu_seqlens_q=cuts([4]))

@@ -26,13 +26,16 @@ def test_every_role_can_have_its_own_process_and_the_threads_stay_the_same():
         load_scenario("quickstart", ["roles={rollout: {workers: 1}, embedding: {workers: 1}}"])[0], view(2.0)
     )
     assert {"trainer", "rollout", "embedding", "evaluator"} < {group.name for group in apart.groups}
-    assert {group.threads for group in (*fused.groups, *apart.groups)} == {0, 2}
+    assert {group.threads for group in (*fused.groups, *apart.groups)} == {0, 1}
 
 
-def test_world_of_two_shares_the_cores():
-    made = plan(load_scenario("quickstart", ["roles={trainer: {workers: 2}}"])[0], view(2.0))
-    assert made.group_of("trainer").threads == 1
-    assert made.group_of("trainer").nodes == ("n0", "n0")
+def test_cores_are_shared_by_the_trainers_and_the_evaluator_beside_them():
+    for workers, cores, threads in ((1, 2.0, 1), (1, 8.0, 4), (2, 12.0, 4), (2, 2.0, 1)):
+        made = plan(
+            load_scenario("quickstart", [f"roles={{trainer: {{workers: {workers}}}}}"])[0], view(cores)
+        )
+        assert made.group_of("trainer").threads == threads
+        assert made.group_of("trainer").nodes == ("n0",) * workers
 
 
 def test_best_fit_keeps_whole_nodes_whole():
