@@ -142,7 +142,7 @@ class SidDecoder(Part):
     width: Positive = 64
     layers: Positive = 3
     heads: Positive = 4
-    dropout: Share = 0.2
+    dropout: Share = 0.1
 
     @model_validator(mode="after")
     def _divides(self) -> SidDecoder:

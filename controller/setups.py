@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,42 +77,40 @@ def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, Rol
 
 def stage_setups(scenario: Scenario, users: int, events: int) -> dict[str, StageSetup]:
     """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events."""
-    setups, first = {}, 0
+    setups: dict[str, StageSetup] = {}
+    first = 0
+    base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
-        setup = (
-            _supervised(name, body, first, users, events)
-            if isinstance(body, Supervised)
-            else _reinforced(name, body, first)
-        )
-        setups[name], first = setup, first + setup.steps
-    return setups
+        lengths = _supervised(body, users, events) if isinstance(body, Supervised) else _reinforced(body)
+        setups[name] = StageSetup(name=name, first=first, lr=_rate(body.lr), base=base, **lengths)
+        first += setups[name].steps
+    return {
+        name: replace(setup, target=name if name in targets(scenario) else None)
+        for name, setup in setups.items()
+    }
 
 
-def _supervised(name: str, body: Supervised, first: int, users: int, events: int) -> StageSetup:
-    per_step = body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))
-    per_step = min(per_step, users)
+def _supervised(body: Supervised, users: int, events: int) -> dict[str, Any]:
+    per_step = min(
+        users, body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))
+    )
     per_epoch = -(-users // per_step)
-    steps = (
-        body.epochs * per_epoch
-        if body.epochs
-        else max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
-    )
-    return StageSetup(
-        name, first, steps, per_step, _rate(body.lr), ahead=body.ahead, target=name if body.target else None
-    )
+    by_tokens = max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
+    return {
+        "steps": body.epochs * per_epoch if body.epochs else by_tokens,
+        "users": per_step,
+        "ahead": body.ahead,
+    }
 
 
-def _reinforced(name: str, body: Reinforced, first: int) -> StageSetup:
+def _reinforced(body: Reinforced) -> dict[str, Any]:
     weights = {reward: options.weight for reward, options in body.rewards.items()}
-    return StageSetup(
-        name,
-        first,
-        body.steps,
-        body.users,
-        _rate(body.lr),
-        algorithm=body.algorithm.options(),
-        weights=weights,
-    )
+    return {
+        "steps": body.steps,
+        "users": body.users,
+        "algorithm": body.algorithm.options(),
+        "weights": weights,
+    }
 
 
 def _rate(lr: float | Schedule) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ class StageSetup:
 
     first      global number of the stage's first step: sparse steps count over the whole run
     steps      of the whole stage; users: rows (users or prompts) a global step
-    lr         peak, warmup share and decay of the dense rate; the sparse rates follow its shape
+    lr         peak, warmup share and decay of the dense rate
+    base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
     ahead      how many events ahead are targets too, weighted 1 / distance
     target     name of the stage's target mask in the sequences, None for all events
     algorithm  of RL: kl, clip, normalise; weights: reward -> weight
@@ -42,6 +43,7 @@ class StageSetup:
     steps: int
     users: int
     lr: Mapping[str, Any]
+    base: float
     target: str | None = None
     ahead: int = 1
     algorithm: Mapping[str, Any] = field(default_factory=dict)

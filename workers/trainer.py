@@ -219,13 +219,12 @@ class Trainer(DistributeWorker):
         loss_sum, total = self.dense.total(float(loss.detach()), float(count))
         if loss.requires_grad:
             (loss / max(total, 1.0)).backward()
-        schedule = LearningRate(**stage.lr)
-        lr = schedule.at(step, stage.steps)
+        lr = LearningRate(**stage.lr).at(step, stage.steps)
         norm = self.dense.step(lr)
         for feature, table in self.run.features.items():
             keys, leaf, _ = pulled[feature]
             grads = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            rate = self.run.tables[table]["lr"] * lr / schedule.peak
+            rate = self.run.tables[table]["lr"] * lr / stage.base
             self.sparse.push(table, keys, grads, stage.first + step + 1, lr=rate)
         seconds = time.perf_counter() - began
         return {
