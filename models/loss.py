@@ -63,7 +63,9 @@ def _nats(model: Any, state_MAD: Tensor, sid_ML: Tensor, catalogue: Catalogue | 
         if illegal is not None:
             logits_MAK = logits_MAK.masked_fill(illegal, -torch.inf)
         code_MA = sid_ML[choice, level, None].expand(-1, state_MAD.shape[1])
-        part_MA = functional.cross_entropy(logits_MAK.flatten(0, 1), code_MA.flatten(), reduction="none").view_as(code_MA)
+        part_MA = functional.cross_entropy(
+            logits_MAK.flatten(0, 1), code_MA.flatten(), reduction="none"
+        ).view_as(code_MA)
         total_MA = total_MA.index_add(0, choice, part_MA)
     return total_MA
 

@@ -84,7 +84,9 @@ class SidDecoder(nn.Module):
     def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
         state_MD = self.states(batch, rows).index_select(0, self.asked(batch))
         sid_ML = self.targets(batch)
-        return [self.decode(state_MD[:, None], sid_ML[:, :level], level)[:, 0] for level in range(self.levels)]
+        return [
+            self.decode(state_MD[:, None], sid_ML[:, :level], level)[:, 0] for level in range(self.levels)
+        ]
 
     def targets(self, batch: SampleBatch) -> Tensor:
         return batch.sid[batch.loss_mask.values]

@@ -3,7 +3,7 @@
 Text and list columns become TF-IDF and an SVD; `cooccurrence` is the SVD of positive pointwise mutual information
 between items that TRAIN events put near each other (Levy & Goldberg 2014), so held-out events never shape a semantic id.
 Every source is centred, scaled to mean square norm 1, multiplied by its weight and laid side by side: weights compare
-like with like whatever the width. The SVD is randomised (Halko et al. 2011) from a seed: no [I, I] table, 2 s for
+like with like whatever the width. The SVD is randomised (Halko et al. 2011) from a seed: no [I, I] table, 1 s for
 3,500 items and 90,000 events.
 """
 

@@ -20,6 +20,7 @@ from nonet.models.muon import Muon
 from nonet.workers.files import read_tensors, write_tensors
 from nonet.workers.gang import Membership
 
+
 @dataclass(frozen=True, slots=True)
 class LearningRate:
     """peak, share of the steps spent warming up, then cosine or linear decay to zero, or none."""
@@ -41,7 +42,14 @@ class LearningRate:
 class Dense:
     """A model with its optimizers. `model` is shared by reference with fused roles."""
 
-    def __init__(self, model: torch.nn.Module, membership: Membership, *, weight_decay: float = 0.1, clip_norm: float = 1.0):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        membership: Membership,
+        *,
+        weight_decay: float = 0.1,
+        clip_norm: float = 1.0,
+    ):
         self.model, self.member = model, membership
         self._weight_decay, self._clip_norm = weight_decay, clip_norm
         self.restart()
@@ -78,7 +86,11 @@ class Dense:
         """model.safetensors, optimizer.safetensors and optimizer.json under `folder`."""
         write_tensors(folder / "model.safetensors", self.model.state_dict())
         state = self.optimizer.state_dict()
-        moments = {f"{index}.{slot}": value for index, slots in state["state"].items() for slot, value in slots.items()}
+        moments = {
+            f"{index}.{slot}": value
+            for index, slots in state["state"].items()
+            for slot, value in slots.items()
+        }
         write_tensors(folder / "optimizer.safetensors", moments)
         (folder / "optimizer.json").write_text(json.dumps(state["param_groups"]))
 
