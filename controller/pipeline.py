@@ -63,7 +63,7 @@ class Pipeline:
         self.recorder.event(
             "note",
             text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
-            + ", ".join(f"{count} {name}" for name, count in data["held_out"].items()),
+            + ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test")),
         )
         self.recorder.event(
             "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"

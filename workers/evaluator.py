@@ -160,7 +160,7 @@ class Evaluator(DistributeWorker):
         if mask is not None:
             wanted = mask[event_at(self.corpus.seq, users, positions)]
             if wanted.any():
-                summary["target"] = summarise(ranks[wanted], metrics) | {"events": int(wanted.sum())}
+                summary["target"] = summarise(ranks[wanted], metrics)
         return summary
 
     def _top(self, scores: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:

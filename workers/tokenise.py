@@ -70,6 +70,8 @@ class Tokeniser(DistributeWorker):
             name: int((seq.split == split).sum())
             for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
         }
+        for mask in list(seq.targets.values())[:1]:
+            held_out["test_target"] = int((mask & (seq.split == TEST)).sum())
         facts = {
             "users": len(seq),
             "items": len(items),
