@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from nonet.controller.checkpoint import Checkpoints
 from nonet.controller.run_folder import RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import run_setup
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models.metrics import tie_order
 from nonet.rl.corpus import Corpus
+from nonet.rl.exhaustive import top_items
+from nonet.samples.prompts import seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.workers.evaluator import BASELINES, load_recommender
 
@@ -33,7 +35,10 @@ def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> 
         raise ConfigError(
             'give either --like TITLE [TITLE ...] or --user ID, e.g. --like "Alien" "Blade Runner"'
         )
-    folder = find_run(run)
+    try:
+        folder = find_run(run)
+    except ConfigError as error:
+        raise ConfigError(f"{error}. RUN comes first: nonet recommend last --like TITLE ...") from None
     facts = folder.read_json("results/tokenise.json")
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to recommend from")
@@ -61,18 +66,11 @@ def _answers(
     scenario, _ = load_scenario(folder.scenario)
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
-    seen = asked.seq.item[asked.seq.offsets[row] :][:length]
-    found: dict[str, list[str]] = {}
-
-    def best(scores_I: np.ndarray, tie_I: np.ndarray) -> list[str]:
-        scores_I = scores_I.astype(np.float64)
-        scores_I[seen] = -np.inf
-        return [titles[i] for i in np.lexsort((tie_I, -scores_I))[:top]]
-
-    for name, kind in BASELINES.items():
-        fitted = kind(len(titles)).fit(corpus.seq)
-        tie = tie_order(fitted.popularity, scenario.seed)
-        found[name] = best(fitted.scores(asked.seq, users, positions)[0], tie)
+    history = seen(asked.seq, users, positions)
+    scores = {
+        name: kind(len(titles)).fit(corpus.seq).scores(asked.seq, users, positions)
+        for name, kind in BASELINES.items()
+    }
     run = run_setup(scenario)
     for stage in scenario.stages:
         try:
@@ -80,8 +78,13 @@ def _answers(
         except CheckpointError:
             continue
         model = load_recommender(run, asked, Path(path))
-        found[stage] = best(model.scores(model.batch(users, positions)).numpy()[0], tie)
-    return {"run": folder.id, "history": [titles[i] for i in seen], "columns": found}
+        scores[stage] = model.scores(model.batch(users, positions)).numpy()
+    best = {
+        name: top_items(torch.from_numpy(np.array(found)), top, history)[0].tolist()
+        for name, found in scores.items()
+    }
+    columns = {name: [titles[i] for i in items if i >= 0] for name, items in best.items()}
+    return {"run": folder.id, "history": [titles[i] for i in history.values], "columns": columns}
 
 
 def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:

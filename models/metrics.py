@@ -29,8 +29,8 @@ _NAMES = (*_PER_EVENT, "coverage")
 
 
 def parse_metric(name: str) -> tuple[str, int | None]:
-    """`recall@10` -> ("recall", 10); `coverage` may stand without a number, all that was recommended "
-    "counts then."""
+    """`recall@10` -> ("recall", 10); `coverage` may stand without a number, all that was recommended
+    counts then."""
     found = re.fullmatch(r"([a-z_]+)(?:@(\d+))?", str(name).strip())
     kind, k = (found[1], int(found[2]) if found[2] else None) if found else (str(name), None)
     if kind not in _NAMES:
@@ -46,8 +46,8 @@ def parse_metric(name: str) -> tuple[str, int | None]:
 
 
 def tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
-    """The place of each item among equals, [I] int64: by popularity, highest first, then by a seeded "
-    "permutation."""
+    """The place of each item among equals, [I] int64: by popularity, highest first, then by a seeded
+    permutation."""
     chance = rng(seed, "ties").permutation(len(popularity_I))
     place = np.empty(len(popularity_I), np.int64)
     place[np.lexsort((chance, -np.asarray(popularity_I, np.float64)))] = np.arange(len(popularity_I))
@@ -77,8 +77,8 @@ def rank_of_target_np(
 
 
 def per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
-    """The metric of each held-out event, [P] float64: recall@k is 1 or 0, ndcg@k is 1 / log2(rank + 2) "
-    "or 0."""
+    """The metric of each held-out event, [P] float64: recall@k is 1 or 0, ndcg@k is 1 / log2(rank + 2)
+    or 0."""
     kind, k = parse_metric(metric)
     if kind == "coverage" or k is None:
         raise ConfigError(f"{metric} is of a whole list of recommendations, not of one event.")
@@ -98,8 +98,8 @@ def summarise(
     recommended: np.ndarray | None = None,
     n_items: int | None = None,
 ) -> dict[str, float]:
-    """Metric name -> mean over events; coverage needs the recommended items [P, W] and the size of the "
-    "catalogue."""
+    """Metric name -> mean over events; coverage needs the recommended items [P, W] and the size of the
+    catalogue."""
     if not len(ranks):
         raise DataError("no held-out event to evaluate; the split or the target condition leaves none.")
     values: dict[str, float] = {}

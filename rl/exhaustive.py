@@ -96,25 +96,6 @@ def _score_leaves(model: Any, cache: Any, levels: list[_Choices], nodes: int) ->
     return logp_Un
 
 
-def rank_of_target(scores_UI: Tensor, target_U: Tensor, seen: Jagged) -> Tensor:
-    """Rank [U] int64 of each target among the items its user has not seen; 0 is best.
-
-    A target that was seen competes all the same. Among equal scores the lower index goes first. A target of
-    score -inf (outside the catalogue) ranks behind every item that has a score.
-    """
-    if bool(scores_UI.isnan().any()):
-        raise DataError("the scores to rank are NaN: the model has diverged. Lower the learning rate.")
-    target_U = target_U.to(scores_UI.device)
-    own_U1 = scores_UI.gather(1, target_U[:, None])
-    ahead_U = (scores_UI > own_U1).sum(1)
-    index_I = torch.arange(scores_UI.shape[1], device=scores_UI.device)
-    ahead_U += ((scores_UI == own_U1) & (index_I < target_U[:, None])).sum(1)
-    user, item = _pairs(seen, scores_UI)
-    score, own = scores_UI[user, item], own_U1[user, 0]
-    counted = (score > own) | ((score == own) & (item < target_U[user]))
-    return ahead_U.index_add_(0, user[counted], torch.full_like(user[counted], -1))
-
-
 def top_items(scores_UI: Tensor, k: int, seen: Jagged) -> Tensor:
     """The k best unseen items of each user, [U, k] int64, ties to the lower index; -1 where none is left."""
     masked_UI = scores_UI.clone()

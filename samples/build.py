@@ -30,8 +30,8 @@ _KEYS = ("user_id", "item_id", "timestamp", "event")
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """`arrays`: the fields of Sequences. `items`: item, item_id, title, categories, events, ... in index "
-    "order."""
+    """`arrays`: the fields of Sequences. `items`: item, item_id, title, categories, events, ... in index
+    order."""
 
     arrays: dict[str, Any]
     items: pa.Table
@@ -48,8 +48,8 @@ def build(
     columns: Sequence[str] | None,
     tie_seed: int | None,
 ) -> Built:
-    """Tables as `nonet.samples.tables` reads them; without items the catalogue is what was interacted "
-    "with."""
+    """Tables as `nonet.samples.tables` reads them; without items the catalogue is what was interacted
+    with."""
     if where:
         interactions = interactions.filter(condition(where, interactions.schema, name="data.where"))
         if not len(interactions):

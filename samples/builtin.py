@@ -30,8 +30,8 @@ def builtin_path(name: str) -> Path:
 
 
 def notice(path: str | os.PathLike[str]) -> str | None:
-    """One line that names the licence of a built-in set and where its terms lie; None for the user's own "
-    "data."""
+    """One line that names the licence of a built-in set and where its terms lie; None for the user's own
+    data."""
     text = os.fspath(path)
     if not text.startswith(_PREFIX):
         return None

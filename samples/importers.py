@@ -72,8 +72,8 @@ def write_tables(
 def read_csv(
     path: PathLike, what: str, *, types: dict[str, pa.DataType] | None = None, names: list[str] | None = None
 ) -> pa.Table:
-    """A CSV (comma, tab, semicolon or bar; also .gz), with a header unless `names` are given; `types` by "
-    "column."""
+    """A CSV (comma, tab, semicolon or bar; also .gz), with a header unless `names` are given; `types` by
+    column."""
     try:
         delimiter = _delimiter(_first_line(path, what))
         return pacsv.read_csv(

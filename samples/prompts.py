@@ -15,8 +15,8 @@ from nonet.types import Jagged
 
 
 def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Users [P] and positions [P] int64 of every event of a split, users ascending, narrowed by `among` "
-    "[N]."""
+    """Users [P] and positions [P] int64 of every event of a split, users ascending, narrowed by `among`
+    [N]."""
     return prompts_at(seq, events_of(seq, split, among))
 
 
@@ -45,8 +45,8 @@ def event_at(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.nda
 
 
 def seen(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
-    """All items of each prompt's user before its position, the whole history, oldest first: int64 dense "
-    "index."""
+    """All items of each prompt's user before its position, the whole history, oldest first: int64 dense
+    index."""
     starts = seq.offsets[users]
     index, offsets = ranges(starts, starts + positions)
     return Jagged(seq.item[index].astype(np.int64), offsets)

@@ -44,8 +44,8 @@ def read_tables(
 
 
 def read_interactions(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> pa.Table:
-    """The interactions behind a path, glob, folder, URI or builtin: name; `columns` maps wanted to given "
-    "names."""
+    """The interactions behind a path, glob, folder, URI or builtin: name; `columns` maps wanted to given
+    names."""
     return check_interactions(read_parquet(path, "interactions"), columns, f"interactions {path}")
 
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from nonet.embedding.reader import ReplicaReader
 from nonet.models.baselines import Popularity, TransitionCounter
 from nonet.models.metrics import paired, per_event, rank_of_target_np, summarise, tie_order
 from nonet.models.model import build_model
 from nonet.rl.corpus import Corpus
+from nonet.rl.exhaustive import top_items
 from nonet.rl.recommender import Recommender
 from nonet.samples.prompts import event_at, prompts, seen
 from nonet.samples.sequences import TEST, VALID
@@ -168,13 +170,10 @@ class Evaluator(DistributeWorker):
         users, positions = self._shown_prompts()
         if not len(users):
             return []
-        scores_PI = np.array(scores(users, positions), dtype=np.float64)
-        title, best = self._titles(), []
-        for row, (user, position) in enumerate(zip(users.tolist(), positions.tolist(), strict=True)):
-            scores_PI[row, self.corpus.seq.item[self.corpus.seq.offsets[user] :][:position]] = -np.inf
-            order = np.lexsort((self._tie, -scores_PI[row]))[: self.ask.shown_items]
-            best.append([title[i] for i in order])
-        return best
+        title = self._titles()
+        scores_PI = torch.from_numpy(np.array(scores(users, positions)))
+        best_Pk = top_items(scores_PI, self.ask.shown_items, seen(self.corpus.seq, users, positions))
+        return [[title[i] for i in row if i >= 0] for row in best_Pk.tolist()]
 
     def _shown_prompts(self) -> tuple[np.ndarray, np.ndarray]:
         """The first held-out test event of evenly spread users."""

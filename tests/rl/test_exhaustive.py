@@ -8,7 +8,7 @@ import torch
 
 from nonet.errors import DataError
 from nonet.random import rng
-from nonet.rl.exhaustive import rank_of_target, score_items, top_items
+from nonet.rl.exhaustive import score_items, top_items
 from nonet.rl.logprob import log_prob_from
 from nonet.rl.trie import Trie
 
@@ -52,31 +52,23 @@ def test_a_catalogue_of_one_item_has_probability_one(make_model, make_cache):
     assert score_items(make_model((3, 3)), make_cache(2), trie).tolist() == [[0.0], [0.0]]
 
 
-def test_ranks_and_top_items_equal_a_sort(jagged):
+def test_top_items_equal_a_sort(jagged):
     for case in range(100):
         g = rng(5, "rank", case)
         users, items = int(g.integers(1, 5)), int(g.integers(2, 30))
         scores = g.integers(0, 8, (users, items)).astype(np.float32)  # many ties
         scores[:, g.random(items) < 0.2] = -np.inf
-        target = g.integers(0, items, users)
         seen = [g.integers(0, items, int(g.integers(0, items))).tolist() for _ in range(users)]
-        ranks = rank_of_target(torch.from_numpy(scores), torch.from_numpy(target), jagged(seen))
         tops = top_items(torch.from_numpy(scores), 7, jagged(seen))
         for user in range(users):
             order = sorted(range(items), key=lambda item, row=scores[user]: (-row[item], item))
-            unseen = [item for item in order if item == target[user] or item not in seen[user]]
-            assert int(ranks[user]) == unseen.index(target[user])
             left = [item for item in order if item not in seen[user] and scores[user, item] > -np.inf][:7]
             assert tops[user].tolist() == left + [-1] * (7 - len(left))
 
 
-def test_ranking_leaves_the_scores_as_they_are_and_refuses_nan(jagged):
+def test_top_items_leave_the_scores_as_they_are_and_want_a_row_a_user(jagged):
     scores = torch.tensor([[0.1, 0.2, 0.3]])
-    rank_of_target(scores, torch.tensor([0]), jagged([[2]]))
     top_items(scores, 2, jagged([[2]]))
     assert scores.tolist() == [pytest.approx([0.1, 0.2, 0.3])]
-    scores[0, 1] = torch.nan
-    with pytest.raises(DataError, match="NaN"):
-        rank_of_target(scores, torch.tensor([0]), jagged([[]]))
     with pytest.raises(DataError, match="2 rows for 1 users"):
         top_items(torch.zeros(1, 3), 2, jagged([[], []]))
