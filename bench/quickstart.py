@@ -88,15 +88,22 @@ def _ratios(reports: list[Report], rows: list[dict[str, Any]]) -> dict[str, floa
     def mean(name: str) -> float:
         return statistics.mean(row[name] for row in rows)
 
+    def ndcg(name: str) -> float:
+        return statistics.mean(
+            (report["stages"] | report["baselines"])[name]["ndcg@10"] for report in reports
+        )
+
     rewards = [report["rewards"]["total"] for report in reports]
     return {
         "wall_s, the longest": max(row["wall_s"] for row in rows),
         "peak_GB, the highest": max(row["peak_GB"] for row in rows),
         "recall@10 finetune / popularity": mean("finetune") / mean("popularity"),
         "recall@10 finetune / transition counter": mean("finetune") / mean("transition_counter"),
+        "ndcg@10 finetune / transition counter": ndcg("finetune") / ndcg("transition_counter"),
         "recall@10 rl / finetune": mean("rl") / mean("finetune"),
         "runs where rl is significantly worse than finetune": float(
             sum(report["paired"]["rl-finetune"]["recall@10"]["high"] < 0 for report in reports)
         ),
         "trained reward after / before": statistics.mean(after / before for before, after, *_ in rewards),
+        "runs where the trained reward is significantly up": float(sum(low > 0 for _, _, low, _ in rewards)),
     }
