@@ -6,6 +6,7 @@ end too. The first Ctrl-C (or SIGTERM, as `ray job stop` sends) asks for a commi
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
@@ -35,6 +36,7 @@ class Run:
         self._work, self._controller, self._memory = work, controller, memory
         self.state = "running"
         self._began = time.time()
+        self._all_ours = "RAY_ADDRESS" not in os.environ  # a shared cluster's processes are not below this one
 
     @property
     def report(self) -> dict[str, Any]:
@@ -94,7 +96,7 @@ class Run:
             )
         if self.state == "done":
             wall_s = self.report["wall_s"] | {"total": round(time.time() - self._began, 3)}
-            report = self.report | {"peak_rss_bytes": self._memory.peak_bytes, "wall_s": wall_s}
+            report = self.report | {"peak_rss_bytes": self._memory.peak_bytes if self._all_ours else 0, "wall_s": wall_s}
             self.folder.write_json("report.json", report)
             write_report(self.folder.path)
         return self
