@@ -36,7 +36,9 @@ class Run:
         self._work, self._controller, self._memory = work, controller, memory
         self.state = "running"
         self._began = time.time()
-        self._all_ours = "RAY_ADDRESS" not in os.environ  # a shared cluster's processes are not below this one
+        self._all_ours = (
+            "RAY_ADDRESS" not in os.environ
+        )  # a shared cluster's processes are not below this one
 
     @property
     def report(self) -> dict[str, Any]:
@@ -96,7 +98,10 @@ class Run:
             )
         if self.state == "done":
             wall_s = self.report["wall_s"] | {"total": round(time.time() - self._began, 3)}
-            report = self.report | {"peak_rss_bytes": self._memory.peak_bytes if self._all_ours else 0, "wall_s": wall_s}
+            report = self.report | {
+                "peak_rss_bytes": self._memory.peak_bytes if self._all_ours else 0,
+                "wall_s": wall_s,
+            }
             self.folder.write_json("report.json", report)
             write_report(self.folder.path)
         return self
