@@ -18,7 +18,7 @@ from nonet.controller.recorder import Recorder
 from nonet.controller.report import headline, make_report
 from nonet.controller.session import Session
 from nonet.controller.stages import probe_rewards, rehearse, run_stage
-from nonet.workers.evaluator import BASELINES
+from nonet.models.baselines import BASELINES
 from nonet.workers.future import GroupFuture
 
 _EVALUATE_S = 1800.0

@@ -13,9 +13,9 @@ import numpy as np
 from nonet.controller.options import Reinforced
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
+from nonet.models.baselines import BASELINES
 from nonet.models.metrics import paired
 
-BASELINES = ("popularity", "transition_counter")
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 
 

@@ -23,6 +23,7 @@ from nonet.deploy.memory import PeakMemory
 from nonet.deploy.panel import Panel
 from nonet.deploy.report import write_report
 from nonet.errors import NonetError, WorkerFailed
+from nonet.models.baselines import BASELINES
 
 _POLL_S = 0.3
 _STOP_S = 120.0
@@ -165,7 +166,7 @@ class EventView:
         assert self._panel
         metrics = event["metrics"]
         self._panel.table(f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())])
-        if event["name"] in ("popularity", "transition_counter"):
+        if event["name"] in BASELINES:
             return
         before = self._shown.get(self._last or "")
         rows = [

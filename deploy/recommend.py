@@ -20,11 +20,12 @@ from nonet.controller.run_folder import RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import run_setup
 from nonet.errors import CheckpointError, ConfigError
+from nonet.models.baselines import BASELINES
 from nonet.rl.corpus import Corpus
 from nonet.rl.exhaustive import top_items
 from nonet.samples.prompts import seen
 from nonet.samples.sequences import TEST, Sequences
-from nonet.workers.evaluator import BASELINES, load_recommender
+from nonet.workers.evaluator import load_recommender
 
 _SHOWN_HISTORY = 12
 

@@ -99,6 +99,13 @@ class TransitionCounter:
         return np.bincount(cell, weights=weight, minlength=shape[0] * shape[1]).reshape(shape)
 
 
+BASELINES: dict[str, type[Popularity] | type[TransitionCounter]] = {
+    "popularity": Popularity,
+    "transition_counter": TransitionCounter,
+}
+"""The baselines of every report, by name."""
+
+
 def ranks(
     scorer: Scorer,
     seq: Sequences,

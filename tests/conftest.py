@@ -1,4 +1,4 @@
-"""Shared fixtures: one local Ray a session, ended with it."""
+"""Shared fixtures: one local Ray a session, ended with it; one torch thread."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def ray_local():
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """The tensors here are tiny, and threads that wait for a busy core make them a hundred times slower."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

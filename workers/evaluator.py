@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nonet.embedding.reader import ReplicaReader
-from nonet.models.baselines import Popularity, TransitionCounter
+from nonet.models.baselines import BASELINES, Popularity
 from nonet.models.metrics import paired, per_event, rank_of_target_np, summarise, tie_order
 from nonet.models.model import build_model
 from nonet.rl.corpus import Corpus
@@ -33,7 +33,6 @@ from nonet.workers.worker import DistributeWorker
 # Shapes: P prompts, I items, W beams.
 
 SPLITS = {"valid": VALID, "test": TEST}
-BASELINES = {"popularity": Popularity, "transition_counter": TransitionCounter}
 _CHUNK, _MISSED = 256, 1 << 30
 
 
