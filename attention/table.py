@@ -1,0 +1,34 @@
+"""What a mask says about one packed batch: integers a token, the only form that plans and kernels read.
+
+A query sees a key of its own sequence when the key lies in one of the query's K row intervals, and the query in the
+key's column interval, and the two share a bit of their class words; the last two are optional. O(N) integers where a
+dense mask is O(N^2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# Shapes: T packed query tokens, S packed key tokens, B sequences, K <= 4 slots.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalTable:
+    """Slot-major int32 intervals in positions of the token's own sequence; a slot is empty where start >= stop.
+
+    A slot keeps its meaning over rows (slot 0 the history, slot 1 the own group, ...), else the unmasked cores of
+    tiles collapse. `stop` never passes the sequence's keys, `start` is never negative.
+    """
+
+    start: Tensor  # [K, T]
+    stop: Tensor  # [K, T]
+    cu_q: Tensor  # [B + 1] int32, from 0 to T
+    cu_k: Tensor  # [B + 1] int32, from 0 to S
+    max_q: int  # the longest query run
+    max_k: int
+    column_start: Tensor | None = None  # [S] query positions that may see this key: first and past the last
+    column_stop: Tensor | None = None  # [S]
+    sees: Tensor | None = None  # [T] int32 class bits a query may see
+    word: Tensor | None = None  # [S] int32 class bits of a key
