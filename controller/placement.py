@@ -15,8 +15,8 @@ from nonet.controller.cluster import ClusterView, Node
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.errors import PlacementError
 from nonet.workers.device import device
-from nonet.workers.group import Hosts
 from nonet.workers.host import RoleSpec
+from nonet.workers.hosts import Hosts, Seat
 
 READY_S = 30.0
 
@@ -69,11 +69,13 @@ class Binding:
             {role: specs[role] for role in group.roles},
             workers=group.workers,
             name=group.name,
-            device=group.device,
-            cpus=group.cpus,
-            devices=group.devices,
-            threads=group.threads,
-            placement_group=self._groups[group.shares or group.name],
+            seat=Seat(
+                group.device,
+                group.cpus,
+                group.devices,
+                group.threads,
+                self._groups[group.shares or group.name],
+            ),
         )
 
     def _wait(self) -> None:

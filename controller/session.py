@@ -34,7 +34,8 @@ from nonet.controller.support import check_runnable
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.gang import STEP_DEADLINE_S
-from nonet.workers.group import WorkerGroup, ensure_ray
+from nonet.workers.group import WorkerGroup
+from nonet.workers.hosts import ensure_ray
 from nonet.workers.setup import StageSetup
 from nonet.workers.tokenise import DataSetup
 
@@ -182,7 +183,7 @@ class Session:
         return widths[0] if widths else 16
 
     def _group(self, role: str) -> WorkerGroup:
-        return self.binding.hosts[self.plan.group_of(role).name].view(role)
+        return WorkerGroup.of(self.binding.hosts[self.plan.group_of(role).name], role)
 
     def size(self) -> dict[str, int]:
         """Dense parameters and sparse rows there are now."""

@@ -118,7 +118,7 @@ def start(
         preflight.check(scenario, folder)
     memory = PeakMemory().__enter__()
     from nonet.controller.single_controller import SingleController
-    from nonet.workers.group import ensure_ray
+    from nonet.workers.hosts import ensure_ray
 
     ensure_ray()
     if command:
