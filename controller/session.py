@@ -23,6 +23,7 @@ from typing import Any
 from nonet.controller import yaml
 from nonet.controller.checkpoint import Checkpoints, Manifest
 from nonet.controller.journal import Journal, cut_journal, read_journal
+from nonet.controller.life import keep_alive, run_life
 from nonet.controller.options import Reinforced, is_reference
 from nonet.controller.placement import Binding, live_view
 from nonet.controller.plan import plan
@@ -31,11 +32,11 @@ from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
 from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
 from nonet.controller.support import check_runnable
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.group import WorkerGroup
-from nonet.workers.hosts import ensure_ray
+from nonet.workers.hosts import OWNED, ensure_ray
 from nonet.workers.setup import StageSetup
 from nonet.workers.tokenise import DataSetup
 
@@ -47,6 +48,8 @@ class Session:
 
     scenario   a Scenario, a path or a shipped name; folder: where its `file.py` references are (its own by default)
     run        the run's folder; a new one by default. With `resume` it must hold a commit.
+    life_s     above 0: processes are detached and end themselves after so long without a sign of this one; 0: they
+               end with the process that holds the session
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Session:
         run: RunFolder | None = None,
         resume: bool = False,
         changes: list[str] | None = None,
+        life_s: float = 0.0,
     ):
         loaded, beside = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
@@ -65,10 +69,12 @@ class Session:
         self.scenario, self.folder = loaded, folder or beside
         self.run = run or new_run(loaded.name)
         self.resume = resume
+        self._life_s = life_s
         self.checkpoints = Checkpoints(self.run.checkpoints)
         self.version = 0
         self.restored: Manifest | None = None
         self.seconds: dict[str, float] = {}
+        self.dead: list[str] = []
         self._stage: str | None = None
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
@@ -87,7 +93,9 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if value is not None and hasattr(self, "binding"):
+            self.dead = self.binding.dead()
+        self.close(at_once=bool(self.dead))
 
     def bind(self) -> None:
         """Write the folder, plan on the live cluster, start every process."""
@@ -100,14 +108,26 @@ class Session:
         specs = role_specs(
             self.scenario, self.run.sources, EvaluateSetup(tuple(ask.metrics), ask.width, stage)
         )
-        self.binding = Binding(self.plan, specs)
+        life = run_life(self.run.id, self._life_s) if self._life_s else OWNED
+        self.binding = Binding(self.plan, specs, life)
+        if self._life_s:
+            self._pulse = keep_alive(self.binding.hosts.values(), self._life_s)
 
-    def close(self) -> None:
-        """Stop every process of the run; the folder stays resumable."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Stop every process of the run, `at_once` without a word to its roles; the folder stays resumable."""
+        if hasattr(self, "_pulse"):
+            self._pulse.stop()
         if hasattr(self, "binding"):
-            self.binding.stop()
+            self.binding.stop(at_once=at_once)
         if hasattr(self, "journal"):
             self.journal.close()
+
+    def lost_because(self, error: NonetError) -> str | None:
+        """What to say of a failure that a lost worker caused; None where all workers are well."""
+        if isinstance(error, WorkerLost):
+            return str(error)
+        dead = self.dead
+        return f"{', '.join(dead)} died: {error}" if dead else None
 
     def _write_folder(self) -> None:
         text = yaml.dump(document(self.scenario))

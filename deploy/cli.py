@@ -66,11 +66,22 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole commit in --run-dir.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave it to the cluster at RAY_ADDRESS and return at once.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario from its tables to its report."""
     from nonet.deploy import api
 
+    if detach:
+        started = api.start_detached(api.scenario(scenario, change), run_dir=run_dir, command=_command())
+        print(
+            json.dumps({"run": started.id})
+            if as_json
+            else f"{started.id} runs; end it with: nonet stop {started.id}"
+        )
+        return
     if resume:
         _finished(_resumed(scenario, change, run_dir), as_json)
         return
@@ -113,6 +124,16 @@ def submit(
     from nonet.deploy.submit import submit_job
 
     sys.exit(submit_job(scenario, address, change or [], wait))
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run on the cluster at RAY_ADDRESS.")],
+) -> None:
+    """Stop a run after a commit, and end whatever is left of it."""
+    from nonet.deploy.driver import stop_run
+
+    print(stop_run(Path(run).name))
 
 
 @app.command()

@@ -50,8 +50,8 @@ def named(name: str) -> tuple[str, str, int]:
 
 
 def is_plain(header: Header, parameters: Sequence[str]) -> bool:
-    """Whether flat values are the parameters in their order, so that no header need be sent."""
-    return all(
+    """Whether flat values are the first of these positional parameters in order, so that no header need be sent."""
+    return len(header) <= len(parameters) and all(
         argument.how == AS_IS and not argument.parts and argument.name == name
         for argument, name in zip(header, parameters, strict=False)
     )

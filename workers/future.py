@@ -147,6 +147,7 @@ class GroupFuture:
         refused = isinstance(wrong, NotAdmitted)
         if rank < 0 or self._sent is None or not isinstance(wrong, WorkerLost):
             raise wrong from None
+        self._hosts.hurt[rank] = str(wrong)
         if not refused and self._retries < 1:
             raise wrong from None
         self._retries -= not refused

@@ -18,7 +18,7 @@ from nonet.workers.call import Header, is_plain
 from nonet.workers.future import GroupFuture
 from nonet.workers.host import RoleSpec
 from nonet.workers.hosts import Hosts, Life, Message, Seat
-from nonet.workers.method import Method, declared, signature
+from nonet.workers.method import Method, declared, positional, signature
 from nonet.workers.spread import spread
 from nonet.workers.stream import GroupStream
 from nonet.workers.worker import DistributeWorker
@@ -95,6 +95,8 @@ class WorkerGroup:
         wire.speak()
         if not self.hosts.actors:
             raise ConfigError(f"{self.role}.{name}: the group was stopped")
+        if self.hosts.hurt:
+            self.hosts.heal()
         header, flats = self._prepared(name, declaration, args, kwargs)
         message = Message(self.role, name, self.hosts.epoch, header, flats)
         if declaration.remember:
@@ -113,9 +115,9 @@ class WorkerGroup:
         """A header, None where the task's name says enough, and each rank's flat values."""
         if not args and not kwargs and declaration.collect != "stream":
             return None, [()] * self.world
-        known = signature(getattr(self._cls, name))
+        function = getattr(self._cls, name)
         try:
-            bound = known.bind(*args, **kwargs)
+            bound = signature(function).bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(f"{self.role}.{name}: {error}") from None
         where, markers = f"{self.role}.{name}", declaration.markers
@@ -129,5 +131,5 @@ class WorkerGroup:
             if len(parts) == 1
             else [[value for _, by_rank in parts for value in by_rank[rank]] for rank in range(self.world)]
         )
-        plain = declaration.collect != "stream" and is_plain(header, list(known.parameters))
+        plain = declaration.collect != "stream" and is_plain(header, positional(function))
         return (None if plain else header), flats

@@ -26,6 +26,7 @@ from nonet.workers.worker import Place
 
 NAMESPACE = "nonet"
 RESTART_S = 60.0
+PING_S = 5.0
 
 
 def ensure_ray() -> None:
@@ -51,6 +52,9 @@ class Life:
     run: str = ""
     orphan_timeout_s: float = 0.0
     restarts: int = 0
+
+
+OWNED = Life()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +103,18 @@ class Hosts:
         *,
         workers: int = 1,
         name: str = "",
-        seat: Seat = Seat(),
-        life: Life = Life(),
+        seat: Seat | None = None,
+        life: Life = OWNED,
         start_timeout_s: float = 120.0,
     ):
         ensure_ray()
+        seat = seat or Seat()
         self.name, self.world, self.specs = name or "+".join(specs), workers, dict(specs)
         self.epoch = 0
         self._life, self._start_timeout_s = life, start_timeout_s
         self._remembered: dict[tuple[str, str], Message] = {}
         self._ways: dict[tuple[str, str], list[Any]] = {}
+        self.hurt: dict[int, str] = {}  # ranks that were found lost, and what Ray said of it
         self.actors = [self._actor(rank, seat) for rank in range(workers)]
         self._built = self._build(range(workers))
 
@@ -174,6 +180,11 @@ class Hosts:
         if self._life.restarts:
             self._remembered[message.role, message.method] = message
 
+    def heal(self) -> None:
+        """Revive every rank that was found lost. Raises WorkerLost as `revive`."""
+        for rank, cause in list(self.hurt.items()):
+            self.revive(rank, cause)
+
     def revive(self, rank: int, cause: str) -> None:
         """Wait for Ray to restart a rank, build its roles and repeat what it must know.
 
@@ -185,11 +196,11 @@ class Hosts:
         deadline, actor = time.monotonic() + RESTART_S, self.actors[rank]
         while True:
             try:
-                if ray.get(actor.admitted.remote(), timeout=RESTART_S):
-                    return
-                ray.get(self._build([rank]), timeout=max(1.0, deadline - time.monotonic()))
-                for message in self._remembered.values():
-                    ray.get(self.send(message, rank), timeout=self._start_timeout_s)
+                if not ray.get(actor.admitted.remote(), timeout=RESTART_S):
+                    ray.get(self._build([rank]), timeout=max(1.0, deadline - time.monotonic()))
+                    for message in self._remembered.values():
+                        ray.get(self.send(message, rank), timeout=self._start_timeout_s)
+                self.hurt.pop(rank, None)
                 return
             except (RayActorError, GetTimeoutError) as error:
                 gone = type(error).__name__ == "ActorDiedError"
@@ -203,14 +214,33 @@ class Hosts:
         ray.get([actor.admitted.remote(self.epoch) for actor in self.actors], timeout=RESTART_S)
         return self.epoch
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Tear down, then end every process of the group. Never raises: what is dead already is what was wanted."""
-        refs = [actor.stop.remote() for actor in self.actors]
-        if refs:
-            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+    def dead(self) -> list[int]:
+        """Ranks that do not answer a ping."""
+        refs = [actor.ping.remote() for actor in self.actors]
+        found = []
+        for rank, ref in enumerate(refs):
+            try:
+                ray.get(ref, timeout=PING_S)
+            except (RayActorError, GetTimeoutError):
+                found.append(rank)
+        return found
+
+    def say_stop(self) -> list[Any]:
+        """Ask every rank to tear down; references to their answers."""
+        return [actor.stop.remote() for actor in self.actors]
+
+    def kill(self) -> None:
+        """End every process of the group. Never raises: what is dead already is what was wanted."""
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
         self.actors, self._ways = [], {}
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Tear down, then end every process of the group."""
+        refs = self.say_stop()
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        self.kill()
 
 
 def spans_of(hosts: Hosts) -> list[tuple[str, list[tuple[str, float, float, int]]]]:

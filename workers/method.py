@@ -104,3 +104,10 @@ def signature(function: Callable) -> inspect.Signature:
     """The signature without `self`."""
     whole = inspect.signature(function)
     return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+@cache
+def positional(function: Callable) -> tuple[str, ...]:
+    """Names of the parameters that may be given by position, in order, `self` left out."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(name for name, known in signature(function).parameters.items() if known.kind in kinds)

@@ -151,5 +151,6 @@ def test_header_is_left_out_only_when_values_are_the_parameters_in_order():
     (a, _), (b, _) = (spread("r.m", name, 1, None, 2) for name in "ab")
     assert is_plain((a, b), ["a", "b", "c"])
     assert not is_plain((b,), ["a", "b"])
+    assert not is_plain((a, b), ["a"])  # b can only be given by keyword
     shared, _ = spread("r.m", "a", BatchRef("b", {"x": (Chunk([1]),)}, (1,)), Shard, 2)
     assert not is_plain((shared,), ["a"])
