@@ -67,10 +67,16 @@ def dispatch() -> dict[str, Any]:
     ours.stop()
     for actor in (*hand, *again):
         ray.kill(actor)
+    event = _event_us()
+    rows.append({"trace and metrics": "one event", "us": event})
     rows.append({"replicated 8 MiB to 4 workers": "puts", "count": puts})
     rows.append({"1 GiB by reference": "USS growth, MiB", "mib": grown / 2**20})
     ratio = {row["call"]: row["ratio"] for row in rows if "ratio" in row}
-    return {"rows": rows, "ratio": ratio | {"puts": puts, "USS growth, MiB": grown / 2**20}}
+    return {
+        "rows": rows,
+        "ratio": ratio
+        | {"trace and metrics, us an event": event, "puts": puts, "USS growth, MiB": grown / 2**20},
+    }
 
 
 def _compare(*sides: Callable[[], Any]) -> dict[str, float]:
@@ -88,6 +94,20 @@ def _compare(*sides: Callable[[], Any]) -> dict[str, float]:
             seconds[which].append((time.perf_counter() - began) / _CALLS)
     ours, hand, again = (statistics.median(values) * 1e6 for values in seconds)
     return {"ours_us": ours, "hand_us": hand, "ratio": ours / hand, "A/A": again / hand}
+
+
+def _event_us() -> float:
+    """Microseconds to note one call as a span and as Ray metrics; the median of many rounds."""
+    from nonet.workers.spans import Spans
+
+    spans, costs = Spans("bench"), []
+    result = np.zeros(8)
+    for _ in range(200):
+        began = time.perf_counter()
+        for _ in range(50):
+            spans.add("bench.event", time.time(), time.time(), result)
+        costs.append((time.perf_counter() - began) / 50)
+    return statistics.median(costs) * 1e6
 
 
 def _counted_puts(call: Callable[[], Any]) -> int:

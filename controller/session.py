@@ -32,6 +32,7 @@ from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
 from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
 from nonet.controller.support import check_runnable
+from nonet.controller.trace import CONTROLLER, open_trace
 from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.gang import STEP_DEADLINE_S
@@ -82,9 +83,10 @@ class Session:
     def __enter__(self) -> Session:
         try:
             for step in (self.bind, self.tokenise, self.open, self.restore):
-                began = time.perf_counter()
+                began = time.time()
                 step()
-                self.seconds[step.__name__] = time.perf_counter() - began
+                self.seconds[step.__name__] = time.time() - began
+                self.trace.add(CONTROLLER, step.__name__, began, time.time())
         except BaseException:
             self.close()
             raise
@@ -118,9 +120,12 @@ class Session:
         if hasattr(self, "_pulse"):
             self._pulse.stop()
         if hasattr(self, "binding"):
+            if not at_once:
+                self.trace.collect(self.binding.hosts.values())
             self.binding.stop(at_once=at_once)
         if hasattr(self, "journal"):
             self.journal.close()
+            self.trace.close()
 
     def lost_because(self, error: NonetError) -> str | None:
         """What to say of a failure that a lost worker caused; None where all workers are well."""
@@ -145,6 +150,7 @@ class Session:
                 _copy_beside(self.folder, self.run.sources, use)
             self.run.scenario.write_text(text, encoding="utf-8")
         self.journal = Journal(self.run.journal)
+        self.trace = open_trace(self.run.trace)
 
     def _own_files(self) -> Iterator[str]:
         for _, _, options in reward_options(self.scenario):
@@ -252,6 +258,10 @@ class Session:
 
     def publish(self) -> int:
         """Give rollout the trainer's weights and rows under a new version; it serves that version only."""
+        with self.trace.span("publish"):
+            return self._publish()
+
+    def _publish(self) -> int:
         self.version += 1
         fused = self.rollout.group.hosts is self.trainer.group.hosts
         whole = fused and not self.trainer.apart and self.trainer.group.world == 1
@@ -270,6 +280,11 @@ class Session:
         last = done == stage.steps
         if not (now or last or done % self.scenario.checkpoint.every == 0):
             return None
+        with self.trace.span("commit", step=stage.first + done):
+            return self._commit(done, last)
+
+    def _commit(self, done: int, last: bool) -> Path:
+        stage = self.stage
         aside = self.checkpoints.aside(stage.first + done)
         writes = [self.trainer.group.save(str(aside)), self.trainer.shards.save(str(aside))]
         for write in writes:
