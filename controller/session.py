@@ -24,8 +24,7 @@ from nonet.controller import yaml
 from nonet.controller.checkpoint import Checkpoints, Manifest
 from nonet.controller.journal import Journal, cut_journal, read_journal
 from nonet.controller.options import Reinforced, is_reference
-from nonet.controller.placement import Binding, live_view
-from nonet.controller.plan import plan
+from nonet.controller.placement import Binding, plan_live
 from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
@@ -92,7 +91,7 @@ class Session:
         """Write the folder, plan on the live cluster, start every process."""
         ensure_ray()
         self._write_folder()
-        self.plan = plan(self.scenario, live_view())
+        self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
         ask = self.scenario.evaluate
         stage = next(iter(targets(self.scenario)), None)

@@ -87,3 +87,28 @@ def _way_out(draft: Draft, capacity: Capacity, view: ClusterView, left: float) -
         )
     ways += ["free what is held", "add nodes"] if left or view.total(draft.resource) else ["add nodes"]
     return f"Lower its workers or change the cluster: {', '.join(ways)}; --cluster plans for another one."
+
+
+def taken_since(group: Any, view: ClusterView) -> str:
+    """The message for a planned group whose room somebody took before it was bound; `view` is how things stand."""
+    asked = group.workers * group.bundle[group.resource]
+    wanted: Counter[str] = Counter(group.nodes)
+    short = []
+    for name, count in wanted.items():
+        node = next((node for node in view.nodes if node.id == name), None)
+        free = node.free.get(group.resource, 0.0) if node else 0.0
+        if free < count * group.bundle[group.resource] - 1e-6:
+            short.append((name, free, node))
+    told = ", ".join(
+        f"node {name[:8]} has {free:g} free of {node.total.get(group.resource, 0.0):g}"
+        if node
+        else f"node {name[:8]} is gone"
+        for name, free, node in short[:_NAMED]
+    )
+    held = holders(view, group.resource, [name for name, _, _ in short] or list(wanted))
+    return (
+        f"group {group.name!r} (pool {group.pool}) was planned {asked:g} {group.resource} on {len(wanted)} nodes, and somebody "
+        f"took them before it was bound: {told or 'the scheduler has not placed it'}; in all nodes "
+        f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. {held_by(held)}"
+        "Nothing was kept. Start it again to plan on what is free now, lower its workers, or free what is held."
+    )
