@@ -49,11 +49,11 @@ def _actors() -> tuple[Any, Any]:
         def __init__(self) -> None:
             import nonet.controller.single_controller  # noqa: F401
             from nonet.bench.dispatch_roles import Echo
-            from nonet.controller.life import run_life
             from nonet.controller.placement import Binding
             from nonet.workers.host import RoleSpec
+            from nonet.workers.hosts import Life
 
-            life = run_life(f"bench-{time.time_ns()}", 60.0)
+            life = Life(f"bench-{time.time_ns()}", orphan_timeout_s=60.0)
             self.binding = Binding(_plan(), {"echo": RoleSpec(Echo)}, life)
 
         def ready(self) -> int:
@@ -105,5 +105,17 @@ def _plan() -> Any:
     from nonet.controller.plan import GroupPlan, Plan
 
     node = ray.get_runtime_context().get_node_id()
-    group = GroupPlan("echo", ("echo",), "cpu", "cpu", _WORLD, cpus=0.1, nodes=(node,) * _WORLD, threads=0)
-    return Plan("bench", 0, 1, (group,), (), (), ())
+    group = GroupPlan(
+        name="echo",
+        roles=("echo",),
+        pool="cpu",
+        device="cpu",
+        resource="CPU",
+        workers=_WORLD,
+        cpus=0.1,
+        devices=0.0,
+        bundle={"CPU": 0.1},
+        threads=0,
+        nodes=(node,) * _WORLD,
+    )
+    return Plan("bench", 0, (group,), ())

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from nonet.errors import ConfigError
-from nonet.workers.hosts import NAMESPACE, Hosts, Life
+from nonet.workers.hosts import NAMESPACE, Hosts
 
 ORPHAN_TIMEOUT_S = 60.0
 CONTROLLER = "controller"
@@ -31,11 +31,6 @@ def orphan_timeout_s() -> float:
     if seconds <= 0:
         raise ConfigError(f"NONET_ORPHAN_TIMEOUT_S={text!r} is not a number of seconds above 0")
     return seconds
-
-
-def run_life(run: str, timeout_s: float) -> Life:
-    """The life of a run's groups: detached, named, gone when their controller is silent for `timeout_s`."""
-    return Life(run=run, orphan_timeout_s=timeout_s)
 
 
 class Lease:

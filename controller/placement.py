@@ -1,50 +1,59 @@
-"""The binder: a Plan on a live Ray. Reads the cluster's view, makes placement groups, starts the processes.
+"""The binder: a Plan on a live Ray: placement groups pinned to the planned nodes, then the processes in them.
 
-A bundle is pinned to the planned node by `ray.io/node-id`; whatever is not ready within the deadline is removed again, so
-nothing half-made stays.
+What has no room is an error within 2 s that names group, resource, asked, free, total, who holds it and what to change: at plan
+time against the live view, and at bind time when somebody took the room in between. Then everything made is removed again,
+so that nothing half-made stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
-from nonet.controller.cluster import ClusterView, Node
-from nonet.controller.plan import GroupPlan, Plan
+from nonet.controller.live import live_view, settled_view
+from nonet.controller.plan import GroupPlan, Plan, plan
+from nonet.controller.scenario import Scenario
+from nonet.controller.shortage import taken_since
 from nonet.errors import PlacementError
-from nonet.workers.device import device
 from nonet.workers.host import RoleSpec
 from nonet.workers.hosts import OWNED, Hosts, Life, Seat
 
-READY_S = 30.0
+READY_S = 30.0  # for Ray's scheduler to answer at all
+NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe it
+PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
 STOP_S = 10.0
-RESTARTS = 3
+RESTARTS = 3  # of a worker that needs only its remembered calls to be what it was
+_POLL_S, _SETTLE_S = 0.02, 0.4
+
+__all__ = ["Binding", "live_view", "plan_live"]
 
 
-def live_view() -> ClusterView:
-    """The nodes of the Ray this process is connected to, with what is free now."""
-    free = ray._private.state.available_resources_per_node()  # the public API has only the cluster's sum
-    return ClusterView(
-        tuple(
-            Node(
-                node["NodeID"],
-                dict(node["Resources"]),
-                dict(free.get(node["NodeID"], {})),
-                dict(node.get("Labels") or {}),
-            )
-            for node in ray.nodes()
-            if node["Alive"]
-        )
-    )
+def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: Any) -> Plan:
+    """A plan on what is free now, looked at again for `patience_s` where it is short. Raises PlacementError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return plan(scenario, live_view(), **options)
+        except PlacementError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 class Binding:
     """The running groups of a plan. `stop` ends them and their placement groups.
 
-    life   of its groups; those of a run are detached, and so are their placement groups
+    life   of its groups; those of a run that outlives its maker are detached, and so are their placement groups
     """
 
     def __init__(self, plan: Plan, specs: Mapping[str, RoleSpec], life: Life = OWNED):
@@ -54,7 +63,7 @@ class Binding:
         try:
             for group in plan.groups:
                 if not group.shares:
-                    self._groups[group.name] = _reserve(group, life.run)
+                    self._groups[group.name] = _reserve(group, life)
             self._wait()
             for group in plan.groups:
                 self.hosts[group.name] = self._start(group, specs)
@@ -71,6 +80,7 @@ class Binding:
             hosts.kill()
         for group in self._groups.values():
             remove_placement_group(group)
+        _until(lambda: all(_state(group) == "REMOVED" for group in self._groups.values()), 0.5)
         self.hosts, self._groups = {}, {}
 
     def dead(self) -> list[str]:
@@ -93,12 +103,27 @@ class Binding:
         )
 
     def _wait(self) -> None:
-        for name, group in self._groups.items():
-            if not group.wait(READY_S):
-                raise PlacementError(
-                    f"no room for group {name!r} within {READY_S:g} s: somebody took it after the plan was made; "
-                    f"free now: {ray.available_resources()}"
-                )
+        """Until every bundle is there. Raises PlacementError once Ray has said NO_ROOM_S long that one has no room."""
+        began = time.monotonic()
+        waiting = dict(self._groups)
+        while waiting:
+            waiting = {name: group for name, group in waiting.items() if _state(group) != "CREATED"}
+            waited = time.monotonic() - began
+            late = [
+                name
+                for name in waiting
+                if waited > READY_S or (_no_room(waiting[name]) and waited > NO_ROOM_S)
+            ]
+            if late:
+                self._refuse(late[0])
+            if waiting:
+                time.sleep(_POLL_S)
+
+    def _refuse(self, name: str) -> None:
+        """Give everything back, then say who has what the plan counted on."""
+        self.stop()
+        group = next(group for group in self.plan.groups if group.name == name)
+        raise PlacementError(taken_since(group, settled_view(_SETTLE_S)))
 
 
 def _stateless(group: GroupPlan) -> bool:
@@ -106,14 +131,28 @@ def _stateless(group: GroupPlan) -> bool:
     return all(".reward." in role for role in group.roles)
 
 
-def _reserve(group: GroupPlan, run: str) -> PlacementGroup:
-    bundle = {"CPU": group.cpus} if group.cpus else {device(group.device).resource: group.devices}
-    where = [{"ray.io/node-id": node} for node in group.nodes]
-    name, lifetime = (f"{run}/{group.name}", "detached") if run else (group.name, None)
+def _reserve(group: GroupPlan, life: Life) -> PlacementGroup:
     return placement_group(
-        [bundle] * group.workers,
+        [dict(group.bundle)] * group.workers,
         strategy="PACK",
-        name=name,
-        lifetime=lifetime,
-        bundle_label_selector=where,
+        name=life.name_of(group.name),
+        lifetime="detached" if life.detached else None,
+        bundle_label_selector=[{"ray.io/node-id": node} for node in group.nodes],
     )
+
+
+def _state(group: PlacementGroup) -> str:
+    return placement_group_table(group).get("state", "REMOVED")
+
+
+def _no_room(group: PlacementGroup) -> bool:
+    return placement_group_table(group).get("stats", {}).get("scheduling_state") in (
+        "NO_RESOURCES",
+        "INFEASIBLE",
+    )
+
+
+def _until(true: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

@@ -23,10 +23,9 @@ from typing import Any
 from nonet.controller import yaml
 from nonet.controller.checkpoint import Checkpoints, Manifest
 from nonet.controller.journal import Journal, cut_journal, read_journal
-from nonet.controller.life import keep_alive, run_life
+from nonet.controller.life import keep_alive
 from nonet.controller.options import Reinforced, is_reference
-from nonet.controller.placement import Binding, live_view
-from nonet.controller.plan import plan
+from nonet.controller.placement import Binding, plan_live
 from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
@@ -37,7 +36,7 @@ from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.group import WorkerGroup
-from nonet.workers.hosts import OWNED, ensure_ray
+from nonet.workers.hosts import Life, ensure_ray
 from nonet.workers.setup import StageSetup
 from nonet.workers.tokenise import DataSetup
 
@@ -103,14 +102,14 @@ class Session:
         """Write the folder, plan on the live cluster, start every process."""
         ensure_ray()
         self._write_folder()
-        self.plan = plan(self.scenario, live_view())
+        self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
         ask = self.scenario.evaluate
         stage = next(iter(targets(self.scenario)), None)
         specs = role_specs(
             self.scenario, self.run.sources, EvaluateSetup(tuple(ask.metrics), ask.width, stage)
         )
-        life = run_life(self.run.id, self._life_s) if self._life_s else OWNED
+        life = Life(self.run.id, self._life_s)
         self.binding = Binding(self.plan, specs, life)
         if self._life_s:
             self._pulse = keep_alive(self.binding.hosts.values(), self._life_s)

@@ -50,6 +50,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     if scenario.checkpoint.keep.best:
         yield "checkpoint.keep.best"
     for name, stage in scenario.stages.items():
+        if stage.roles:
+            yield f"stages.{name}.roles (roles that change between stages)"
         if isinstance(stage, Reinforced):
             yield from _missing_rl(f"stages.{name}", stage)
 

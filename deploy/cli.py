@@ -103,13 +103,15 @@ def plan(
     cluster: Annotated[
         Path | None, typer.Option(help="A cluster view (YAML); this machine by default.")
     ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Plan on a live Ray and what is free there: an address, or `auto`.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what would run where, and the sizes that follow."""
-    from nonet.controller.cluster import read_view
-    from nonet.deploy import api
+    from nonet.deploy import api, planning
 
-    made = api.scenario(scenario, change).plan(read_view(cluster) if cluster else None)
+    made = api.scenario(scenario, change).plan(planning.view(cluster, address))
     print(json.dumps(made.as_dict(), indent=1) if as_json else made.text())
 
 
@@ -237,7 +239,7 @@ def schema() -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="quickstart, repeat or startup.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="placement, quickstart, repeat or startup.")],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,

@@ -44,14 +44,23 @@ def ensure_ray() -> None:
 class Life:
     """How long a group's processes live.
 
-    run                the run they belong to: named `{run}/{role}-{rank}` and detached; "": their maker's
-    orphan_timeout_s   they exit when nobody speaks to them for so long; 0: never
+    run                the run they belong to, "" for none
+    orphan_timeout_s   above 0: they are detached, and exit when nobody speaks to them for so long; 0: their maker's
     restarts           how often one that died is started, built and told its remembered calls again
     """
 
     run: str = ""
     orphan_timeout_s: float = 0.0
     restarts: int = 0
+
+    @property
+    def detached(self) -> bool:
+        """Whether they outlive their maker."""
+        return self.orphan_timeout_s > 0
+
+    def name_of(self, what: str) -> str:
+        """The name of a worker or placement group: `{run}/...` where it is detached, `{run}: ...` where it is not."""
+        return f"{self.run}{'/' if self.detached else ': '}{what}" if self.run else what
 
 
 OWNED = Life()
@@ -120,8 +129,8 @@ class Hosts:
 
     def _actor(self, rank: int, seat: Seat) -> Any:
         options = seat.options(rank)
-        if self._life.run:
-            name = f"{self._life.run}/{self.name}-{rank}"
+        if self._life.detached:
+            name = self._life.name_of(f"{self.name}-{rank}")
             options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
         if self._life.restarts:
             options["max_restarts"] = self._life.restarts
