@@ -7,6 +7,7 @@ nothing half-made stays.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -15,6 +16,7 @@ from nonet.controller.cluster import ClusterView, Node
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.errors import PlacementError
 from nonet.workers.device import device
+from nonet.workers.environment import Environment
 from nonet.workers.group import Hosts
 from nonet.workers.host import RoleSpec
 
@@ -41,8 +43,13 @@ def live_view() -> ClusterView:
 class Binding:
     """The running groups of a plan. `stop` ends them and their placement groups."""
 
-    def __init__(self, plan: Plan, specs: Mapping[str, RoleSpec]):
-        self.plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        specs: Mapping[str, RoleSpec],
+        envs: Mapping[str, Mapping[str, Any]] | None = None,
+    ):
+        self.plan, self._envs = plan, dict(envs or {})
         self._groups: dict[str, PlacementGroup] = {}
         self.hosts: dict[str, Hosts] = {}
         try:
@@ -50,6 +57,9 @@ class Binding:
                 if not group.shares:
                     self._groups[group.name] = _reserve(group)
             self._wait()
+            for pool, env in self._envs.items():
+                nodes = {node for group in plan.groups if group.pool == pool for node in group.nodes}
+                Environment.of(env).check(pool, nodes)
             for group in plan.groups:
                 self.hosts[group.name] = self._start(group, specs)
         except BaseException:
@@ -73,6 +83,7 @@ class Binding:
             cpus=group.cpus,
             devices=group.devices,
             threads=group.threads,
+            env=self._envs.get(group.pool),
             placement_group=self._groups[group.shares or group.name],
         )
 

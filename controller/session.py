@@ -99,7 +99,8 @@ class Session:
         specs = role_specs(
             self.scenario, self.run.sources, EvaluateSetup(tuple(ask.metrics), ask.width, stage)
         )
-        self.binding = Binding(self.plan, specs)
+        envs = {name: pool.env.model_dump() for name, pool in self.scenario.pools.items() if pool.env}
+        self.binding = Binding(self.plan, specs, envs)
 
     def close(self) -> None:
         """Stop every process of the run; the folder stays resumable."""

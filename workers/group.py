@@ -19,6 +19,7 @@ import ray
 from nonet.errors import ConfigError, DeadlineExceeded, PlacementError
 from nonet.workers import rows
 from nonet.workers.device import device as known_device
+from nonet.workers.environment import Environment
 from nonet.workers.future import GroupFuture
 from nonet.workers.host import Argument, Host, RoleSpec
 from nonet.workers.method import Method, PerRank, Replicate, Shard, declared, signature
@@ -51,18 +52,22 @@ class Hosts:
         devices: float = 0.0,
         threads: int = 1,
         placement_group: Any = None,
+        env: Mapping[str, Any] | None = None,
         start_timeout_s: float = 120.0,
     ):
         ensure_ray()
         self.name, self.world, self.specs = name or "+".join(specs), workers, dict(specs)
         kind = known_device(device)
         self.actors = []
+        runtime_env = Environment.of(env).runtime_env(kind)
         for rank in range(workers):
             options: dict[str, Any] = {"num_cpus": cpus, **kind.ray_options(devices)}
             if placement_group is not None:
                 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(placement_group, rank)
+            if runtime_env:
+                options["runtime_env"] = runtime_env
             place = Place(rank=rank, world=workers, threads=threads, device=kind.torch_device())
             self.actors.append(Host.options(**options).remote(place))  # type: ignore[attr-defined]
         self._built = [actor.build.remote(self.specs) for actor in self.actors]
@@ -112,6 +117,7 @@ class WorkerGroup:
         cpus: float = 1.0,
         devices: float | None = None,
         threads: int = 1,
+        env: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
         if not (isinstance(cls, type) and issubclass(cls, DistributeWorker)):
@@ -126,6 +132,7 @@ class WorkerGroup:
                 cpus=cpus,
                 devices=count,
                 threads=threads,
+                env=env,
             ),
             role,
         )
