@@ -36,8 +36,6 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     for name, pool in scenario.pools.items():
         if pool.device != "cpu":
             yield f"pools.{name}.device: {pool.device}"
-        if pool.env:
-            yield f"pools.{name}.env"
     for name, role in scenario.roles.items():
         if role.collocate:
             yield f"roles.{name}.collocate"
