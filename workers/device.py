@@ -191,6 +191,12 @@ def device(name: str) -> Device:
         ) from None
 
 
+def claim(torch_name: str) -> str:
+    """Make the device of a worker's place ("cuda:0") its process's own; the name again. Raises ConfigError."""
+    index = torch_name.partition(":")[2]
+    return device(torch_name).claim(int(index or 0))
+
+
 def _discover() -> None:
     """Import every module that says it registers devices, once."""
     modules = [name for name in os.environ.get("NONET_DEVICES", "").split(",") if name]
