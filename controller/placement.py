@@ -25,6 +25,7 @@ from nonet.controller.plan import GroupPlan, Plan, plan
 from nonet.controller.scenario import Scenario
 from nonet.controller.shortage import taken_since
 from nonet.errors import PlacementError
+from nonet.workers.environment import Environment
 from nonet.workers.host import RoleSpec
 from nonet.workers.hosts import OWNED, Hosts, Life, Seat
 
@@ -54,10 +55,17 @@ class Binding:
     """The running groups of a plan. `stop` ends them and their placement groups.
 
     life   of its groups; those of a run that outlives its maker are detached, and so are their placement groups
+    envs   each pool's environment: {python | image | pip, vars}
     """
 
-    def __init__(self, plan: Plan, specs: Mapping[str, RoleSpec], life: Life = OWNED):
-        self.plan, self._life = plan, life
+    def __init__(
+        self,
+        plan: Plan,
+        specs: Mapping[str, RoleSpec],
+        life: Life = OWNED,
+        envs: Mapping[str, Mapping[str, Any]] | None = None,
+    ):
+        self.plan, self._life, self._envs = plan, life, dict(envs or {})
         self._groups: dict[str, PlacementGroup] = {}
         self.hosts: dict[str, Hosts] = {}
         try:
@@ -65,6 +73,9 @@ class Binding:
                 if not group.shares:
                     self._groups[group.name] = _reserve(group, life)
             self._wait()
+            for pool, env in self._envs.items():
+                nodes = {node for group in plan.groups if group.pool == pool for node in group.nodes}
+                Environment.of(env).check(pool, nodes)
             for group in plan.groups:
                 self.hosts[group.name] = self._start(group, specs)
         except BaseException:
@@ -99,6 +110,7 @@ class Binding:
                 group.devices,
                 group.threads,
                 self._groups[group.shares or group.name],
+                self._envs.get(group.pool),
             ),
         )
 

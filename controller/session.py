@@ -110,7 +110,8 @@ class Session:
             self.scenario, self.run.sources, EvaluateSetup(tuple(ask.metrics), ask.width, stage)
         )
         life = Life(self.run.id, self._life_s)
-        self.binding = Binding(self.plan, specs, life)
+        envs = {name: pool.env.model_dump() for name, pool in self.scenario.pools.items() if pool.env}
+        self.binding = Binding(self.plan, specs, life, envs)
         if self._life_s:
             self._pulse = keep_alive(self.binding.hosts.values(), self._life_s)
 

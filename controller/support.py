@@ -33,11 +33,6 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     for name, table in scenario.sparse.tables.items():
         if table.admit or table.evict or table.budget:
             yield f"sparse.tables.{name}: admit, evict, budget"
-    for name, pool in scenario.pools.items():
-        if pool.device != "cpu":
-            yield f"pools.{name}.device: {pool.device}"
-        if pool.env:
-            yield f"pools.{name}.env"
     for name, role in scenario.roles.items():
         if role.collocate:
             yield f"roles.{name}.collocate"

@@ -49,7 +49,7 @@ class WorkerGroup:
             raise ConfigError(f"WorkerGroup wants a subclass of nonet.DistributeWorker, got {cls!r}")
         role = role or cls.__name__.lower()
         count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
-        seat = Seat(device=device, cpus=cpus, devices=count, threads=threads, runtime_env=env)
+        seat = Seat(device=device, cpus=cpus, devices=count, threads=threads, env=env)
         specs = {role: RoleSpec(cls, args, kwargs)}
         self._bind(Hosts(specs, workers=workers, seat=seat, life=Life(restarts=restarts)), role)
 

@@ -20,6 +20,7 @@ from nonet.errors import DeadlineExceeded, NonetError, PlacementError, WorkerLos
 from nonet.workers import wire
 from nonet.workers.call import Header, packed, task_name
 from nonet.workers.device import device as known_device
+from nonet.workers.environment import Environment
 from nonet.workers.future import GroupFuture
 from nonet.workers.host import Host, RoleSpec
 from nonet.workers.worker import Place
@@ -68,27 +69,25 @@ OWNED = Life()
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What one worker asks of the cluster: cpus, devices of a kind, torch threads, and its environment."""
+    """What one worker asks of the cluster: cpus, devices of a kind, torch threads, and its pool's environment."""
 
     device: str = "cpu"
     cpus: float = 1.0
     devices: float = 0.0
     threads: int = 1
     placement_group: Any = None
-    runtime_env: Mapping[str, Any] | None = field(default=None, hash=False)
+    env: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def options(self, rank: int) -> dict[str, Any]:
         """Keyword arguments of the actor."""
-        options: dict[str, Any] = {
-            "num_cpus": self.cpus,
-            **known_device(self.device).ray_options(self.devices),
-        }
+        kind = known_device(self.device)
+        options: dict[str, Any] = {"num_cpus": self.cpus, **kind.ray_options(self.devices)}
         if self.placement_group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement_group, rank)
-        if self.runtime_env:
-            options["runtime_env"] = dict(self.runtime_env)
+        if runtime_env := Environment.of(self.env).runtime_env(kind):
+            options["runtime_env"] = runtime_env
         return options
 
 
