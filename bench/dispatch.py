@@ -24,6 +24,7 @@ def dispatch() -> dict[str, Any]:
     import torch
 
     from nonet.bench.dispatch_roles import Echo, hand_group, reference_growth
+    from nonet.bench.startup_group import startup_group
     from nonet.workers.group import WorkerGroup
     from nonet.workers.hosts import ensure_ray
     from nonet.workers.method import Replicate, Shard
@@ -71,7 +72,9 @@ def dispatch() -> dict[str, Any]:
     rows.append({"trace and metrics": "one event", "us": event})
     rows.append({"replicated 8 MiB to 4 workers": "puts", "count": puts})
     rows.append({"1 GiB by reference": "USS growth, MiB", "mib": grown / 2**20})
-    ratio = {row["call"]: row["ratio"] for row in rows if "ratio" in row}
+    started = startup_group()
+    rows += started["rows"]
+    ratio = {row["call"]: row["ratio"] for row in rows if "ratio" in row} | started["ratio"]
     return {
         "rows": rows,
         "ratio": ratio

@@ -13,12 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from nonet.bench.dispatch import dispatch
 from nonet.bench.placement import placement
 from nonet.bench.quickstart import quickstart, repeat
 from nonet.bench.startup import startup
 from nonet.errors import ConfigError
 
 _BENCHES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "dispatch": lambda seeds: dispatch(),
     "placement": lambda seeds: placement(),
     "startup": lambda seeds: startup(),
     "repeat": lambda seeds: repeat(seeds[0]),

@@ -36,7 +36,7 @@ def startup_group() -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = {
         "controller + 4 workers ready": medians["ours"] / medians["by hand"],
-        "A/A": medians["by hand again"] / medians["by hand"],
+        "the same by hand, A/A": medians["by hand again"] / medians["by hand"],
     }
     return {"rows": [{"side": name, "median_s": value} for name, value in medians.items()], "ratio": ratio}
 

@@ -73,7 +73,9 @@ def main() -> None:
     scenario = make_scenario(SCENARIO, "mixed")
     made = plan(scenario, live_view())
     envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-    binding = Binding(made, {role: RoleSpec(Witness) for group in made.groups for role in group.roles}, envs=envs)
+    binding = Binding(
+        made, {role: RoleSpec(Witness) for group in made.groups for role in group.roles}, envs=envs
+    )
     told = [
         answer
         for group in made.groups
