@@ -145,3 +145,44 @@ def test_killed_controller_and_workers_are_replaced_and_the_run_ends_the_same(cl
     assert "going on from its newest commit" in said
     assert metrics(tmp_path / "rough") == metrics(tmp_path / "calm")
     until(lambda: nothing_left("rough"), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_stop_ends_a_detached_run_after_a_commit(cluster, ring, tmp_path):
+    driver = Driver(cluster, ring, tmp_path / "left", "--detach", *LONG)
+    assert "left runs; end it with: nonet stop left" in driver.ended()
+    until(lambda: driver.steps() > 20)
+    time.sleep(1.5 * TIMEOUT_S)  # nobody holds a lease, and nobody needs to
+    assert "controller" in actor_pids("left")
+    env = os.environ | {"RAY_ADDRESS": cluster, "NONET_ORPHAN_TIMEOUT_S": str(TIMEOUT_S)}
+    command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "stop", "left"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert ended.stdout.strip() == "stopped left", ended.stderr
+    until(lambda: nothing_left("left"), 20)
+    assert list((tmp_path / "left" / "checkpoints").glob("step-*/manifest.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_node_joins_one_leaves_and_the_run_ends_the_same(ring, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    import ray
+
+    ray.shutdown()
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    leaves = made.add_node(num_cpus=3)
+    ray.init(address=made.address, namespace="nonet", log_to_driver=False)
+    try:
+        Driver(made.address, ring, tmp_path / "calm", *SHORT).ended()
+        driver = Driver(made.address, ring, tmp_path / "moved", *SHORT)
+        until(lambda: list((tmp_path / "moved" / "checkpoints").glob("step-*/manifest.json")))
+        made.add_node(num_cpus=3)
+        made.remove_node(leaves)
+        said = driver.ended()
+    finally:
+        ray.shutdown()
+        made.shutdown()
+    assert "going on from its newest commit" in said or "the controller was restarted" in said
+    assert metrics(tmp_path / "moved") == metrics(tmp_path / "calm")
