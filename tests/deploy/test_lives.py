@@ -166,9 +166,8 @@ def test_stop_ends_a_detached_run_after_a_commit(cluster, ring, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_node_joins_one_leaves_and_the_run_ends_the_same(ring, tmp_path):
-    from ray.cluster_utils import Cluster
-
     import ray
+    from ray.cluster_utils import Cluster
 
     ray.shutdown()
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
