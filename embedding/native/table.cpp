@@ -32,6 +32,7 @@ void Table::tally() {
 }
 
 int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, bool train, int64_t step) {
+  if (!count) return 0;
   if (!train) return look(keys, count, out);
   WriteLock lock(&lock_);
   batch_ = -1;
@@ -149,6 +150,7 @@ int64_t Table::apply(const int64_t* keys, int64_t count, const float* grads, int
 
 // The rows of a batch in `found_`: those of the last lookup if it had the same keys. Returns how many are absent.
 int64_t Table::locate_batch(const int64_t* keys, int64_t count) {
+  if (!count) return 0;
   if (batch_ != count || memcmp(batch_keys_.data, keys, count * sizeof(int64_t))) {
     batch_ = -1;
     if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
