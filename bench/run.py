@@ -15,6 +15,7 @@ from typing import Any
 
 from nonet.bench.dispatch import dispatch
 from nonet.bench.placement import placement
+from nonet.bench.embedding import embedding
 from nonet.bench.quickstart import quickstart, repeat
 from nonet.bench.startup import startup
 from nonet.errors import ConfigError
@@ -25,6 +26,7 @@ _BENCHES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "startup": lambda seeds: startup(),
     "repeat": lambda seeds: repeat(seeds[0]),
     "quickstart": quickstart,
+    "embedding": embedding,
 }
 
 

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nonet.embedding.core import make_table
 from nonet.embedding.header import PULL, PUSH, READ, STOP, Header, agree
 from nonet.embedding.layout import Layout
 from nonet.embedding.slices import SliceMap
 from nonet.embedding.store import TableSpec
-from nonet.embedding.table import NumPyTable
 from nonet.errors import ConfigError, DataError, WorkerLost
 
 
@@ -46,7 +46,7 @@ class SparseWorld:
         self.slices = SliceMap(len(self.layout.shards))
         self._group, self._names = group, list(self.specs)
         held = self.specs.items() if self.layout.holds else ()
-        self.tables = {name: NumPyTable.of(name, spec, seed) for name, spec in held}
+        self.tables = {name: make_table(name, spec, seed) for name, spec in held}
         self._check_group()
 
     @property
