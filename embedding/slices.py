@@ -50,7 +50,7 @@ class Move:
 class SliceMap:
     """65,536 slices dealt to `shards`: evenly in contiguous blocks, or by `owners` [65536]; never changed in place."""
 
-    __slots__ = ("owners", "shards", "version")
+    __slots__ = ("_dealt_evenly", "owners", "shards", "version")
 
     def __init__(self, shards: int, owners: np.ndarray | None = None, version: int = 0):
         if not 1 <= shards <= SLICES:
@@ -58,7 +58,7 @@ class SliceMap:
                 f"a table can have 1 to {SLICES} shards, got {shards}; lower the embedding workers"
             )
         self.owners = _even(shards) if owners is None else np.array(owners).astype(np.uint16)
-        self.shards, self.version = shards, version
+        self.shards, self.version, self._dealt_evenly = shards, version, owners is None
         if self.owners.shape != (SLICES,) or int(self.owners.max()) >= shards:
             raise ConfigError(
                 f"a slice map of {shards} shards wants {SLICES} owners below {shards}, "
@@ -77,6 +77,8 @@ class SliceMap:
 
     def slices(self, shard: int) -> range:
         """The slices that this shard owns, when they are one block. Raises ConfigError when they are several."""
+        if self._dealt_evenly:
+            return range(SLICES * shard // self.shards, SLICES * (shard + 1) // self.shards)
         ranges = self.ranges(shard)
         if len(ranges) > 1:
             raise ConfigError(f"shard {shard} owns {len(ranges)} blocks of slices: ask ranges() for them")

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from nonet.embedding.bulk import packed, packed_bytes, take
 from nonet.embedding.codec import codec
+from nonet.embedding.core import make_table
 from nonet.embedding.fast_route import best_router
 from nonet.embedding.header import PULL, PUSH, READ, STOP, TAKE, Header
 from nonet.embedding.layout import Layout
 from nonet.embedding.route import Route, Router, route
 from nonet.embedding.slices import SliceMap
 from nonet.embedding.store import SparseTable, TableSpec
-from nonet.embedding.table import NumPyTable
 from nonet.embedding.wire import Asked, Wire
 from nonet.errors import ConfigError, DataError
 
@@ -49,7 +49,7 @@ class SparseWorld:
         layout: Layout | None = None,
         group: Any = None,
         wire: str = "fp32",
-        make: MakeTable = NumPyTable.of,
+        make: MakeTable = make_table,
         router: Router | None = None,
         slices: SliceMap | None = None,
     ):

@@ -5,22 +5,17 @@
 #include <cstdint>
 #include <cstring>
 
-namespace {
+#include "hash.h"
 
-inline uint64_t mix(uint64_t x) {  // SplitMix64, as in slices.py
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
+#define NONET_API extern "C" __attribute__((visibility("default")))
 
-constexpr int64_t kAhead = 16;
+using nonet::mix;
 
-}  // namespace
+static constexpr int64_t kAhead = 16;
 
 // keys [n], owner of each slice [65536], cells [mask + 1] scratch with mask + 1 >= 2 n a power of two, first and shard [n]
 // scratch -> sorted [n], counts [shards], place [n]; returns how many keys are distinct.
-extern "C" int64_t nonet_route(const int64_t* keys, int64_t n, const uint16_t* owners, int64_t shards, int32_t* cells,
+NONET_API int64_t nonet_route(const int64_t* keys, int64_t n, const uint16_t* owners, int64_t shards, int32_t* cells,
                                int64_t mask, int64_t* first, int32_t* shard, int64_t* sorted, int64_t* counts,
                                int64_t* place) {
   memset(cells, 0xff, sizeof(int32_t) * static_cast<size_t>(mask + 1));
