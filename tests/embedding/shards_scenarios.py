@@ -42,13 +42,11 @@ def hashes(world):
     """key -> bytes of the row, with state and step, of every table."""
     found = {}
     for name, table in world.tables.items():
-        part = next(table.export(), None)
-        if part is None:
-            continue
-        owners = world.slices.owners[slice_of(part["key"].to_numpy())]
-        assert (owners == world.shard).all()
-        for row in part.to_pylist():
-            found[f"{name}/{row['key']}"] = repr((row["row"], row["state"], row["step"]))
+        for part in table.export():
+            owners = world.slices.owners[slice_of(part["key"].to_numpy())]
+            assert (owners == world.shard).all()
+            for row in part.to_pylist():
+                found[f"{name}/{row['key']}"] = repr((row["row"], row["state"], row["step"]))
     return found
 
 
