@@ -27,6 +27,7 @@ from nonet.embedding.header import PULL, PUSH, READ, STOP, TAKE, Header
 from nonet.embedding.layout import Layout
 from nonet.embedding.route import Route, Router, route
 from nonet.embedding.slices import SliceMap
+from nonet.embedding.snapshot import History
 from nonet.embedding.store import SparseTable, TableSpec
 from nonet.embedding.wire import Asked, Wire
 from nonet.errors import ConfigError, DataError
@@ -60,6 +61,7 @@ class SparseWorld:
         self._codec, self._router = codec(wire), router or best_router()
         held = self.specs.items() if self.layout.holds else ()
         self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in held}
+        self.histories = {name: History(table) for name, table in self.tables.items()}
         self._check()
         self.wire = Wire(self.layout, group, self._names)
         self._routes: dict[str, Route] = {}
@@ -68,6 +70,11 @@ class SparseWorld:
     def owned(self) -> range:
         """The slices whose rows this rank holds, when they are one block."""
         return self.slices.slices(self.shard) if self.layout.holds else range(0)
+
+    @property
+    def ranges(self) -> list[range]:
+        """The blocks of slices whose rows this rank holds."""
+        return self.slices.ranges(self.shard) if self.layout.holds else []
 
     @property
     def shard(self) -> int:
@@ -82,7 +89,7 @@ class SparseWorld:
         """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows."""
         number = self._number(table, "pull")
         if self.layout.world == 1:
-            return self.tables[table].lookup(keys, train=train)
+            return self._lookup(table, _array(keys), train)
         plan = self._routes[table] = self._route(keys)
         asked = self.wire.ask(self._header(PULL if train else READ, number), plan)
         return plan.spread(self._answer_rows(asked, plan.counts))
@@ -94,7 +101,7 @@ class SparseWorld:
         if tuple(grads.shape) != expected:
             raise DataError(f"push to table {table!r} wants gradients {expected}, got {tuple(grads.shape)}")
         if self.layout.world == 1:
-            self.tables[table].apply(keys, grads, step, lr)
+            self._apply(table, _array(keys), grads, step, lr)
             return
         plan = self._routes.pop(table, None)
         same = plan is not None and np.array_equal(plan.asked, _array(keys))
@@ -145,7 +152,7 @@ class SparseWorld:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
         table = self._names[asked.header.table]
         if self.layout.holds:
-            answer = self.tables[table].lookup(asked.keys, train=asked.header.op == PULL)
+            answer = self._lookup(table, asked.keys, asked.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
         return self.wire.rows(answer, self._codec, asked.counts, counts)
@@ -154,7 +161,7 @@ class SparseWorld:
         table = self._names[asked.header.table]
         received = self.wire.rows(grads, self._codec, counts, asked.counts)
         if self.layout.holds:
-            self.tables[table].apply(asked.keys, received, asked.header.step, asked.header.lr)
+            self._apply(table, asked.keys, received, asked.header.step, asked.header.lr)
 
     def _answer_packed(self, asked: Asked, counts: list[int]) -> Tensor:
         table = self._names[asked.header.table]
@@ -163,9 +170,18 @@ class SparseWorld:
         return self.wire.bytes_of(answer, asked.counts, counts)
 
     def _packed(self, table: str, keys: np.ndarray) -> Tensor:
-        held = self.tables[table]
-        held.lookup(keys, train=True)
-        return packed(take(held, keys))
+        self._lookup(table, keys, True)
+        with self.histories[table].lock:
+            return packed(take(self.tables[table], keys))
+
+    def _lookup(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
+        history = self.histories[table]
+        with history.making(keys) if train else history.lock:
+            return self.tables[table].lookup(keys, train=train)
+
+    def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
+        with self.histories[table].changing(keys, step):
+            self.tables[table].apply(keys, grads, step, lr)
 
     def _route(self, keys: Tensor) -> Route:
         layout = self.layout
