@@ -58,7 +58,7 @@ class SparseWorld:
         self.layout = Layout.single() if layout is None else layout
         self.slices = SliceMap(len(self.layout.shards)) if slices is None else slices
         self._group, self._names = group, list(self.specs)
-        self._codec, self._router = codec(wire), router or best_router()
+        self.codec, self._router = codec(wire), router or best_router()
         held = self.specs.items() if self.layout.holds else ()
         self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in held}
         self.histories = {name: History(table) for name, table in self.tables.items()}
@@ -83,7 +83,7 @@ class SparseWorld:
 
     def wire_bytes(self, table: str) -> int:
         """Bytes of one row of this table on the wire."""
-        return self._codec.row_bytes(self.specs[table].dim)
+        return self.codec.row_bytes(self.specs[table].dim)
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
         """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows."""
@@ -155,11 +155,11 @@ class SparseWorld:
             answer = self._lookup(table, asked.keys, asked.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
-        return self.wire.rows(answer, self._codec, asked.counts, counts)
+        return self.wire.rows(answer, self.codec, asked.counts, counts)
 
     def _take_grads(self, asked: Asked, grads: Tensor, counts: list[int]) -> None:
         table = self._names[asked.header.table]
-        received = self.wire.rows(grads, self._codec, counts, asked.counts)
+        received = self.wire.rows(grads, self.codec, counts, asked.counts)
         if self.layout.holds:
             self._apply(table, asked.keys, received, asked.header.step, asked.header.lr)
 
