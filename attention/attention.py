@@ -45,7 +45,7 @@ def uni_attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Any:
-    """Attention of queries [T, H, D] over keys [S, G, D] and values [S, G, E] -> [T, H, E], or dense [B, H, N, D] -> [B, H, N, E].
+    """Queries [T, H, D] over keys [S, G, D] and values [S, G, E] -> [T, H, E]; dense, [B, H, N, D] -> [B, H, N, E].
 
     mask: a UniMask, or the table it made for this batch (one for all layers). cu_seqlens_q [B + 1] cuts the queries into
     sequences, cu_seqlens_k the keys (the same cuts when left out); a dense batch needs none. activation "silu" is
@@ -56,8 +56,8 @@ def uni_attention(
     if q.ndim == 4:
         return _dense(
             q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse,
-            dict(mask=mask, activation=activation, scale=scale, scaling_length=scaling_length, bias=bias, sink=sink,
-                 soft_cap=soft_cap, backend=backend),
+            {"mask": mask, "activation": activation, "scale": scale, "scaling_length": scaling_length, "bias": bias, "sink": sink,
+                 "soft_cap": soft_cap, "backend": backend},
         )  # fmt: skip
     _check_tensors(q, k, v)
     cu_q, cu_k = _cuts(q, k, cu_seqlens_q, cu_seqlens_k)
@@ -134,7 +134,7 @@ def _table(
     """What the mask says about this batch: its form, and a table where the form does not say it all."""
     if isinstance(mask, UniMask):
         form = mask.form
-        if form == "full" or form == "causal" and cu_k is cu_q:
+        if form == "full" or (form == "causal" and cu_k is cu_q):
             return form, None
         return "table", mask.table(cu_q, cu_k, tokens_q=tokens_q, tokens_k=tokens_k)
     if not isinstance(mask, IntervalTable):
@@ -176,12 +176,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ConfigError(
             f"q {list(q.shape)} has {q.shape[1]} heads, k {list(k.shape)} has {k.shape[1]}; q's must be a multiple of k's."
         )
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES:
-        if not torch.is_autocast_enabled(q.device.type):
-            raise ConfigError(
-                f"q {shapes.split(',')[0]}..., k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must share one of "
-                "float32, bfloat16, float16 and float64. Cast them with .to()."
-            )
+    if (not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES) and not torch.is_autocast_enabled(
+        q.device.type
+    ):
+        raise ConfigError(
+            f"q {shapes.split(',')[0]}..., k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must share one of "
+            "float32, bfloat16, float16 and float64. Cast them with .to()."
+        )
     if not q.device == k.device == v.device:
         raise ConfigError(
             f"q, k and v are on {q.device}, {k.device} and {v.device}; they must share a device."

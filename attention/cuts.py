@@ -6,6 +6,8 @@ devices are looked at, since reading a value there would wait for the device.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ def check_cuts(cu_q: Tensor, cu_k: Tensor, tokens_q: int | None, tokens_k: int |
 
 def _check_values(name: str, cuts: list[int], tokens: int | None) -> None:
     tokens = cuts[-1] if tokens is None else tokens
-    if cuts[0] or cuts[-1] != tokens or any(a > b for a, b in zip(cuts, cuts[1:], strict=False)):
+    if cuts[0] or cuts[-1] != tokens or any(a > b for a, b in itertools.pairwise(cuts)):
         raise ConfigError(
             f"cu_seqlens_{name} must rise from 0 to the {tokens} tokens of {name}; got {cuts[:8]}"
             f"{' ...' if len(cuts) > 8 else ''}, which ends at {cuts[-1]}."

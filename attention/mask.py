@@ -115,7 +115,7 @@ class UniMask:
 
         parents [B, L - 1, W] or [L - 1, W]: for each level after the first, each beam's parent in the level before.
         """
-        if parents.ndim not in (2, 3) or not 0 < parents.shape[-1] or parents.shape[-2] + 2 > MOST_SLOTS:
+        if parents.ndim not in (2, 3) or not parents.shape[-1] > 0 or parents.shape[-2] + 2 > MOST_SLOTS:
             raise ConfigError(
                 f"beam_tree: parents have shape {list(parents.shape)}; wanted [B, L - 1, W] or [L - 1, W] with at most "
                 f"{MOST_SLOTS - 1} levels L (an ancestor a level and the history are {MOST_SLOTS} intervals)."

@@ -8,6 +8,7 @@ The order of all sums is fixed: the same inputs give the same bits.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,7 +200,7 @@ def _work(call: Call, heads: int) -> _Work:
 
 def _planned(call: Call, heads: int) -> _Work:
     cu_q, cu_k = call.cu_q.tolist(), call.cu_k.tolist()
-    n_q, n_k = ([b - a for a, b in zip(cuts, cuts[1:], strict=False)] for cuts in (cu_q, cu_k))
+    n_q, n_k = ([b - a for a, b in itertools.pairwise(cuts)] for cuts in (cu_q, cu_k))
     busy = [b for b in range(len(n_q)) if n_q[b] and n_k[b]]
     short = [b for b in busy if n_k[b] <= _SHORT and n_q[b] <= _SHORT]
     if len(short) < 2 and call.form != "table":
