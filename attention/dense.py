@@ -15,10 +15,10 @@ _FLEX_BLOCK = 128
 
 
 def visible(
-    table: IntervalTable, query: Tensor, key: Tensor, row: Tensor, place: Tensor, slots: slice = slice(None)
+    table: IntervalTable, query: Tensor, key: Tensor, row: Tensor, place: Tensor, slots: Any = slice(None)
 ) -> Tensor:
     """[Q, N] bool of one sequence's packed tokens `query` [Q] and `key` [N], which stand at `row` and `place` in it."""
-    start_KQ1, stop_KQ1 = table.start[slots, query, None], table.stop[slots, query, None]
+    start_KQ1, stop_KQ1 = table.start[slots][:, query, None], table.stop[slots][:, query, None]
     seen = ((place >= start_KQ1) & (place < stop_KQ1)).any(0)
     if table.column_start is not None and table.column_stop is not None:
         seen &= (row[:, None] >= table.column_start[key]) & (row[:, None] < table.column_stop[key])
