@@ -18,6 +18,7 @@ from nonet.attention.table import IntervalTable
 # Shapes: T packed query tokens, S packed key tokens, H heads, D width, B sequences of a bucket, Q and N the longest
 # query and key run in it, K slots, t the bucket's query tokens.
 _FEW = 4  # a bucket of fewer sequences costs more in calls than it saves in padding
+_BLIND = 1e30  # the log-sum-exp of a row that sees nothing, in the backward: every weight is 0
 _MOST = 1 << 23  # padded scores of a call, over all heads: 32 MB
 
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -159,6 +160,8 @@ def backward(
     """Gradients [t, H, D] of the bucket's query tokens, and of its key tokens. Rows that see nothing have gradient 0."""
     hidden = None if bucket.hidden is None else bucket.hidden.to(q.dtype)
     n = bucket.sequences
+    if bucket.blind is not None:
+        lse = lse.index_fill(0, bucket.query.token[bucket.blind], _BLIND)
     grads = _flash_backward(
         bucket.query.zero_padded(grad, n),
         bucket.query.padded(q, n),
