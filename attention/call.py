@@ -32,10 +32,12 @@ class Call:
         """Softmax of scaled products, at most with a sink: what fused kernels of other libraries speak."""
         return self.activation == "softmax" and self.soft_cap is None and self.bias is None
 
-    def whole_table(self) -> IntervalTable:
-        """The table, built where only a form was given."""
+    def whole_table(self, tokens_q: int | None = None, tokens_k: int | None = None) -> IntervalTable:
+        """The table, built where only a form was given; nothing is read from a device if the tokens are told."""
         if self.table is not None:
             return self.table
         from nonet.attention.mask import UniMask
 
-        return (UniMask.causal() if self.form == "causal" else UniMask.full()).table(self.cu_q, self.cu_k)
+        mask = UniMask.causal() if self.form == "causal" else UniMask.full()
+        # Copies: a table that is kept as long as its cuts live must not keep them alive.
+        return mask.table(self.cu_q.clone(), self.cu_k.clone(), tokens_q=tokens_q, tokens_k=tokens_k)

@@ -39,7 +39,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     lse = torch.full(q.shape[:2], -torch.inf, dtype=total, device=q.device)
     if call.sink is not None:
         lse = lse.logaddexp(call.sink.to(total))
-    for block in _blocks(call, q.shape[1]):
+    for block in _blocks(call, q.shape[1], len(q), len(k)):
         part, part_lse = _attend(q[block.rows], k[block.keys], v[block.keys], call, block)
         out[block.rows], lse[block.rows] = part, part_lse
     return out.to(q.dtype), lse
@@ -50,7 +50,7 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[
     total, bias = _sums(q), call.bias or RelativeBias()
     inputs = (q, k, v, call.sink, bias.position, bias.time)
     sums = [None if x is None else torch.zeros(x.shape, dtype=total, device=x.device) for x in inputs]
-    for block in _blocks(call, q.shape[1]):
+    for block in _blocks(call, q.shape[1], len(q), len(k)):
         index = (block.rows, block.keys, block.keys, ..., ..., ...)
         leaves = [
             None if x is None else x.detach()[i].requires_grad_() for x, i in zip(inputs, index, strict=True)
@@ -112,8 +112,8 @@ def _bias(bias: RelativeBias, block: _Block) -> Tensor | None:
     return total
 
 
-def _blocks(call: Call, heads: int) -> Iterator[_Block]:
-    table = call.whole_table()
+def _blocks(call: Call, heads: int, tokens_q: int, tokens_k: int) -> Iterator[_Block]:
+    table = call.whole_table(tokens_q, tokens_k)
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     device = table.start.device
     for b in range(len(cu_q) - 1):

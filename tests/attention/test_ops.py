@@ -87,14 +87,14 @@ def test_gradcheck_of_both_paths():
     sink = torch.tensor([0.3, -1.0], dtype=torch.float64, requires_grad=True)
     for mask in (UniMask.causal(), UniMask.hstu(torch.tensor([2, 0, 3]), max_attn_len=3)):
         for backend in ("sdpa", "reference"):
-            call = lambda q, k, v, s: uni_attention(  # noqa: E731
+            call = lambda q, k, v, s, mask=mask, backend=backend: uni_attention(  # noqa: E731
                 q,
                 k,
                 v,
                 mask=mask,
                 cu_seqlens_q=CUT,
                 sink=s,
-                backend=backend,  # noqa: B023
+                backend=backend,
             )
             assert torch.autograd.gradcheck(call, (q, k, v, sink))
     position = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
@@ -142,6 +142,7 @@ def test_compiled_in_full_there_is_one_graph_for_ten_batches(form):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 def test_inductor_trains_with_the_same_gradients():
     torch._dynamo.reset()
 

@@ -101,8 +101,9 @@ def check(mask, lengths_q, lengths_k=None, *, heads=(2, 2), widths=(8, 8), atol=
         torch.testing.assert_close(mine.grad, theirs.grad, atol=100 * atol, rtol=0)
 
 
-def tree(parents_of=torch.Generator().manual_seed(3)):
+def tree():
     """300, 41, ... tokens as a history and three levels of two beams."""
+    parents_of = torch.Generator().manual_seed(3)
     history = torch.tensor([max(n - 6, 0) for n in LENGTHS])
     return UniMask.beam_tree(history, torch.randint(0, 2, (len(LENGTHS), 2, 2), generator=parents_of))
 
