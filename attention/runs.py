@@ -34,7 +34,7 @@ class Dense:
                 f"the dense mask has shapes {shapes[:4]}, this batch's sequences are {lengths[:4]} [queries, keys]; "
                 "give one bool matrix for each sequence."
             )
-        return _read(at, lambda b, first, last: self.seen[b][first:last].to(at.cu_q.device).bool())
+        return read_rows(at, lambda b, first, last: self.seen[b][first:last].to(at.cu_q.device).bool())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class MaskMod:
 
     def rows(self, at: Packed) -> Rows:
         keys = at.cu_k.diff().tolist()
-        return _read(at, lambda b, first, last: self._dense(b, torch.arange(first, last), keys[b], at))
+        return read_rows(at, lambda b, first, last: self._dense(b, torch.arange(first, last), keys[b], at))
 
     def _dense(self, b: int, row: Tensor, keys: int, at: Packed) -> Tensor:
         device = at.cu_q.device
@@ -65,7 +65,7 @@ class MaskMod:
         return heads[0].bool()
 
 
-def _read(at: Packed, dense: Callable[[int, int, int], Tensor]) -> Rows:
+def read_rows(at: Packed, dense: Callable[[int, int, int], Tensor]) -> Rows:
     """Rows of a dense mask given in blocks; columns where rows need too many runs."""
     slots: list[list[Tensor]] = [[] for _ in range(2 * MOST_SLOTS)]
     most = 0

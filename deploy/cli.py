@@ -216,16 +216,17 @@ def schema() -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="quickstart, repeat or startup.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="quickstart, repeat, startup or attention.")],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="quickstart: the seeds.")] = "7,8,9",
+    device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
 ) -> None:
     """Print the figures behind the README's tables."""
     from nonet.bench.run import run_bench
 
-    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")])
+    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")], device)
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
