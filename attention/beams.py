@@ -59,7 +59,7 @@ class BeamCache:
     @torch.no_grad()
     def attend(self, q: Tensor, scale: float | None = None, backend: str = "auto") -> Tensor:
         """Attention of each beam's newest query [U, W, H, D] over its prompt and its own tokens -> [U, W, H, E]."""
-        prompts, beams, heads = q.shape[:3]
+        prompts, beams = q.shape[:2]
         cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams
         out, lse = uni_attention(
             *(q.flatten(0, 1), self.keys, self.values),

@@ -1,4 +1,4 @@
-"""Pieces: a mask cut into what a fused kernel without masks can do: whole rectangles, causal squares, single keys.
+"""Pieces: a mask cut into what a fused kernel without masks can do: whole rectangles, squares' triangles, single keys.
 
 Rows whose interval ends stand still or move by one key a row form one piece; the rest is computed in blocks of rows over the
 hull of their keys, with a mask of that block only. So candidate isolation is a causal square, a rectangle and a diagonal,
@@ -18,12 +18,15 @@ from nonet.attention.table import IntervalTable
 # Shapes: T packed query tokens, K slots. Rows and keys below are packed tokens.
 _REGULAR = 32  # rows from which a call of its own costs less than a mask
 _BLOCK = 128  # rows of a masked block
-_STILL, _GROWING, _MOVING = 0, 1, 2
+_BAND = 64  # keys of a window from which its triangles are worth calls of their own
+_STILL, _GROWING, _MOVING, _SHRINKING = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [q0, q1) over keys [k0, k1): "dense", "causal" (square), "self" (row i its i-th key) or "masked" (by `slots`)."""
+    """Rows [q0, q1) over keys [k0, k1): "dense"; of a square "causal" (row i its first i + 1 keys) or "anti" (all but its
+    first i); "self" (row i its i-th key); "masked" (by `slots`).
+    """
 
     kind: str
     q0: int
@@ -60,7 +63,7 @@ def _regular(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
     s, e = np.where(empty, -9, s), np.where(empty, -9, e)
     ds, de = np.diff(s), np.diff(e)
     kind = np.where(ds == 0, np.where(de == 0, _STILL, np.where(de == 1, _GROWING, 9)), 9)
-    kind = np.where((ds == 1) & (de == 1), _MOVING, kind)
+    kind = np.where(ds == 1, np.where(de == 1, _MOVING, np.where(de == 0, _SHRINKING, kind)), kind)
     edge = np.flatnonzero(np.diff(kind)) + 1
     begin, end = np.concatenate([[0], edge]), np.concatenate([edge, [len(kind)]])
     long = (end - begin + 1 >= _REGULAR) & (
@@ -93,8 +96,13 @@ def _cut(
     if kind == _GROWING:
         square = Piece("causal", q0, q1, k1 - 1, k1 - 1 + q1 - q0, b)
         return [Piece("dense", q0, q1, k0, k1 - 1, b), square] if k1 - 1 > k0 else [square]
+    if kind == _SHRINKING:
+        square = Piece("anti", q0, q1, k0, k0 + q1 - q0, b)
+        return [square, Piece("dense", q0, q1, square.k1, k1, b)] if k1 > square.k1 else [square]
     if kind == _MOVING and k1 - k0 == 1:
         return [Piece("self", q0, q1, k0, k0 + q1 - q0, b)]
+    if kind == _MOVING and k1 - k0 >= _BAND:
+        return _band(q0, q1, k0, k1 - k0, b)
     for block in range(first // _BLOCK, -(-last // _BLOCK)):
         part = slice(max(first, block * _BLOCK), min(last, (block + 1) * _BLOCK))
         used = s[part] < e[part]
@@ -102,6 +110,19 @@ def _cut(
             keys = int(s[part][used].min()), int(e[part][used].max())
             loose[part.start, part.stop].append((slot, *keys))
     return []
+
+
+def _band(q0: int, q1: int, k0: int, width: int, b: int) -> list[Piece]:
+    """A window of `width` keys that moves with its rows: by `width` rows, one triangle it leaves and one it enters."""
+    out = []
+    for first in range(q0, q1, width):
+        rows, key = min(width, q1 - first), k0 + first - q0
+        out.append(Piece("anti", first, first + rows, key, key + rows, b))
+        if width > rows:
+            out.append(Piece("dense", first, first + rows, key + rows, key + width, b))
+        if rows > 1:
+            out.append(Piece("causal", first + 1, first + rows, key + width, key + width + rows - 1, b))
+    return out
 
 
 def _masked(loose: dict, base_q: int, base_k: int, b: int) -> list[Piece]:

@@ -136,8 +136,11 @@ def _piece(piece: Piece, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[T
         lse_HN = score_HNM.logsumexp(-1)
         weight = (score_HNM - lse_HN.masked_fill(lse_HN == -torch.inf, 0.0)[..., None]).exp_()
         return (weight.to(v.dtype) @ v.transpose(0, 1)).transpose(0, 1), lse_HN.T
-    out, lse = _flash(*map(_batched, (q, k, v)), 0.0, piece.kind == "causal", scale=call.scale)
-    return out[0].transpose(0, 1), lse[0].T
+    if piece.kind == "anti":  # a causal square read backwards
+        q, k, v = (x.flip(0) for x in (q, k, v))
+    out, lse = _flash(*map(_batched, (q, k, v)), 0.0, piece.kind != "dense", scale=call.scale)
+    out, lse = out[0].transpose(0, 1), lse[0].T
+    return (out.flip(0), lse.flip(0)) if piece.kind == "anti" else (out, lse)
 
 
 def _piece_backward(
@@ -157,10 +160,13 @@ def _piece_backward(
         gv = weight.to(q.dtype).mT @ grad_HND
         gq, gk = gs @ k.transpose(0, 1), gs.mT @ q.transpose(0, 1)
         return gq.transpose(0, 1), gk.transpose(0, 1), gv.transpose(0, 1)
+    if piece.kind == "anti":
+        grad, q, k, v, out, lse = (x.flip(0) for x in (grad, q, k, v, out, lse))
     grads = _flash_backward(
-        *map(_batched, (grad, q, k, v, out)), lse.T[None], 0.0, piece.kind == "causal", scale=call.scale
+        *map(_batched, (grad, q, k, v, out)), lse.T[None], 0.0, piece.kind != "dense", scale=call.scale
     )
-    return grads[0][0].transpose(0, 1), grads[1][0].transpose(0, 1), grads[2][0].transpose(0, 1)
+    packed = (x[0].transpose(0, 1) for x in grads)
+    return tuple(x.flip(0) if piece.kind == "anti" else x for x in packed)  # type: ignore[return-value]
 
 
 def _scores(piece: Piece, q: Tensor, k: Tensor, call: Call) -> Tensor:

@@ -120,6 +120,8 @@ def masks():
         "prefix_lm": UniMask.prefix_lm(TARGETS),
         "window": UniMask.window(70, 12),
         "causal_window": UniMask.causal(window=130),
+        "two_sided_window": UniMask.window(100, 90),
+        "narrow_window": UniMask.causal(window=3),
         "sinks_window": UniMask.sinks_window(9, 64, sinks_see_all=True),
         "document": UniMask.document(inner),
         "session": UniMask.session(inner, prefix=10),
@@ -232,12 +234,11 @@ def test_a_piece_is_a_whole_rectangle_a_square_or_a_diagonal_where_the_mask_is_o
     assert kinds(UniMask.hstu(300)) == ["causal", "dense", "self"]
     assert kinds(UniMask.prefix_lm(400)) == ["causal", "dense", "dense"]
     assert kinds(UniMask.document(torch.tensor([0, 400, 1000]), causal=True)) == ["causal", "causal"]
-    wide = sum(
-        (p.q1 - p.q0) * (p.k1 - p.k0)
-        for p in pieces_of(UniMask.causal(window=100).table(cut), [0])
-        if p.kind == "masked"
-    )
-    assert wide < 1000 * 240, "a window of 100 is computed in blocks of 128 rows over 228 keys"
+    assert set(kinds(UniMask.causal(window=100))) == {"anti", "causal"}
+    assert set(kinds(UniMask.window(200, 100))) == {"anti", "causal", "dense"}
+    narrow = pieces_of(UniMask.causal(window=20).table(cut), [0])
+    wide = sum((p.q1 - p.q0) * (p.k1 - p.k0) for p in narrow if p.kind == "masked")
+    assert wide < 1000 * 150, "a window of 20 is computed in blocks of 128 rows over 147 keys"
 
 
 def test_the_same_inputs_give_the_same_bits():
