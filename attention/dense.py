@@ -70,31 +70,46 @@ def to_flex(table: IntervalTable) -> Any:
 
 
 def flex_mod(table: IntervalTable) -> Any:
-    """A mask_mod(b, h, q, k) of packed tokens; its tables are padded to whole blocks, where it may be asked."""
+    """A mask_mod(b, h, q, k) of packed tokens."""
+    return mod_of(flex_tensors(table))
 
-    def wide(x: Tensor) -> Tensor:
-        return pad(x, (0, -x.shape[-1] % _FLEX_BLOCK + _FLEX_BLOCK))
 
-    tokens_q, tokens_k = table.start.shape[1], int(table.cu_k[-1])
-    start, stop = wide(table.start), wide(table.stop)
+def flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
+    """What the mask_mod reads, padded to whole blocks, where it may be asked; copy another batch's into them to reuse it."""
+    tokens_q, tokens_k = (
+        table.start.shape[1],
+        len(table.word) if table.word is not None else int(table.cu_k[-1]),
+    )
     sequence_q, row = _places(table.cu_q, tokens_q)
     sequence_k, place = _places(table.cu_k, tokens_k)
-    sequence_q, row, sequence_k, place = (
-        wide(sequence_q + 1),
-        wide(row),
-        wide(sequence_k + 2) - 1,
-        wide(place),
-    )
-    column = None if table.column_start is None else (wide(table.column_start), wide(table.column_stop))  # type: ignore[arg-type]
-    words = None if table.sees is None else (wide(table.sees), wide(table.word))  # type: ignore[arg-type]
+    found = {
+        "start": table.start,
+        "stop": table.stop,
+        "sequence_q": sequence_q + 1,
+        "sequence_k": sequence_k + 2,
+    }
+    found |= {"row": row, "place": place}
+    if table.column_start is not None and table.column_stop is not None:
+        found |= {"column_start": table.column_start, "column_stop": table.column_stop}
+    if table.sees is not None and table.word is not None:
+        found |= {"sees": table.sees, "word": table.word}
+    return {name: pad(x, (0, -x.shape[-1] % _FLEX_BLOCK + _FLEX_BLOCK)) for name, x in found.items()}
+
+
+def mod_of(t: dict[str, Tensor]) -> Any:
+    """The mask_mod over these tensors; sequences are counted from 1 for queries and from 2 for keys, 0 being padding."""
+    start, stop, place = t["start"], t["stop"], t["place"]
+    sequence_q, sequence_k, row = t["sequence_q"], t["sequence_k"], t["row"]
+    columns = (t["column_start"], t["column_stop"]) if "column_start" in t else None
+    words = (t["sees"], t["word"]) if "sees" in t else None
 
     def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = (place[k] >= start[0][q]) & (place[k] < stop[0][q])
         for j in range(1, len(start)):
             seen = seen | ((place[k] >= start[j][q]) & (place[k] < stop[j][q]))
-        seen = seen & (sequence_q[q] == sequence_k[k])
-        if column is not None:
-            seen = seen & (row[q] >= column[0][k]) & (row[q] < column[1][k])
+        seen = seen & (sequence_q[q] + 1 == sequence_k[k])
+        if columns is not None:
+            seen = seen & (row[q] >= columns[0][k]) & (row[q] < columns[1][k])
         if words is not None:
             seen = seen & ((words[0][q] & words[1][k]) != 0)
         return seen
