@@ -16,6 +16,7 @@ from typing import Any
 from nonet.bench.dispatch import dispatch
 from nonet.bench.placement import placement
 from nonet.bench.embedding import embedding
+from nonet.bench.attention import attention
 from nonet.bench.quickstart import quickstart, repeat
 from nonet.bench.startup import startup
 from nonet.errors import ConfigError
@@ -27,14 +28,19 @@ _BENCHES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "repeat": lambda seeds: repeat(seeds[0]),
     "quickstart": quickstart,
     "embedding": embedding,
+_BENCHES: dict[str, Callable[[list[int], str], dict[str, Any]]] = {
+    "startup": lambda seeds, device: startup(),
+    "repeat": lambda seeds, device: repeat(seeds[0]),
+    "quickstart": lambda seeds, device: quickstart(seeds),
+    "attention": lambda seeds, device: attention(device),
 }
 
 
-def run_bench(name: str, json_file: Path | None, seeds: list[int]) -> None:
+def run_bench(name: str, json_file: Path | None, seeds: list[int], device: str = "cpu") -> None:
     """Run one bench and print its rows. Raises ConfigError that lists the benches."""
     if name not in _BENCHES:
         raise ConfigError(f"there is no bench {name!r}; there are {', '.join(_BENCHES)}")
-    found = _BENCHES[name](seeds)
+    found = _BENCHES[name](seeds, device)
     versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
         "python": platform.python_version()
     }

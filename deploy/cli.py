@@ -239,16 +239,23 @@ def schema() -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="placement, quickstart, repeat or startup.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="attention, dispatch, embedding, placement, quickstart, receipt, repeat or startup.",
+        ),
+    ],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="quickstart: the seeds.")] = "7,8,9",
+    device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
 ) -> None:
     """Print the figures behind the README's tables."""
     from nonet.bench.run import run_bench
 
-    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")])
+    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")], device)
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
