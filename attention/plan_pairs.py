@@ -59,7 +59,8 @@ def _columns(
     key_P: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Pairs that some key's column meets, and pairs that lie within every key's column."""
-    assert table.column_start is not None and table.column_stop is not None
+    assert table.column_start is not None
+    assert table.column_stop is not None
     token_MR, real_MR = rows_of_tiles(key[1], key[2], size, len(table.column_start))
     start_MR, stop_MR = table.column_start[token_MR], table.column_stop[token_MR]
     seen_MR = real_MR & (stop_MR > start_MR)
@@ -79,7 +80,8 @@ def _classes(
     key_P: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Pairs that share a bit, and pairs of which every row shares a bit with every key."""
-    assert table.sees is not None and table.word is not None
+    assert table.sees is not None
+    assert table.word is not None
     any_N, all_N, lit_N = _bits(table.sees, *query, sizes[0])
     any_M, all_M, lit_M = _bits(table.word, *key, sizes[1])
     q_any, q_all, k_any, k_all = any_N[tile_P], all_N[tile_P], any_M[key_P], all_M[key_P]
