@@ -60,11 +60,11 @@ def forward(
 
     plan has the blocks of `tile`, by default of config_for(...).forward. A query that sees no key gives 0 and -inf.
     """
+    options = options or Options()
+    tile = tile or config_of(q, v).forward
+    check(q, k, v, table, plan, options, tile)
     from nonet.attention.triton_forward import forward_kernel
 
-    options = options or Options()
-    tile = tile or _config(q, v).forward
-    _check(q, k, v, table, plan, options, tile)
     out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
     silu = options.activation == "silu"
     lse = torch.empty(q.shape[1], 0 if silu else len(q), dtype=torch.float32, device=q.device)
@@ -80,22 +80,22 @@ def forward(
             plan.query.spans,
             table.cu_q,
             table.cu_k,
-            *_mask_arguments(table),
+            *mask_arguments(table),
             options.sink,
-            *_bias_arguments(options.bias),
-            *_scale_arguments(q, options),
-            *_bias_sizes(options.bias),
+            *bias_arguments(options.bias),
+            *scale_arguments(q, options),
+            *bias_sizes(options.bias),
             len(q),
             q.shape[1],
             q.shape[1] // k.shape[1],
             *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
-            **_constants(q, v, table, plan.query.spans, tile),
+            **constants(q, v, table, plan.query.spans, tile),
             SILU=silu,
         )
     return out, lse
 
 
-def _config(q: Tensor, v: Tensor) -> Any:
+def config_of(q: Tensor, v: Tensor) -> Any:
     capability = 80
     if q.is_cuda:
         major, minor = torch.cuda.get_device_capability(q.device)
@@ -103,7 +103,7 @@ def _config(q: Tensor, v: Tensor) -> Any:
     return config_for(max(q.shape[2], v.shape[2]), q.dtype, capability)
 
 
-def _mask_arguments(table: IntervalTable) -> tuple[Tensor | None, ...]:
+def mask_arguments(table: IntervalTable) -> tuple[Tensor | None, ...]:
     return (
         table.start,
         table.stop,
@@ -114,7 +114,7 @@ def _mask_arguments(table: IntervalTable) -> tuple[Tensor | None, ...]:
     )
 
 
-def _bias_arguments(bias: RelativeBias | None) -> tuple[Tensor | None, ...]:
+def bias_arguments(bias: RelativeBias | None) -> tuple[Tensor | None, ...]:
     if bias is None:
         return (None, None, None, None)
     position = None if bias.position is None else bias.position.contiguous()
@@ -123,7 +123,7 @@ def _bias_arguments(bias: RelativeBias | None) -> tuple[Tensor | None, ...]:
     return (position, bias.time.contiguous(), bias.time_q, bias.time_k)
 
 
-def _scale_arguments(q: Tensor, options: Options) -> tuple[float | None, ...]:
+def scale_arguments(q: Tensor, options: Options) -> tuple[float | None, ...]:
     """inner, outer, silu and soft cap: a score is outer * f(inner * product); without cap and bias all is in outer."""
     scale = q.shape[2] ** -0.5 if options.scale is None else options.scale
     last = 1.0 if options.activation == "silu" else _LOG2_E
@@ -135,7 +135,7 @@ def _scale_arguments(q: Tensor, options: Options) -> tuple[float | None, ...]:
     return 1.0, scale * last, length, None
 
 
-def _bias_sizes(bias: RelativeBias | None) -> tuple[int | float, ...]:
+def bias_sizes(bias: RelativeBias | None) -> tuple[int | float, ...]:
     """Strides of the tables' heads, reach of positions, buckets per doubling and in all."""
     if bias is None:
         return 0, 0, 1, 1.0, 1
@@ -145,7 +145,7 @@ def _bias_sizes(bias: RelativeBias | None) -> tuple[int | float, ...]:
     return position, time, reach, float(bias.steps), 1 if bias.time is None else bias.time.shape[1]
 
 
-def _constants(q: Tensor, v: Tensor, table: IntervalTable, spans: Tensor, tile: Tile) -> dict[str, int]:
+def constants(q: Tensor, v: Tensor, table: IntervalTable, spans: Tensor, tile: Tile) -> dict[str, int]:
     return {
         "SLOTS": len(table.start),
         "S": spans.shape[1],
@@ -165,7 +165,7 @@ def _power(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _check(
+def check(
     q: Tensor, k: Tensor, v: Tensor, table: IntervalTable, plan: Plan, options: Options, tile: Tile
 ) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"

@@ -27,10 +27,10 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def load_rows(X, first, row, limit, width, stride, BOUNDED: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr):
-    """Rows [R, WIDTH] of X from packed token `first` on; zeros from `limit` on when BOUNDED, and past `width`."""
+def load_rows(X, row, limit, width, stride, BOUNDED: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr):
+    """Rows [R, WIDTH] of the sequence at X; zeros from row `limit` on when BOUNDED, and past `width`."""
     column = tl.arange(0, WIDTH)
-    at = X + first.to(tl.int64) * stride + row[:, None] * stride + column[None, :]
+    at = X + row[:, None] * stride + column[None, :]
     if FULL:
         if BOUNDED:
             return tl.load(at, mask=row[:, None] < limit, other=0.0)
