@@ -150,7 +150,7 @@ def _grad_bias(
     # A key is at most max_k - 1 before the query's place and max_q - 1 behind it.
     lowest, highest = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
     diagonals = lowest + highest + 1
-    splits = min(max(_PROGRAMS // (diagonals * heads), 1), _MOST_SPLITS)
+    splits = max(min(_PROGRAMS // (diagonals * heads), len(plan.query.place) // 4, _MOST_SPLITS), 1)
     buckets = 16 if bias.time is None else max(16, 1 << (bias.time.shape[1] - 1).bit_length())
     empty = q.new_zeros(0, dtype=torch.float32)
     far = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)

@@ -72,7 +72,7 @@ def _softmax(score_HQN: Tensor, seen_QN: Tensor, sink: Tensor | None) -> tuple[T
     if sink is not None:
         column_HQ1 = sink[:, None, None].to(score_HQN.dtype).expand(-1, score_HQN.shape[1], 1)
         score_HQN = torch.cat([score_HQN, column_HQ1], -1)
-    blind_Q = torch.zeros_like(seen_QN[:, :1]) if sink is not None else ~seen_QN.any(-1, keepdim=True)
+    blind_Q = ~seen_QN.any(-1, keepdim=True) if sink is None else seen_QN.new_zeros(len(seen_QN), 1)
     weight = score_HQN.masked_fill(blind_Q, 0.0).softmax(-1).masked_fill(blind_Q, 0.0)
     total = score_HQN.masked_fill(blind_Q, 0.0).logsumexp(-1) if score_HQN.shape[-1] else score_HQN.sum(-1)
     total = total.masked_fill(blind_Q.squeeze(-1), -torch.inf)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nonet.attention.triton_score import LOG2_E, cap_slope, dot, load_rows, scores, sigmoid, visible
+from nonet.attention.triton_score import LOG2_E, cap_slope, dot, load_rows, narrow, scores, sigmoid, visible
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two.
 
@@ -75,7 +75,7 @@ def dq_step(
         POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
         q_first, k_first, row[:, None], key[None, :], rows, keys, reach, steps, buckets, SILU, MASKED,
     )  # fmt: skip
-    return dot(bent.to(k.dtype), k, acc)
+    return dot(narrow(bent, k.dtype), k, acc)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -139,7 +139,7 @@ def dq_kernel(
             )  # fmt: skip
     column = tl.arange(0, WD)
     at = GRAD_Q + q_long * g_t + head * g_h + row[:, None] * g_t + column[None, :]
-    tl.store(at, (acc * scale).to(GRAD_Q.dtype.element_ty), mask=real[:, None] & (column[None, :] < D))
+    tl.store(at, narrow(acc * scale, GRAD_Q.dtype.element_ty), mask=real[:, None] & (column[None, :] < D))
 
 
 @triton.jit
@@ -178,8 +178,8 @@ def dkv_step(
         POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
         q_first, k_first, row[None, :], key[:, None], rows, keys, reach, steps, buckets, SILU, MASKED,
     )  # fmt: skip
-    grad_v = dot(weight.to(grad_out.dtype), grad_out, grad_v)
-    grad_k = dot(bent.to(q.dtype), q, grad_k)
+    grad_v = dot(narrow(weight, grad_out.dtype), grad_out, grad_v)
+    grad_k = dot(narrow(bent, q.dtype), q, grad_k)
     return grad_k, grad_v
 
 
@@ -237,7 +237,7 @@ def dkv_kernel(
     real = (key < keys)[:, None]
     column = tl.arange(0, WD)[None, :]
     at = GRAD_K + k_long * gk_t + key_head * gk_h + key[:, None] * gk_t + column
-    tl.store(at, (grad_k * scale).to(GRAD_K.dtype.element_ty), mask=real & (column < D))
+    tl.store(at, narrow(grad_k * scale, GRAD_K.dtype.element_ty), mask=real & (column < D))
     column = tl.arange(0, WE)[None, :]
     at = GRAD_V + k_long * gv_t + key_head * gv_h + key[:, None] * gv_t + column
-    tl.store(at, grad_v.to(GRAD_V.dtype.element_ty), mask=real & (column < E))
+    tl.store(at, narrow(grad_v, GRAD_V.dtype.element_ty), mask=real & (column < E))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nonet.attention.triton_score import LN_2, LOG2_E, dot, load_rows, scores, sigmoid, visible
+from nonet.attention.triton_score import LN_2, LOG2_E, dot, load_rows, narrow, scores, sigmoid, visible
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two.
 
@@ -43,7 +43,7 @@ def step(
         weight = score * sigmoid(score)
         if MASKED:
             weight = tl.where(seen, weight, 0.0)
-        acc = dot(weight.to(v.dtype), v, acc)
+        acc = dot(narrow(weight, v.dtype), v, acc)
     else:
         if MASKED:
             score = tl.where(seen, score, -float("inf"))
@@ -54,7 +54,7 @@ def step(
         weight = tl.exp2(score * outer_scale - shift[:, None])
         decay = tl.exp2(top - shift)
         total = total * decay + tl.sum(weight, 1)
-        acc = dot(weight.to(v.dtype), v, acc * decay[:, None])
+        acc = dot(narrow(weight, v.dtype), v, acc * decay[:, None])
         top = above
     return top, total, acc
 
@@ -123,4 +123,4 @@ def forward_kernel(
         tl.store(LSE + head.to(tl.int64) * tokens + q_first + row, sums, mask=real)
     column = tl.arange(0, WE)
     at = OUT + head * o_h + q_first.to(tl.int64) * o_t + row[:, None] * o_t + column[None, :]
-    tl.store(at, acc.to(OUT.dtype.element_ty), mask=real[:, None] & (column[None, :] < E))
+    tl.store(at, narrow(acc, OUT.dtype.element_ty), mask=real[:, None] & (column[None, :] < E))

@@ -27,6 +27,17 @@ def dot(a, b, acc):
 
 
 @triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """x as dtype, to the nearest. The interpreter cuts bf16 off, so there the nearest is taken first."""
+    if INTERPRETED:
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.int32, bitcast=True)
+            bits = bits + 0x7FFF + ((bits >> 16) & 1)
+            x = (bits & -65536).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
 def load_rows(X, row, limit, width, stride, BOUNDED: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr):
     """Rows [R, WIDTH] of the sequence at X; zeros from row `limit` on when BOUNDED, and past `width`."""
     column = tl.arange(0, WIDTH)
