@@ -27,7 +27,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The kernels of one device class, width and dtype; dq and dkv share their blocks, hence a plan."""
+    """The kernels of one device class, width and dtype."""
 
     forward: Tile
     dq: Tile

@@ -8,14 +8,13 @@ first use; with TRITON_INTERPRET=1 in the environment before that, CPU tensors w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nonet.attention.bias import RelativeBias
-from nonet.attention.configs import Tile, config_for
-from nonet.attention.plan import Plan
+from nonet.attention.configs import Config, Tile, config_for
+from nonet.attention.plan import Plan, Plans
 from nonet.attention.table import IntervalTable
 from nonet.errors import ConfigError
 
@@ -52,16 +51,17 @@ def forward(
     k: Tensor,
     v: Tensor,
     table: IntervalTable,
-    plan: Plan,
+    plans: Plans,
     options: Options | None = None,
-    tile: Tile | None = None,
+    config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [T, H, E] in q's dtype and log-sum-exp [H, T] float32 in nats (empty, [H, 0], for "silu").
 
-    plan has the blocks of `tile`, by default of config_for(...).forward. A query that sees no key gives 0 and -inf.
+    plans are plan.plans(table, config), by default for config_of(q, v). A query that sees no key gives 0 and -inf.
     """
     options = options or Options()
-    tile = tile or config_of(q, v).forward
+    config = config or config_of(q, v)
+    plan, tile = plans.forward, config.forward
     check(q, k, v, table, plan, options, tile)
     from nonet.attention.triton_forward import forward_kernel
 
@@ -95,7 +95,8 @@ def forward(
     return out, lse
 
 
-def config_of(q: Tensor, v: Tensor) -> Any:
+def config_of(q: Tensor, v: Tensor) -> Config:
+    """The shipped configuration for these inputs on their device."""
     capability = 80
     if q.is_cuda:
         major, minor = torch.cuda.get_device_capability(q.device)
@@ -184,7 +185,7 @@ def check(
     if (plan.block_q, plan.block_k) != (tile.block_q, tile.block_k):
         raise ConfigError(
             f"the plan has blocks {plan.block_q} x {plan.block_k}, the kernel {tile.block_q} x {tile.block_k}. "
-            f"Make it with plan(table, {tile.block_q}, {tile.block_k})."
+            "Make plans with plans(table, config)."
         )
     if options.activation not in ("softmax", "silu"):
         raise ConfigError(f"activation is {options.activation!r}; it must be 'softmax' or 'silu'.")

@@ -21,7 +21,7 @@ from nonet.attention.kernels import (
     mask_arguments,
     scale_arguments,
 )
-from nonet.attention.plan import Plan
+from nonet.attention.plan import Plan, Plans
 from nonet.attention.table import IntervalTable
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D and E widths, A block diagonals.
@@ -37,34 +37,27 @@ def backward(
     out: Tensor,
     lse: Tensor,
     table: IntervalTable,
-    plan: Plan,
+    plans: Plans,
     options: Options | None = None,
     config: Config | None = None,
     grad_lse: Tensor | None = None,
 ) -> Gradients:
     """Gradients of all inputs, from forward's out and lse; grad_lse [H, T] where log-sum-exp was used too.
 
-    plan has the blocks of config.dkv, by default of config_for(...); the dQ kernel has the same.
+    plans and config are forward's.
     """
     options, config = options or Options(), config or config_of(q, v)
-    check(q, k, v, table, plan, options, config.dkv)
+    check(q, k, v, table, plans.dq, options, config.dq)
+    check(q, k, v, table, plans.dkv, options, config.dkv)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
     delta = torch.empty_like(lse)
-    grad_q = _grad_q(
-        grad_out, (q, k, v, out), lse, grad_lse, delta, table, plan, options, _blocks(config.dq, plan)
-    )
-    grad_k, grad_v = _grad_kv(grad_out, (q, k, v), lse, delta, table, plan, options, config.dkv)
+    grad_q = _grad_q(grad_out, (q, k, v, out), lse, grad_lse, delta, table, plans.dq, options, config.dq)
+    grad_k, grad_v = _grad_kv(grad_out, (q, k, v), lse, delta, table, plans.dkv, options, config.dkv)
     grad_sink = None
     if options.sink is not None:
         grad_sink = -(torch.exp(options.sink.float()[:, None] - lse) * delta).sum(1)
-    position, time = _grad_bias(
-        grad_out, (q, k, v), lse, delta, table, plan, options, _blocks(config.dq, plan)
-    )
+    position, time = _grad_bias(grad_out, (q, k, v), lse, delta, table, plans.dq, options, config.dq)
     return Gradients(grad_q, grad_k, grad_v, grad_sink, position, time)
-
-
-def _blocks(tile: Tile, plan: Plan) -> Tile:
-    return Tile(plan.block_q, plan.block_k, tile.warps, tile.stages)
 
 
 def _grad_q(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nonet.attention.configs import Config
 from nonet.attention.plan_pairs import refined
 from nonet.attention.plan_runs import transposed
 from nonet.attention.plan_spans import disjoint, rows_of_tiles, slot_spans
@@ -46,6 +47,25 @@ class Plan:
         """Size of the plan, the table not counted."""
         tensors = (self.query.place, self.query.spans, self.key.place, self.key.spans)
         return sum(x.numel() * x.element_size() for x in tensors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plans:
+    """The plans of one mask and batch for the three kernels; what has the same blocks is the same plan."""
+
+    forward: Plan
+    dq: Plan
+    dkv: Plan
+
+
+def plans(table: IntervalTable, config: Config) -> Plans:
+    """All that a forward and a backward under this configuration need, made once a batch."""
+    made: dict[tuple[int, int], Plan] = {}
+    for tile in (config.forward, config.dq, config.dkv):
+        blocks = tile.block_q, tile.block_k
+        made[blocks] = made.get(blocks) or plan(table, *blocks)
+    forward, dq, dkv = (made[tile.block_q, tile.block_k] for tile in (config.forward, config.dq, config.dkv))
+    return Plans(forward, dq, dkv)
 
 
 def plan(table: IntervalTable, block_q: int, block_k: int) -> Plan:

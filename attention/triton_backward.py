@@ -60,8 +60,8 @@ def dq_step(
 ):  # fmt: skip
     """Add one block of keys to dQ."""
     key = block * BN + tl.arange(0, BN)
-    k = load_rows(K, key, keys, D, stride_k, MASKED, WD, FULL)
-    v = load_rows(V, key, keys, E, stride_v, MASKED, WE, FULL)
+    k = load_rows(K, block * BN, keys, D, stride_k, MASKED, BN, WD, FULL)
+    v = load_rows(V, block * BN, keys, E, stride_v, MASKED, BN, WE, FULL)
     product = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32))
     grad_weight = dot(grad_out, tl.trans(v), tl.zeros([q.shape[0], BN], tl.float32))
     seen = True
@@ -93,27 +93,28 @@ def dq_kernel(
     sequence = tl.load(PLACE + tile * 3)
     if sequence < 0:
         return
-    row = tl.load(PLACE + tile * 3 + 1) * BM + tl.arange(0, BM)
+    first = tl.load(PLACE + tile * 3 + 1) * BM
+    row = first + tl.arange(0, BM)
     used = tl.load(PLACE + tile * 3 + 2)
     q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
     rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
     FULL: tl.constexpr = (D == WD) and (E == WE)
     q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
-    q = load_rows(Q + q_long * q_t + head * q_h, row, rows, D, q_t, True, WD, FULL)
-    grad_out = load_rows(GRAD_OUT + q_long * d_t + head * d_h, row, rows, E, d_t, True, WE, FULL)
+    q = load_rows(Q + q_long * q_t + head * q_h, first, rows, D, q_t, True, BM, WD, FULL)
+    grad_out = load_rows(GRAD_OUT + q_long * d_t + head * d_h, first, rows, E, d_t, True, BM, WE, FULL)
     real = row < rows
     level = tl.zeros([BM], tl.float32)
     delta = tl.zeros([BM], tl.float32)
     if not SILU:
-        at = head.to(tl.int64) * tokens + q_first + row
-        sums = tl.load(LSE + at, mask=real, other=float("inf"))
+        line = head.to(tl.int64) * tokens + q_first + row
+        sums = tl.load(LSE + line, mask=real, other=float("inf"))
         # A row that sees nothing has no weight: exp2(score - inf) is 0 where exp2(score + inf) would not be.
         level = tl.where(sums == -float("inf"), float("inf"), sums * LOG2_E)
-        out = load_rows(OUT + q_long * o_t + head * o_h, row, rows, E, o_t, True, WE, FULL)
+        out = load_rows(OUT + q_long * o_t + head * o_h, first, rows, E, o_t, True, BM, WE, FULL)
         delta = tl.sum(out.to(tl.float32) * grad_out.to(tl.float32), 1)
         if GRAD_LSE is not None:
-            delta -= tl.load(GRAD_LSE + at, mask=real, other=0.0)
-        tl.store(DELTA + at, delta, mask=real)
+            delta -= tl.load(GRAD_LSE + line, mask=real, other=0.0)
+        tl.store(DELTA + line, delta, mask=real)
     K += k_long * k_t + (head // group) * k_h
     V += k_long * v_t + (head // group) * v_h
     acc = tl.zeros([BM, WD], tl.float32)
@@ -153,8 +154,8 @@ def dkv_step(
 ):  # fmt: skip
     """Add one block of queries to dK and dV; the score tile is [BN, BM] here."""
     row = block * BM + tl.arange(0, BM)
-    q = load_rows(Q, row, rows, D, stride_q, MASKED, WD, FULL)
-    grad_out = load_rows(GRAD_OUT, row, rows, E, stride_d, MASKED, WE, FULL)
+    q = load_rows(Q, block * BM, rows, D, stride_q, MASKED, BM, WD, FULL)
+    grad_out = load_rows(GRAD_OUT, block * BM, rows, E, stride_d, MASKED, BM, WE, FULL)
     product = dot(k, tl.trans(q), tl.zeros([k.shape[0], BM], tl.float32))
     grad_weight = dot(v, tl.trans(grad_out), tl.zeros([k.shape[0], BM], tl.float32))
     level = tl.zeros([BM], tl.float32)
@@ -198,14 +199,15 @@ def dkv_kernel(
     sequence = tl.load(PLACE + tile * 3)
     if sequence < 0:
         return
-    key = tl.load(PLACE + tile * 3 + 1) * BN + tl.arange(0, BN)
+    first = tl.load(PLACE + tile * 3 + 1) * BN
+    key = first + tl.arange(0, BN)
     used = tl.load(PLACE + tile * 3 + 2)
     q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
     rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
     FULL: tl.constexpr = (D == WD) and (E == WE)
     q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
-    k = load_rows(K + k_long * k_t + key_head * k_h, key, keys, D, k_t, True, WD, FULL)
-    v = load_rows(V + k_long * v_t + key_head * v_h, key, keys, E, v_t, True, WE, FULL)
+    k = load_rows(K + k_long * k_t + key_head * k_h, first, keys, D, k_t, True, BN, WD, FULL)
+    v = load_rows(V + k_long * v_t + key_head * v_h, first, keys, E, v_t, True, BN, WE, FULL)
     grad_k = tl.zeros([BN, WD], tl.float32)
     grad_v = tl.zeros([BN, WE], tl.float32)
     for number in range(used * group):

@@ -28,6 +28,13 @@ def touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
     return found
 
 
+@triton.jit
+def load_at(X, row, width, stride, WIDTH: tl.constexpr):
+    """Rows of the sequence at X, any that exist."""
+    column = tl.arange(0, WIDTH)[None, :]
+    return tl.load(X + row[:, None].to(tl.int64) * stride + column, mask=column < width, other=0.0)
+
+
 @triton.jit(do_not_specialize=["tokens", "tiles", "lowest"])
 def bias_kernel(
     Q, K, V, GRAD_OUT, LSE, DELTA, PARTIAL, PARTIAL_TIME, PLACE, SPANS, CU_Q, CU_K,
@@ -52,19 +59,20 @@ def bias_kernel(
         sequence = tl.maximum(sequence, 0)
         q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
         rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
-        row = tl.load(PLACE + tile * 3 + 1) * BM + place
-        low = tl.load(PLACE + tile * 3 + 1) * BM + keys - rows + (lowest + diagonal) * BM
+        start = tl.load(PLACE + tile * 3 + 1) * BM
+        row = start + place
+        low = start + keys - rows + (lowest + diagonal) * BM
         if touched(SPANS, tile, used, low, low + BM, S, BN) != 0:
             key = low + place
             real = row < rows
             inside = (key >= 0) & (key < keys)
             q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
-            q = load_rows(Q + q_long * q_t + head * q_h, row, rows, D, q_t, True, WD, FULL)
-            grad_out = load_rows(GRAD_OUT + q_long * d_t + head * d_h, row, rows, E, d_t, True, WE, FULL)
+            q = load_rows(Q + q_long * q_t + head * q_h, start, rows, D, q_t, True, BM, WD, FULL)
+            grad_out = load_rows(GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BM, WE, FULL)
             # Keys that are not there read the nearest that is; the mask drops them below.
             held = tl.minimum(tl.maximum(key, 0), keys - 1)
-            k = load_rows(K + k_long * k_t + (head // group) * k_h, held, keys, D, k_t, True, WD, FULL)
-            v = load_rows(V + k_long * v_t + (head // group) * v_h, held, keys, E, v_t, True, WE, FULL)
+            k = load_at(K + k_long * k_t + (head // group) * k_h, held, D, k_t, WD)
+            v = load_at(V + k_long * v_t + (head // group) * v_h, held, E, v_t, WE)
             level = tl.zeros([BM], tl.float32)
             delta = tl.zeros([BM], tl.float32)
             if not SILU:

@@ -26,13 +26,13 @@ def step(
 ):  # fmt: skip
     """One block of keys: scores, weights, values added."""
     key = block * BN + tl.arange(0, BN)
-    k = load_rows(K, key, keys, D, stride_k, MASKED, WD, FULL)
+    k = load_rows(K, block * BN, keys, D, stride_k, MASKED, BN, WD, FULL)
     score = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32))
     score = scores(
         score, inner_scale, soft_cap, POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
         q_first, k_first, row[:, None], key[None, :], rows, keys, reach, steps, buckets,
     )  # fmt: skip
-    v = load_rows(V, key, keys, E, stride_v, MASKED, WE, FULL)
+    v = load_rows(V, block * BN, keys, E, stride_v, MASKED, BN, WE, FULL)
     if MASKED:
         seen = visible(
             START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD,
@@ -74,12 +74,13 @@ def forward_kernel(
     sequence = tl.load(PLACE + tile * 3)
     if sequence < 0:
         return
-    row = tl.load(PLACE + tile * 3 + 1) * BM + tl.arange(0, BM)
+    first = tl.load(PLACE + tile * 3 + 1) * BM
+    row = first + tl.arange(0, BM)
     used = tl.load(PLACE + tile * 3 + 2)
     q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
     rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
     FULL: tl.constexpr = (D == WD) and (E == WE)
-    q = load_rows(Q + q_first.to(tl.int64) * q_t + head * q_h, row, rows, D, q_t, True, WD, FULL)
+    q = load_rows(Q + q_first.to(tl.int64) * q_t + head * q_h, first, rows, D, q_t, True, BM, WD, FULL)
     K += k_first.to(tl.int64) * k_t + (head // group) * k_h
     V += k_first.to(tl.int64) * v_t + (head // group) * v_h
     top = tl.full([BM], -float("inf"), tl.float32)

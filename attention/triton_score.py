@@ -38,20 +38,27 @@ def narrow(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def load_rows(X, row, limit, width, stride, BOUNDED: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr):
-    """Rows [R, WIDTH] of the sequence at X; zeros from row `limit` on when BOUNDED, and past `width`."""
-    column = tl.arange(0, WIDTH)
-    at = X + row[:, None] * stride + column[None, :]
+def load_rows(
+    X, first, limit, width, stride,
+    BOUNDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Rows [ROWS, WIDTH] of the sequence at X from row `first` on; zeros from `limit` on when BOUNDED, and past `width`.
+
+    The block's address is one scalar and the offsets within it are the same in every turn of a loop.
+    """
+    place = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    at = X + tl.cast(first, tl.int64) * stride + (place * stride + column)
     if FULL:
         if BOUNDED:
-            return tl.load(at, mask=row[:, None] < limit, other=0.0)
+            return tl.load(at, mask=place < limit - first, other=0.0)
         else:
             return tl.load(at)
     else:
         if BOUNDED:
-            return tl.load(at, mask=(row[:, None] < limit) & (column[None, :] < width), other=0.0)
+            return tl.load(at, mask=(place < limit - first) & (column < width), other=0.0)
         else:
-            return tl.load(at, mask=column[None, :] < width, other=0.0)
+            return tl.load(at, mask=column < width, other=0.0)
 
 
 @triton.jit

@@ -17,8 +17,9 @@ from nonet.attention.bias import RelativeBias
 from nonet.attention.configs import Config, Tile
 from nonet.attention.kernels import Options, forward
 from nonet.attention.kernels_backward import backward
-from nonet.attention.plan import plan
+from nonet.attention.plan import plan, plans
 from nonet.attention.reference import reference
+from nonet.attention.triton_plan import plan_on_device
 from nonet.attention.triton_score import tanh
 from nonet.bench import attention_masks as masks
 from nonet.errors import ConfigError
@@ -74,14 +75,17 @@ def tables_of_bias(table, rows, dtype=torch.float32):
     )
 
 
+def config_of(block_q, block_k):
+    """Queries and keys a tile, swapped for dK and dV so that no two kernels have the same blocks."""
+    return Config(Tile(block_q, block_k, 4, 2), Tile(block_q, block_k, 4, 2), Tile(block_k, block_q, 4, 2))
+
+
 def kernels(table, leaves, grad, blocks, features, grad_lse=None):
     """Outputs, log-sum-exp and gradients by name, from the kernels."""
-    tile = Tile(*blocks, 4, 2)
-    made, options = plan(table, *blocks), Options(**features)
-    out, lse = forward(*leaves, table, made, options, tile)
-    grads = backward(
-        grad, *leaves, out, lse, table, made, options, Config(tile, tile, tile), grad_lse=grad_lse
-    )
+    config, options = config_of(*blocks), Options(**features)
+    made = plans(table, config)
+    out, lse = forward(*leaves, table, made, options, config)
+    grads = backward(grad, *leaves, out, lse, table, made, options, config, grad_lse)
     found = {"out": out, "lse": lse}
     found |= {
         name: value
@@ -231,9 +235,10 @@ def test_inputs_may_be_slices_of_one_projection():
     table = masks.causal([33, 8])
     joint = normal(41, 3, 2, 16, word=("joint",)).float()
     q, k, v = joint.unbind(1)
-    tile, made = Tile(32, 32, 4, 2), plan(table, 32, 32)
-    out, _ = forward(q, k, v, table, made, tile=tile)
-    again, _ = forward(q.contiguous(), k.contiguous(), v.contiguous(), table, made, tile=tile)
+    config = config_of(32, 32)
+    made = plans(table, config)
+    out, _ = forward(q, k, v, table, made, config=config)
+    again, _ = forward(q.contiguous(), k.contiguous(), v.contiguous(), table, made, config=config)
     assert torch.equal(out, again)
 
 
@@ -250,6 +255,27 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_and_on_every_run():
     features = {"bias": dataclasses.replace(bias, time_q=bias.time_q[:50], time_k=bias.time_k[:50])}
     single = kernels(alone, cut[:3], cut[3], blocks, features)
     assert all(torch.equal(first[name][:50], single[name]) for name in ("out", "q", "k", "v"))
+
+
+def _real(side):
+    keep = side.place[:, 0] >= 0
+    assert not side.spans[~keep].any()
+    return side.place[keep], side.spans[keep]
+
+
+@pytest.mark.parametrize("name", [*masks.CHECKED, "cross", "random"])
+def test_a_plan_made_on_the_device_equals_the_hosts(name):
+    if name == "random":
+        draw = rng(3, "plan")
+        pairs = [torch.from_numpy(draw.integers(0, 140, (2, 260))) for _ in range(4)]
+        table = masks.table_of([(a, b) for a, b in pairs], [130, 0, 1, 129])
+    else:
+        table = masks.cross([70, 3, 0], [130, 0, 9]) if name == "cross" else masks.CHECKED[name]([130, 1, 0, 37])
+    for blocks in ((16, 32), (64, 16)):
+        host, device = plan(table, *blocks), plan_on_device(table, *blocks)
+        for side in ("query", "key"):
+            for want, found in zip(_real(getattr(host, side)), _real(getattr(device, side)), strict=True):
+                assert torch.equal(want, found)
 
 
 @triton.jit
@@ -270,7 +296,8 @@ def test_tanh_is_within_5e_7_of_the_truth_relatively():
 def test_what_the_kernels_cannot_take_is_refused():
     table = masks.causal([20])
     q, k, v, _ = inputs(table, 2, 2, 16, 16, torch.float32)
-    made, tile = plan(table, 32, 32), Tile(32, 32, 4, 2)
+    config = config_of(32, 32)
+    made = plans(table, config)
     for arguments, options, message in (
         ((q, k.half(), v), {}, "must share float32"),
         ((q, k[:, :0], v[:, :0]), {}, "must be a multiple"),
@@ -283,6 +310,6 @@ def test_what_the_kernels_cannot_take_is_refused():
         ((q, k, v), {"bias": RelativeBias(time=torch.zeros(2, 4))}, "bias.time_q is None"),
     ):
         with pytest.raises(ConfigError, match=message):
-            forward(*arguments, table, made, Options(**options), tile)
-    with pytest.raises(ConfigError, match="Make it with plan"):
-        forward(q, k, v, table, plan(table, 16, 16), tile=tile)
+            forward(*arguments, table, made, Options(**options), config)
+    with pytest.raises(ConfigError, match="Make plans with"):
+        forward(q, k, v, table, plans(table, config_of(16, 16)), config=config)
