@@ -42,7 +42,9 @@ class RelativeBias:
         for name, times, tokens in (("time_q", self.time_q, queries), ("time_k", self.time_k, keys)):
             if times is None or times.shape != (tokens,) or times.dtype != torch.int32:
                 got = None if times is None else f"{tuple(times.shape)} {times.dtype}"
-                raise ConfigError(f"bias.{name} is {got}; a time bias takes [{tokens}] int32, a time a token.")
+                raise ConfigError(
+                    f"bias.{name} is {got}; a time bias takes [{tokens}] int32, a time a token."
+                )
 
 
 def bucket_of(between: Tensor, steps: float, buckets: int) -> Tensor:

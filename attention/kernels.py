@@ -28,7 +28,9 @@ class Options:
 
     scale: float | None = None  # 1 / sqrt(D) when left out; above 0
     activation: str = "softmax"  # or "silu": silu(score) / scaling_length, no normalisation over keys
-    scaling_length: float | None = None  # for "silu"; pinned, so that a row's result doesn't depend on its batch
+    scaling_length: float | None = (
+        None  # for "silu"; pinned, so that a row's result doesn't depend on its batch
+    )
     soft_cap: float | None = None  # score -> soft_cap * tanh(score / soft_cap), before the bias
     sink: Tensor | None = None  # [H] a logit a head that takes weight and has no value
     bias: RelativeBias | None = None
@@ -189,7 +191,9 @@ def check(
         )
     if options.activation not in ("softmax", "silu"):
         raise ConfigError(f"activation is {options.activation!r}; it must be 'softmax' or 'silu'.")
-    if options.scale is not None and not options.scale > 0 or options.soft_cap is not None and not options.soft_cap > 0:
+    if (options.scale is not None and not options.scale > 0) or (
+        options.soft_cap is not None and not options.soft_cap > 0
+    ):
         raise ConfigError(f"scale {options.scale} and soft_cap {options.soft_cap} must be above 0.")
     if options.sink is not None and (options.activation == "silu" or options.sink.shape != (q.shape[1],)):
         raise ConfigError(

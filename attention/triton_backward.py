@@ -4,7 +4,6 @@ Weights are computed again from the log-sum-exp, 7 matrix products where a fused
 and leaves delta = sum(out * grad) - grad_lse for the other. All query heads of a key head are summed by one program.
 """
 
-# ruff: noqa: N803
 from __future__ import annotations
 
 import triton
@@ -70,7 +69,7 @@ def dq_step(
             START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD,
             q_first, k_first, row[:, None], key[None, :], rows, keys, tokens, SLOTS,
         )  # fmt: skip
-    weight, grad, bent = slopes(
+    _weight, _grad, bent = slopes(
         product, grad_weight, level[:, None], delta[:, None], seen, inner_scale, outer_scale, silu_scale, soft_cap,
         POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
         q_first, k_first, row[:, None], key[None, :], rows, keys, reach, steps, buckets, SILU, MASKED,
@@ -174,7 +173,7 @@ def dkv_step(
         if not SILU:
             level = tl.load(LSE + row) * LOG2_E
             delta = tl.load(DELTA + row)
-    weight, grad, bent = slopes(
+    weight, _grad, bent = slopes(
         product, grad_weight, level[None, :], delta[None, :], seen, inner_scale, outer_scale, silu_scale, soft_cap,
         POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
         q_first, k_first, row[None, :], key[:, None], rows, keys, reach, steps, buckets, SILU, MASKED,

@@ -5,7 +5,6 @@ which are summed one by one. Each program writes its own numbers, [2 BM] distanc
 up in order: O(tokens) memory, two matrix products a tile beside the backward's seven.
 """
 
-# ruff: noqa: N803
 from __future__ import annotations
 
 import triton
@@ -68,7 +67,9 @@ def bias_kernel(
             inside = (key >= 0) & (key < keys)
             q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
             q = load_rows(Q + q_long * q_t + head * q_h, start, rows, D, q_t, True, BM, WD, FULL)
-            grad_out = load_rows(GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BM, WE, FULL)
+            grad_out = load_rows(
+                GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BM, WE, FULL
+            )
             # Keys that are not there read the nearest that is; the mask drops them below.
             held = tl.minimum(tl.maximum(key, 0), keys - 1)
             k = load_at(K + k_long * k_t + (head // group) * k_h, held, D, k_t, WD)
@@ -84,7 +85,7 @@ def bias_kernel(
                 START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD,
                 q_first, k_first, row[:, None], held[None, :], rows, keys, tokens, SLOTS,
             )  # fmt: skip
-            weight, grad, bent = slopes(
+            _weight, grad, _bent = slopes(
                 dot(q, tl.trans(k), tl.zeros([BM, BM], tl.float32)),
                 dot(grad_out, tl.trans(v), tl.zeros([BM, BM], tl.float32)),
                 level[:, None], delta[:, None], seen, inner_scale, outer_scale, silu_scale, soft_cap,

@@ -4,7 +4,6 @@ The unmasked loop has no compare, select or bounds mask on the score tile. Onlin
 sees nothing gives 0 and a log-sum-exp of -inf. Flash attention's order of work (Dao, 2023), spans after FlashMask.
 """
 
-# ruff: noqa: N803
 from __future__ import annotations
 
 import triton

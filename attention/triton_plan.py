@@ -4,7 +4,6 @@ The same spans as plan.py's; there is room for the most tiles that there can be,
 sequence -1. Key tiles scan the query tiles of their sequence: 32 of them for 2,000 tokens.
 """
 
-# ruff: noqa: N803
 from __future__ import annotations
 
 import triton
@@ -42,9 +41,7 @@ def all_bits(a, b):
 
 
 @triton.jit(do_not_specialize=["sequences", "turns"])
-def summary_kernel(
-    SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequences, turns, BN: tl.constexpr
-):
+def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequences, turns, BN: tl.constexpr):
     """Per key tile: hull and core of its columns, bits that any and that all words have, whether none is 0."""
     tile = tl.program_id(0)
     if tile >= tl.load(BASE + sequences):
@@ -86,7 +83,9 @@ def put(SPANS, count, begin, inner, outer, end):
 def extend(SPANS, count, state_begin, state_end, core, longest, core_at, block, keep, full, most):
     """One more block for run-length spans: open, lengthen or close; past `most` spans the last takes all."""
     gap = keep & (state_end > 0) & (block != state_end) & (count < most - 1)
-    written = put(SPANS, count, state_begin, core_at, core_at + longest, tl.where(gap, state_end, state_begin))
+    written = put(
+        SPANS, count, state_begin, core_at, core_at + longest, tl.where(gap, state_end, state_begin)
+    )
     count = tl.where(gap, written, count)
     fresh = gap | (state_end == 0)
     state_begin = tl.where(keep & fresh, block, state_begin)
@@ -293,7 +292,17 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> Plan:
         )
     if queries:
         query_kernel[(queries,)](
-            *(query.place, query.spans, rows, base_q, base_k, table.cu_q, table.start, table.stop, table.sees),
+            *(
+                query.place,
+                query.spans,
+                rows,
+                base_q,
+                base_k,
+                table.cu_q,
+                table.start,
+                table.stop,
+                table.sees,
+            ),
             *(summary, new(queries, 16) if refined else None, sequences, turns, table.start.shape[1]),
             K=len(table.start),
             S=spans,

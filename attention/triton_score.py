@@ -4,7 +4,7 @@ Everything takes its row and key numbers as tensors that broadcast to the score 
 way round, so the transposed tile of dK and dV is the same code. Plain Triton: no vendor's extension.
 """
 
-# ruff: noqa: N803
+# ruff: noqa: RET505, SIM102
 from __future__ import annotations
 
 import os

@@ -20,7 +20,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 _TOOLS = Path(nvidia.__file__).parent / "bin"
-_POINTERS_32 = ("PLACE", "SPANS", "CU_Q", "CU_K", "START", "STOP", "COLUMN_START", "COLUMN_STOP", "SEES", "WORD")
+_POINTERS_32 = (
+    "PLACE",
+    "SPANS",
+    "CU_Q",
+    "CU_K",
+    "START",
+    "STOP",
+    "COLUMN_START",
+    "COLUMN_STOP",
+    "SEES",
+    "WORD",
+)
 _FLOATS = ("inner_scale", "outer_scale", "silu_scale", "soft_cap", "steps", "scale")
 _SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
@@ -67,7 +78,8 @@ def compile_kernel(
         spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
         shared=made.metadata.shared,
         matrix={
-            name: len(re.findall(rf"\b{name}\b", sass)) for name in ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
+            name: len(re.findall(rf"\b{name}\b", sass))
+            for name in ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
         },
         loops=innermost_loops(made.asm["ttgir"], (constants["BM"], constants["BN"])),
         sass=sass,
@@ -81,7 +93,9 @@ def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]
         if "scf.for" not in line:
             continue
         body = _body(lines, at)
-        if any("scf.for" in inner for inner in body) or not any("dot" in inner or "mma" in inner for inner in body):
+        if any("scf.for" in inner for inner in body) or not any(
+            "dot" in inner or "mma" in inner for inner in body
+        ):
             continue
         shapes = "|".join({f"{score[0]}x{score[1]}x", f"{score[1]}x{score[0]}x"})
         chosen = sum(

@@ -218,7 +218,9 @@ def test_queries_may_be_fewer_than_keys_and_positions_align_at_the_newest():
 def test_rows_that_see_nothing_give_zero_and_no_nan_in_any_gradient(seed):
     draw = rng(seed, "intervals")
     lengths = [45, 0, 30]
-    pairs = [torch.from_numpy(draw.integers(0, 60, (2, sum(lengths)))) for _ in range(2)]  # half of them empty
+    pairs = [
+        torch.from_numpy(draw.integers(0, 60, (2, sum(lengths)))) for _ in range(2)
+    ]  # half of them empty
     table = masks.table_of([(a, b) for a, b in pairs], lengths)
     assert bool((table.start >= table.stop).all(0).any())
     found = compare(table, (16, 16), sink=seed == 1)
@@ -270,7 +272,9 @@ def test_a_plan_made_on_the_device_equals_the_hosts(name):
         pairs = [torch.from_numpy(draw.integers(0, 140, (2, 260))) for _ in range(4)]
         table = masks.table_of([(a, b) for a, b in pairs], [130, 0, 1, 129])
     else:
-        table = masks.cross([70, 3, 0], [130, 0, 9]) if name == "cross" else masks.CHECKED[name]([130, 1, 0, 37])
+        table = (
+            masks.cross([70, 3, 0], [130, 0, 9]) if name == "cross" else masks.CHECKED[name]([130, 1, 0, 37])
+        )
     for blocks in ((16, 32), (64, 16)):
         host, device = plan(table, *blocks), plan_on_device(table, *blocks)
         for side in ("query", "key"):
