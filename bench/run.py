@@ -15,11 +15,13 @@ from typing import Any
 
 from nonet.bench.placement import placement
 from nonet.bench.quickstart import quickstart, repeat
+from nonet.bench.receipt import receipt
 from nonet.bench.startup import startup
 from nonet.errors import ConfigError
 
 _BENCHES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "placement": lambda seeds: placement(),
+    "receipt": lambda seeds: receipt(),
     "startup": lambda seeds: startup(),
     "repeat": lambda seeds: repeat(seeds[0]),
     "quickstart": quickstart,

@@ -150,7 +150,7 @@ class Pipeline:
         )
         shown = self._shown_users()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
-        make_report(session.run, session.scenario, session.size(), self.wall_s)
+        make_report(session.run, session.scenario, session.size(), self.wall_s, session.plan)
 
     def _timed(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)

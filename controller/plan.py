@@ -86,6 +86,7 @@ class Plan:
     pools     each pool in words; cluster: what the view has, in words
     groups    what the run begins with; changes: re-plans between stages that name roles of their own
     left      whole free nodes after the plan, by resource: (whole, of)
+    cores     CPUs of every node that the plan uses
     """
 
     name: str
@@ -98,6 +99,7 @@ class Plan:
     changes: tuple[Change, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     left: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cores: Mapping[str, float] = field(default_factory=dict)
 
     def group_of(self, role: str) -> GroupPlan:
         """The group that holds a role. Raises KeyError."""
@@ -144,6 +146,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         changes,
         ledger,
         _left(view, capacity),
+        {name: view.node(name).total.get("CPU", 0.0) for name in sorted(_used(groups, changes))},
     )
 
 
@@ -290,6 +293,11 @@ def _stays(group: GroupPlan, draft: Draft | None, alive: set[str]) -> bool:
         and draft.asks == (group.cpus or group.devices)
         and set(group.nodes) <= alive
     )
+
+
+def _used(groups: tuple[GroupPlan, ...], changes: tuple[Change, ...]) -> set[str]:
+    every = (*groups, *(group for change in changes for group in change.starts))
+    return {node for group in every for node in group.nodes}
 
 
 def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nonet.controller.calibration import Calibration
-from nonet.controller.cluster import ClusterView
 from nonet.controller.options import Reinforced, Supervised
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.controller.scenario import Scenario
@@ -80,9 +79,7 @@ class Prediction:
         return {"source": self.source, "start_s": self.start_s, "wall_s": self.wall_s, "stages": stages}
 
 
-def predict(
-    scenario: Scenario, plan: Plan, view: ClusterView, facts: DataFacts, calibration: Calibration
-) -> Prediction:
+def predict(scenario: Scenario, plan: Plan, facts: DataFacts, calibration: Calibration) -> Prediction:
     """Predict every stage. Raises ConfigError for a model or device that the cost model does not know."""
     other = sorted({group.device for group in plan.groups} - {"cpu"})
     if scenario.model.use != "sid_decoder" or other:
@@ -96,21 +93,21 @@ def predict(
         )
     size, options = model_size(scenario), scenario.tokenizer.options()
     shape = Shape(size.width, size.layers, size.levels, int(options.get("codes", 64)))
-    here = _Here(scenario, plan, view, facts, calibration, shape, size.parameters)
+    here = _Here(scenario, plan, facts, calibration, shape, size.parameters)
     stages = []
     for name, body in scenario.stages.items():
         stages.append(
             here.supervised(name, body) if isinstance(body, Supervised) else here.reinforced(name, body)
         )
-    return Prediction(calibration.source, tuple(stages), calibration.process_s * _waves(plan, view))
+    return Prediction(calibration.source, tuple(stages), calibration.process_s * _waves(plan))
 
 
-def _waves(plan: Plan, view: ClusterView) -> float:
+def _waves(plan: Plan) -> float:
     """Workers that start one after another on a core of the fullest node."""
     busiest = 1.0
     for node in {name for group in plan.groups for name in group.nodes}:
         count = sum(group.on_nodes().get(node, 0) for group in plan.groups)
-        busiest = max(busiest, count / view.node(node).total.get("CPU", 1.0))
+        busiest = max(busiest, count / max(1.0, plan.cores[node]))
     return busiest
 
 
@@ -118,7 +115,6 @@ def _waves(plan: Plan, view: ClusterView) -> float:
 class _Here:
     scenario: Scenario
     plan: Plan
-    view: ClusterView
     facts: DataFacts
     cost: Calibration
     shape: Shape
@@ -234,7 +230,7 @@ class _Here:
         return max(1.0, max(group.on_nodes().values()) * max(1, group.threads) / self._cores(group))
 
     def _cores(self, group: GroupPlan) -> float:
-        return self.view.node(group.nodes[0]).total.get("CPU", 1.0)
+        return max(1.0, self.plan.cores[group.nodes[0]])
 
     def _speed(self, group: GroupPlan) -> float:
         return 1 + (max(1, group.threads) - 1) * self.cost.threads_gain

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from nonet.controller import calibration
-from nonet.controller.cluster import ClusterView
 from nonet.controller.plan import Plan
 from nonet.controller.predict import DataFacts, predict
 from nonet.controller.scenario import Scenario
@@ -16,7 +15,6 @@ from nonet.errors import ConfigError
 def make_receipt(
     scenario: Scenario,
     plan: Plan,
-    view: ClusterView,
     facts: DataFacts,
     rows: Mapping[str, int],
     wall_s: Mapping[str, float],
@@ -26,7 +24,7 @@ def make_receipt(
     """
     costs = calibration.load()
     try:
-        predicted = predict(scenario, plan, view, facts, costs)
+        predicted = predict(scenario, plan, facts, costs)
     except ConfigError as error:
         return {"note": str(error), "stages": {}}
     stages, errors = {}, {}
@@ -51,6 +49,12 @@ def make_receipt(
         means = {kind: _geometric(found) for kind, found in errors.items()}
         calibration.save(costs.learned(means))
     return {"source": predicted.source, "runs_learned": costs.runs, "stages": stages}
+
+
+def facts_of(data: Mapping[str, Any]) -> DataFacts:
+    """What the tokenise stage found, as a prediction wants it."""
+    spread = {"spread": data["train_spread"]} if "train_spread" in data else {}
+    return DataFacts(data["users"], data["trained_events"], **spread, targeted=data.get("trained_share", {}))
 
 
 def receipt_text(receipt: Mapping[str, Any]) -> str:

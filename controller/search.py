@@ -101,7 +101,7 @@ def _tried(
         made = plan(changed, view)
     except PlacementError as error:
         return Variant(name, roles, refused=str(error), runs=runs)
-    return Variant(name, roles, made, predict(changed, made, view, facts, calibration), runs=runs)
+    return Variant(name, roles, made, predict(changed, made, facts, calibration), runs=runs)
 
 
 def search_text(found: list[Variant], most: int = 12) -> str:

@@ -237,7 +237,9 @@ def schema() -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="placement, quickstart, repeat or startup.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="placement, quickstart, receipt, repeat or startup.")
+    ],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
