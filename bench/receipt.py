@@ -1,8 +1,9 @@
 """The receipt: predicted rows/s of twelve placements of the quickstart beside what they do on this machine.
 
 One calibration, one run of the default placement to learn from, then every variant trains a shortened quickstart (an epoch
-of pretraining, some RL steps) twice, in two rounds of opposite order; its rows/s is the median over chunks of both rounds.
-All share one Ray and one set of artifacts. The default is in both rounds twice: the difference of the two is the noise.
+of pretraining, some RL steps) twice, in two rounds of opposite order; its rows/s is the upper quartile over chunks of both
+rounds, for neighbours on the machine only ever slow a chunk down. All share one Ray and one set of artifacts. The default
+is in both rounds twice: the difference of the two is the noise.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from nonet.controller.plan import plan
 from nonet.controller.predict import DataFacts, predict
 from nonet.controller.search import with_roles
 
-_SHORT = ["stages.pretrain.epochs=1", "stages.rl.steps=12", "checkpoint.every=1000"]
+_SHORT = ["stages.pretrain.epochs=1", "stages.rl.steps=20", "checkpoint.every=1000"]
 _SKIPPED = 2  # chunks and steps that warm up
 Rates = dict[str, list[float]]
 
@@ -49,42 +51,69 @@ VARIANTS = {
 }
 
 
-def receipt(rounds: int = 2) -> dict[str, Any]:
-    """Predicted and measured rows/s of every variant; their median error, rank correlation, and what the choice loses."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # the user's own calibration stays as it is
-        costs, facts, measured, again = _measured(Path(folder), rounds)
-    rows = [_row(name, costs, facts, measured[name]) for name in VARIANTS]
-    ratios = _ratios(rows)
-    for stage, values in again.items():
-        ratios[f"A/A noise of {stage}"] = abs(
-            statistics.median(values) / statistics.median(measured["fused"][stage]) - 1
-        )
-    return {"rows": rows, "ratio": ratios}
+def receipt(rounds: int = 2, folder: Path | None = None, most_s: float = 1e9) -> dict[str, Any]:
+    """Predicted and measured rows/s of every variant; their median error, rank correlation, and what the choice loses.
+
+    folder, most_s   keep what was measured, and stop after so long: asked again, it goes on; no rows until all are there
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory() as fresh:
+            return receipt(rounds, Path(fresh), most_s)
+    os.environ["XDG_CACHE_HOME"] = str(folder)  # the user's own calibration stays as it is
+    if not _measure(folder, rounds, time.monotonic() + most_s):
+        return {"rows": [], "ratio": {}}
+    return _judged(folder, rounds)
 
 
-def _measured(folder: Path, rounds: int) -> tuple[Any, DataFacts, dict[str, Rates], Rates]:
+def _measure(folder: Path, rounds: int, until: float) -> bool:
+    """Run what is not yet measured, an answer a file; whether all is."""
     from nonet.deploy.measures import calibrate
     from nonet.workers.group import ensure_ray
 
     ensure_ray()
-    costs = calibrate(lambda line: print(line, flush=True))
-    facts, first = _run(folder, "learnt from", {})
-    costs = _learnt(costs, facts, first)
-    names = list(VARIANTS)
-    found: dict[str, Rates] = {name: {} for name in names}
-    again: Rates = {}
+    if not calibration.path().exists():
+        calibration.save(calibrate(lambda line: print(line, flush=True)))
+    for name, roles in _asked(rounds):
+        if time.monotonic() > until:
+            return False
+        if not (folder / f"{name}.json").exists():
+            (folder / f"{name}.json").write_text(json.dumps(_run(folder, name, roles)), encoding="utf-8")
+    return True
+
+
+def _asked(rounds: int) -> list[tuple[str, dict[str, Any]]]:
+    """Every run by name: the one to learn from, then the rounds, every other one backwards."""
+    asked = [("learnt from", {})]
     for number in range(rounds):
-        for name in [*names, "fused again"] if number % 2 == 0 else ["fused again", *reversed(names)]:
-            _, rates = _run(folder, f"{name} {number}", VARIANTS.get(name, {}))
-            into = found.get(name, again)
-            for stage, values in rates.items():
-                into.setdefault(stage, []).extend(values)
-    return costs, facts, found, again
+        names = [*VARIANTS, "fused again"]
+        asked += [(f"{n} {number}", VARIANTS.get(n, {})) for n in (names if number % 2 == 0 else names[::-1])]
+    return asked
 
 
-def _run(folder: Path, name: str, roles: dict[str, Any]) -> tuple[DataFacts, Rates]:
-    """Train the short quickstart with these roles: rows/s of every chunk (pretrain) and step (rl)."""
+def _judged(folder: Path, rounds: int) -> dict[str, Any]:
+    def found(name: str) -> dict[str, Any]:
+        return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+    def rates(name: str) -> Rates:
+        parts = [found(f"{name} {number}")["rates"] for number in range(rounds)]
+        return {stage: [value for part in parts for value in part[stage]] for stage in parts[0]}
+
+    facts = DataFacts(**found("learnt from")["facts"])
+    costs = _learnt(calibration.load(), facts, found("learnt from")["rates"])
+    rows = [_row(name, costs, facts, rates(name)) for name in VARIANTS]
+    ratios, again = _ratios(rows), rates("fused again")
+    for stage, values in rates("fused").items():
+        ratios[f"A/A noise of {stage}"] = abs(_quiet(again[stage]) / _quiet(values) - 1)
+    return {"rows": rows, "ratio": ratios}
+
+
+def _quiet(values: list[float]) -> float:
+    """The upper quartile."""
+    return statistics.quantiles(values, n=4, method="inclusive")[2]
+
+
+def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
+    """Train the short quickstart with these roles: {"facts" of the data, "rates": rows/s of every chunk or step}."""
     from nonet.controller.receipt import facts_of
     from nonet.controller.recorder import Recorder
     from nonet.controller.run_folder import RunFolder
@@ -92,7 +121,8 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> tuple[DataFacts, Rat
     from nonet.controller.session import Session
     from nonet.controller.stages import run_stage
 
-    run, made = RunFolder(folder / name.replace(" ", "-").replace(",", "")), folder / "made"
+    run, made = RunFolder(folder / "runs" / name.replace(" ", "-").replace(",", "")), folder / "made"
+    shutil.rmtree(run.path, ignore_errors=True)
     if made.exists():
         (run.path / "results").mkdir(parents=True)
         shutil.copy(made / "tokenise.json", run.path / "results")
@@ -102,7 +132,7 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> tuple[DataFacts, Rat
             made.mkdir()
             shutil.copy(run.path / "results" / "tokenise.json", made)
         recorder = Recorder(run.path, run.id)
-        rates = {}
+        rates: Rates = {}
         for stage in session.stages:
             run_stage(session, stage, recorder, lambda: False)
         recorder.close()
@@ -112,9 +142,9 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> tuple[DataFacts, Rat
         if record["name"] == "rows/s":
             rates.setdefault(record["stage"], []).append(record["value"])
     rates = {stage: values[_SKIPPED:] for stage, values in rates.items()}
-    told = ", ".join(f"{stage} {statistics.median(values):,.0f} rows/s" for stage, values in rates.items())
+    told = ", ".join(f"{stage} {_quiet(values):,.0f} rows/s" for stage, values in rates.items())
     print(f"{name}: {told} ({time.perf_counter() - began:.0f} s)", flush=True)
-    return facts, rates
+    return {"facts": asdict(facts), "rates": rates}
 
 
 def _scenario(roles: dict[str, Any]) -> Any:
@@ -122,7 +152,8 @@ def _scenario(roles: dict[str, Any]) -> Any:
 
     whole = load_scenario("quickstart", _SHORT)[0]
     stages = {name: body for name, body in whole.stages.items() if name != "finetune"}
-    return with_roles(whole.model_copy(update={"stages": stages}), roles)
+    quiet = {"evaluator": {"fuse": "trainer"}}  # nothing is evaluated here; one process less to start
+    return with_roles(whole.model_copy(update={"stages": stages}), {**roles, **quiet})
 
 
 def _predicted(roles: dict[str, Any], facts: DataFacts, costs: Any) -> dict[str, float]:
@@ -137,14 +168,14 @@ def _learnt(costs: Any, facts: DataFacts, rates: Rates) -> calibration.Calibrati
     """What one run of the default placement teaches."""
     wanted = _predicted({}, facts, costs)
     kinds = {"pretrain": "supervised", "rl": "rl"}
-    return costs.learned({kinds[s]: wanted[s] / statistics.median(values) for s, values in rates.items()})
+    return costs.learned({kinds[s]: wanted[s] / _quiet(values) for s, values in rates.items()})
 
 
 def _row(name: str, costs: Any, facts: DataFacts, rates: Rates) -> dict[str, Any]:
     predicted = _predicted(VARIANTS[name], facts, costs)
     row: dict[str, Any] = {"variant": name}
     for stage, values in rates.items():
-        row |= {f"{stage} predicted": predicted[stage], f"{stage} measured": statistics.median(values)}
+        row |= {f"{stage} predicted": predicted[stage], f"{stage} measured": _quiet(values)}
     row["seconds predicted"], row["seconds measured"] = (
         _whole(row, facts, how) for how in ("predicted", "measured")
     )
