@@ -7,7 +7,7 @@ enter; what crosses processes is timed by the wall. About 30 s in all, most of i
 from __future__ import annotations
 
 import itertools
-import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nonet.controller.calibration import Calibration, Line
 from nonet.controller.work import Rates, Shape, Work, decode_work, fit, train_work, update_work
-from nonet.embedding.layout import Layout
+from nonet.deploy.wire_measures import line, measure_call, measure_exchange
 from nonet.embedding.store import TableSpec
 from nonet.embedding.world import SparseWorld
 from nonet.models.loss import sid_loss
@@ -30,9 +30,7 @@ from nonet.rl.logprob import log_prob
 from nonet.rl.trie import Trie
 from nonet.types import Jagged, SampleBatch
 from nonet.workers.dense import Dense
-from nonet.workers.gang import Gang, Membership, join, leave, open_store
-from nonet.workers.method import method
-from nonet.workers.worker import DistributeWorker
+from nonet.workers.gang import Membership
 
 _ITEMS, _CODES, _LEVELS, _DIM, _SEED = 3000, 64, 3, 32, 7
 _REPEATS = 5
@@ -57,26 +55,18 @@ _ROLLED = (
 _HISTORY = 45
 
 
-class Echo(DistributeWorker):
-    """Answers with bytes."""
-
-    @method(collect="first")
-    def zeros(self, count: int) -> bytes:
-        """So many zero bytes."""
-        return bytes(count)
-
-
 def calibrate(say: Callable[[str], None]) -> Calibration:
     """Measure everything; `say` hears a line a measure."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        gflops, gain = _matmul()
-        say(f"matmul       {gflops:.3g} GFLOP/s a core; a second thread adds {gain:.0%}")
+        gflops = _matmul()
+        say(f"matmul       {gflops:.3g} GFLOP/s a core")
         gbps = _copy()
         say(f"copy         {gbps:.3g} GB/s")
         train = fit([_train(*probe) for probe in _TRAINED])
-        say(f"train step   {_told(train)}")
+        gain = _threads_gain()
+        say(f"train step   {_told(train)}; a second thread adds {gain:.0%}")
         decode = fit([_decode(*probe) for probe in _ROLLED])
         say(f"decode       {_told(decode)}")
         update = fit([_update(*probe) for probe in _ROLLED])
@@ -85,12 +75,12 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
         say(
             f"lookup       {1e-6 / pull.unit_s:.3g} M rows/s pulled, {1e-6 / push.unit_s:.3g} M rows/s updated"
         )
-        exchange, reduce = _exchange()
+        exchange, reduce = measure_exchange()
         say(
             f"all-to-all   {exchange.call_s * 1e3:.3g} ms + {exchange.unit_s * 1e6:.3g} us a key, two processes, both ways"
         )
         say(f"all-reduce   {reduce.call_s * 1e3:.3g} ms, {1e-9 / reduce.unit_s:.3g} GB/s")
-        call, process_s = _call()
+        call, process_s = measure_call()
         say(f"Ray call     {call.call_s * 1e3:.3g} ms; a worker starts in {process_s:.3g} s")
     finally:
         torch.set_num_threads(before)
@@ -119,8 +109,8 @@ def _cpu_seconds(work: Callable[[], Any], repeats: int = _REPEATS) -> float:
     return statistics.median(found)
 
 
-def _matmul() -> tuple[float, float]:
-    """GFLOP/s of [1000, 64] x [64, 256] on one thread, and what a second thread adds, at best of several."""
+def _matmul() -> float:
+    """GFLOP/s of [1000, 64] x [64, 256] on one thread."""
     a, b = torch.randn(1000, 64), torch.randn(64, 256)
     flops, times = 2 * 1000 * 64 * 256, 50
 
@@ -128,18 +118,25 @@ def _matmul() -> tuple[float, float]:
         for _ in range(times):
             a @ b
 
-    one = _cpu_seconds(many)
-    best = []
+    return flops * times / _cpu_seconds(many) / 1e9
+
+
+def _threads_gain() -> float:
+    """What a second thread adds to a train step's speed, at the best of several by the wall; 0 on one core."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return 0.0
+    step, best = _train_step(*_TRAINED[0])[1], []
     for threads in (1, 2):
         torch.set_num_threads(threads)
+        step()
         found = []
-        for _ in range(5):
+        for _ in range(_REPEATS):
             began = time.perf_counter()
-            many()
+            step()
             found.append(time.perf_counter() - began)
         best.append(min(found))
     torch.set_num_threads(1)
-    return flops * times / one / 1e9, min(1.0, max(0.0, best[0] / best[1] - 1))
+    return min(1.0, max(0.0, best[0] / best[1] - 1))
 
 
 def _copy() -> float:
@@ -149,6 +146,13 @@ def _copy() -> float:
 
 
 def _train(width: int, layers: int, sequences: int, events: int, ahead: int) -> tuple[Work, float]:
+    work, step = _train_step(width, layers, sequences, events, ahead)
+    return work, _cpu_seconds(step)
+
+
+def _train_step(
+    width: int, layers: int, sequences: int, events: int, ahead: int
+) -> tuple[Work, Callable[[], None]]:
     model, dense, trie, sids = _model(width, layers)
     batch, rows = _batch(sids, sequences, events)
 
@@ -160,7 +164,7 @@ def _train(width: int, layers: int, sequences: int, events: int, ahead: int) -> 
     model.train()
     positions = sequences * (events + 1)
     work = train_work(Shape(width, layers, _LEVELS, _CODES), positions, sequences * events, ahead)
-    return work, _cpu_seconds(step)
+    return work, step
 
 
 def _decode(width: int, layers: int, users: int, beams: int) -> tuple[Work, float]:
@@ -235,90 +239,7 @@ def _lookup() -> tuple[Line, Line]:
         wanted, grads = torch.arange(keys), torch.ones(keys, _DIM)
         pulls.append((keys, _cpu_seconds(lambda w=wanted: world.pull("item", w))))
         pushes.append((keys, _cpu_seconds(lambda w=wanted, g=grads: world.push("item", w, g, next(steps)))))
-    return _line(pulls), _line(pushes)
-
-
-def _line(points: list[tuple[float, float]]) -> Line:
-    """The line through two measures, neither part below zero."""
-    (small, at_small), (large, at_large) = points
-    unit = max(1e-12, (at_large - at_small) / (large - small))
-    return Line(max(0.0, at_small - small * unit), unit)
-
-
-def _exchange() -> tuple[Line, Line]:
-    """Pull + push of a table over two processes, and an all-reduce, each at two sizes; wall clock."""
-    host, port, store = open_store()
-    other = multiprocessing.get_context("spawn").Process(
-        target=_exchange_rank, args=(host, port, 1), daemon=True
-    )
-    other.start()
-    try:
-        return _exchange_rank(host, port, 0)
-    finally:
-        other.join(30)
-        if other.is_alive():
-            other.kill()
-        del store
-
-
-def _exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
-    torch.set_num_threads(1)
-    member = join(Gang(host, port, 0, 2, 0), rank)
-    try:
-        world = SparseWorld(_TABLE, seed=_SEED, layout=Layout.fused(rank, 2), group=member.everyone)
-        steps = itertools.count(1)
-
-        def there_and_back(keys: Tensor, grads: Tensor) -> None:
-            world.pull("item", keys)
-            world.push("item", keys, grads, next(steps))
-
-        points = []
-        for keys in (200, 5000):
-            wanted, grads = torch.arange(keys), torch.ones(keys, _DIM)
-            points.append((keys, _wall_seconds(lambda w=wanted, g=grads: there_and_back(w, g))))
-        sums = []
-        for length in (16, 1 << 19):
-            flat = torch.ones(length)
-            sums.append(
-                (
-                    4 * length,
-                    _wall_seconds(lambda f=flat: torch.distributed.all_reduce(f, group=member.trainers)),
-                )
-            )
-        return _line(points), _line(sums)
-    finally:
-        leave(member)
-
-
-def _wall_seconds(work: Callable[[], Any], repeats: int = 15) -> float:
-    work()
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
-
-
-def _call() -> tuple[Line, float]:
-    """A Ray call with a small and a large answer, and the start of a worker that imports torch."""
-    import ray
-
-    from nonet.workers.group import WorkerGroup, ensure_ray
-
-    mine = not ray.is_initialized()
-    ensure_ray()
-    try:
-        began = time.perf_counter()
-        group = WorkerGroup(Echo, cpus=0.1)
-        group.zeros(1).get(120)
-        process_s = time.perf_counter() - began
-        points = [(size, _wall_seconds(lambda n=size: group.zeros(n).get(60), 9)) for size in (100, 8 << 20)]
-        group.stop()
-        return _line(points), process_s
-    finally:
-        if mine:
-            ray.shutdown()
+    return line(pulls), line(pushes)
 
 
 def _told(rates: Rates) -> str:

@@ -11,7 +11,8 @@ from views import RL, gpu_nodes, node, scenario
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.draft import drafts
-from nonet.controller.plan import plan, replan
+from nonet.controller.plan import plan
+from nonet.controller.replan import replan
 from nonet.errors import ConfigError, PlacementError
 
 MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2", CPU=8, NPU=4)))
