@@ -13,26 +13,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from nonet.bench.dispatch import dispatch
-from nonet.bench.placement import placement
-from nonet.bench.embedding import embedding
 from nonet.bench.attention import attention
+from nonet.bench.dispatch import dispatch
+from nonet.bench.embedding import embedding
+from nonet.bench.placement import placement
 from nonet.bench.quickstart import quickstart, repeat
+from nonet.bench.receipt import receipt
 from nonet.bench.startup import startup
 from nonet.errors import ConfigError
 
-_BENCHES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
-    "dispatch": lambda seeds: dispatch(),
-    "placement": lambda seeds: placement(),
-    "startup": lambda seeds: startup(),
-    "repeat": lambda seeds: repeat(seeds[0]),
-    "quickstart": quickstart,
-    "embedding": embedding,
 _BENCHES: dict[str, Callable[[list[int], str], dict[str, Any]]] = {
-    "startup": lambda seeds, device: startup(),
-    "repeat": lambda seeds, device: repeat(seeds[0]),
-    "quickstart": lambda seeds, device: quickstart(seeds),
     "attention": lambda seeds, device: attention(device),
+    "dispatch": lambda seeds, device: dispatch(),
+    "embedding": lambda seeds, device: embedding(seeds),
+    "placement": lambda seeds, device: placement(),
+    "quickstart": lambda seeds, device: quickstart(seeds),
+    "receipt": lambda seeds, device: receipt(),
+    "repeat": lambda seeds, device: repeat(seeds[0]),
+    "startup": lambda seeds, device: startup(),
 }
 
 

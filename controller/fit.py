@@ -81,8 +81,9 @@ class Capacity:
         Takes nothing: `take` does.
         """
         rooms = self._rooms(wanted)
-        for level in levels_to_try(wanted.topology):
-            best = self._best_domain(self._domains(rooms, level, wanted), wanted, last=level == ANYWHERE)
+        levels = list(levels_to_try(wanted.topology))
+        for level in levels:
+            best = self._best_domain(self._domains(rooms, level, wanted), wanted, last=level == levels[-1])
             if best:
                 count = min(wanted.most, sum(room.slots for room in best))
                 return self._pack(best, count, wanted.gang), level
@@ -136,15 +137,14 @@ class Capacity:
     def _best_domain(self, domains: list[list[Room]], wanted: Wanted, *, last: bool) -> list[Room] | None:
         """The fullest domain that still holds everyone; for elastic groups else the one that holds most, if enough.
 
-        Where widening could hold more than this level does, the level is only taken when it holds everyone or is `last`
-        or required.
+        A level that holds some of an elastic group's workers is only taken when no wider one is left to try.
         """
         sized = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
         whole = [(total, rooms) for total, rooms in sized if total >= wanted.most]
         if whole:
             return min(whole, key=lambda found: (found[0], found[1][0].full, found[1][0].order))[1]
         some = [(total, rooms) for total, rooms in sized if total >= wanted.least]
-        if some and (last or wanted.topology.require):
+        if some and last:
             return max(some, key=lambda found: (found[0], -found[1][0].order))[1]
         return None
 

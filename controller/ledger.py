@@ -42,6 +42,11 @@ class Line:
     def needed(self) -> int:
         return sum(self.parts.values())
 
+    @property
+    def counted(self) -> int:
+        """Without a host's processes, whose size is a rule of thumb: they alone refuse nothing."""
+        return sum(value for part, value in self.parts.items() if not part.endswith(".processes"))
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -94,7 +99,7 @@ def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], vie
         lines.append(line)
         cuts.setdefault(stage, {}).update(_named(needs))
     for line in lines:
-        if line.capacity and line.needed > line.capacity:
+        if line.capacity and line.counted > line.capacity:
             raise PlacementError(_refusal(line, scenario))
     return Ledger(tuple(lines), cuts)
 

@@ -154,7 +154,7 @@ class Pipeline:
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
         session.trace.collect(session.binding.hosts.values())
         work = {"idle": session.trace.idle(), "bytes_out": session.trace.bytes_out()}
-        make_report(session.run, session.scenario, session.size(), self.wall_s, work)
+        make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)
 
     def _timed(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)

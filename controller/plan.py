@@ -8,54 +8,20 @@ each by best fit, so that what is left of the cluster is whole nodes; then the m
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.derived import make_stages
-from nonet.controller.draft import Draft, drafts
-from nonet.controller.fit import Capacity, Wanted
+from nonet.controller.draft import drafts
+from nonet.controller.fit import Capacity
+from nonet.controller.groups import GroupPlan, place_groups, with_threads
 from nonet.controller.ledger import Ledger, make_ledger
+from nonet.controller.replan import Change, make_changes
 from nonet.controller.scenario import Scenario
-from nonet.controller.shortage import shortage
-from nonet.errors import PlacementError
 
-_MOST_THREADS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """One group of processes.
-
-    roles      what each process holds (more than one: fused)
-    shares     the group whose bundles these workers sit in, "" for bundles of their own (collocate)
-    resource   what Ray counts its device as ("CPU" on cpu)
-    cpus, devices   what one worker asks Ray for
-    bundle     what is reserved for one worker and those that share with it; empty for sharers
-    threads    torch threads a worker, 0 for roles without torch
-    nodes      node of each rank, neighbours in rank on neighbouring nodes
-    level      the narrowest wanted level that all of them share: device_domain, host, rack, zone, "" for none
-    """
-
-    name: str
-    roles: tuple[str, ...]
-    pool: str
-    device: str
-    resource: str
-    workers: int
-    cpus: float
-    devices: float
-    bundle: Mapping[str, float]
-    threads: int
-    nodes: tuple[str, ...]
-    shares: str = ""
-    level: str = ""
-
-    def on_nodes(self) -> Counter[str]:
-        """Workers by node."""
-        return Counter(self.nodes)
+__all__ = ["Change", "GroupPlan", "Plan", "StagePlan", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +37,13 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Groups that a stage of its own roles stops, and those it starts, before it begins."""
-
-    stage: str
-    stops: tuple[str, ...]
-    starts: tuple[GroupPlan, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What will run where. `show()` prints it, `as_dict()` is `plan.json`.
 
     pools     each pool in words; cluster: what the view has, in words
     groups    what the run begins with; changes: re-plans between stages that name roles of their own
     left      whole free nodes after the plan, by resource: (whole, of)
+    cores     CPUs of every node that the plan uses
     """
 
     name: str
@@ -98,6 +56,7 @@ class Plan:
     changes: tuple[Change, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     left: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cores: Mapping[str, float] = field(default_factory=dict)
 
     def group_of(self, role: str) -> GroupPlan:
         """The group that holds a role. Raises KeyError."""
@@ -130,8 +89,8 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     from nonet.controller.notes import cluster_words, make_notes, pool_words
 
     capacity = Capacity(view)
-    groups = _with_threads(_placed(drafts(scenario), capacity, view, ()), view, threads)
-    changes, by_stage = _changes(scenario, groups, capacity, view, threads)
+    groups = with_threads(place_groups(drafts(scenario), capacity, view, ()), view, threads)
+    changes, by_stage = make_changes(scenario, groups, capacity, view, threads)
     ledger = make_ledger(scenario, by_stage, view)
     return Plan(
         scenario.name,
@@ -144,152 +103,13 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         changes,
         ledger,
         _left(view, capacity),
+        {name: view.node(name).total.get("CPU", 0.0) for name in sorted(_used(groups, changes))},
     )
 
 
-def replan(scenario: Scenario, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]) -> Change:
-    """What must stop and start so that the groups `before` become those of `stage` on the view: nothing moves needlessly.
-
-    A group stays when its draft is the same and its nodes are still there; `view` says what is free beside them.
-    """
-    return _change(scenario, stage, tuple(before), Capacity(view), view, 0)[0]
-
-
-def _placed(
-    wanted: list[Draft], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
-) -> tuple[GroupPlan, ...]:
-    """Groups in the order of their drafts, taken from `capacity`; those in `kept` stay where they are."""
-    found = {group.name: group for group in kept}
-    todo = sorted((d for d in wanted if not d.shares and d.name not in found), key=_hardness)
-    for index, draft in enumerate(todo):
-        found[draft.name] = _place(draft, todo[index + 1 :], capacity, view, tuple(found.values()))
-    for draft in wanted:
-        if draft.shares and draft.name not in found:
-            host = found[draft.shares]
-            found[draft.name] = _group(draft, host.nodes, host.level, {})
-    return tuple(found[draft.name] for draft in wanted)
-
-
-def _hardness(draft: Draft) -> tuple[Any, ...]:
-    """Devices before CPUs, fixed sizes before elastic ones, required topology, gangs, then the largest."""
-    return (
-        draft.resource == "CPU",
-        draft.least != draft.most,
-        not draft.topology.require,
-        not draft.gang,
-        -draft.most * draft.bundle,
-    )
-
-
-def _place(
-    draft: Draft, later: list[Draft], capacity: Capacity, view: ClusterView, done: tuple[GroupPlan, ...]
-) -> GroupPlan:
-    most = draft.most
-    if draft.least < draft.most:  # leave to later groups what they need at least
-        nodes = capacity.matching(draft.labels)
-        others = sum(d.least * d.bundle for d in later if d.resource == draft.resource)
-        spare = capacity.total_free(draft.resource, nodes) - others
-        most = min(most, max(draft.least, int(spare / draft.bundle + 1e-6)))
-    ask = Wanted(draft.resource, draft.bundle, draft.least, most, draft.labels, draft.topology, draft.gang)
-    choice = capacity.choose(ask)
-    if choice is None:
-        raise PlacementError(shortage(draft, capacity, view, done))
-    spots, level = choice
-    for node, count in spots:
-        capacity.take(node.id, draft.resource, count * draft.bundle)
-    nodes = tuple(node.id for node, count in spots for _ in range(count))
-    return _group(draft, nodes, level, {draft.resource: draft.bundle})
-
-
-def _group(draft: Draft, nodes: tuple[str, ...], level: str, bundle: Mapping[str, float]) -> GroupPlan:
-    on_cpu = draft.resource == "CPU"
-    return GroupPlan(
-        draft.name,
-        draft.roles,
-        draft.pool,
-        draft.device,
-        draft.resource,
-        len(nodes),
-        draft.asks if on_cpu else 0.0,
-        0.0 if on_cpu else draft.asks,
-        bundle,
-        0 if draft.light else 1,
-        nodes,
-        draft.shares,
-        level,
-    )
-
-
-def _with_threads(groups: tuple[GroupPlan, ...], view: ClusterView, given: int) -> tuple[GroupPlan, ...]:
-    """The same count for every torch role, so that fused and separate runs give the same bits."""
-    threads = given or _threads(groups, view)
-    return tuple(replace(group, threads=threads) if group.threads else group for group in groups)
-
-
-def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
-    """Cores of the tightest node over the torch workers busy at once on it: its evaluators beside its widest other group."""
-    widest: Counter[str] = Counter()
-    evaluators: Counter[str] = Counter()
-    for group in groups:
-        if group.threads:
-            evaluator = "evaluator" in group.roles and "trainer" not in group.roles
-            for node, count in group.on_nodes().items():
-                if evaluator:
-                    evaluators[node] += count
-                else:
-                    widest[node] = max(widest[node], count)
-    least = float(_MOST_THREADS)
-    for node in {*widest, *evaluators}:
-        least = min(least, view.node(node).total.get("CPU", 1.0) / (evaluators[node] + widest[node]))
-    return max(1, int(least))
-
-
-def _changes(
-    scenario: Scenario, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
-) -> tuple[tuple[Change, ...], dict[str, tuple[GroupPlan, ...]]]:
-    """Re-plans before the stages that name roles of their own, and back after them; and the groups of every stage."""
-    found, by_stage, now, own = [], {}, groups, False
-    for stage, body in scenario.stages.items():
-        if body.roles or own:
-            change, now = _change(scenario, stage, now, capacity, view, threads)
-            if change.stops or change.starts:
-                found.append(change)
-        by_stage[stage], own = now, bool(body.roles)
-    return tuple(found), by_stage
-
-
-def _change(
-    scenario: Scenario,
-    stage: str | None,
-    now: tuple[GroupPlan, ...],
-    capacity: Capacity,
-    view: ClusterView,
-    threads: int,
-) -> tuple[Change, tuple[GroupPlan, ...]]:
-    wanted = drafts(scenario, stage)
-    by_name = {draft.name: draft for draft in wanted}
-    alive = {node.id for node in view.nodes}
-    kept = tuple(g for g in now if _stays(g, by_name.get(g.name), alive))
-    kept = tuple(g for g in kept if not g.shares or g.shares in {k.name for k in kept})
-    stops = tuple(g for g in now if g not in kept)
-    for group in stops:
-        for node in (n for n in group.nodes if n in alive):
-            for resource, amount in group.bundle.items():
-                capacity.take(node, resource, -amount)
-    after = _with_threads(_placed(wanted, capacity, view, kept), view, threads)
-    names = {group.name for group in kept}
-    starts = tuple(group for group in after if group.name not in names)
-    return Change(stage or "", tuple(group.name for group in stops), starts), after
-
-
-def _stays(group: GroupPlan, draft: Draft | None, alive: set[str]) -> bool:
-    return (
-        draft is not None
-        and (draft.roles, draft.pool, draft.shares) == (group.roles, group.pool, group.shares)
-        and draft.least <= group.workers <= draft.most
-        and draft.asks == (group.cpus or group.devices)
-        and set(group.nodes) <= alive
-    )
+def _used(groups: tuple[GroupPlan, ...], changes: tuple[Change, ...]) -> set[str]:
+    every = (*groups, *(group for change in changes for group in change.starts))
+    return {node for group in every for node in group.nodes}
 
 
 def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:

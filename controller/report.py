@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.options import Reinforced
+from nonet.controller.plan import Plan
+from nonet.controller.receipt import facts_of, make_receipt
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.models.baselines import BASELINES
@@ -25,6 +27,7 @@ def make_report(
     weights: Mapping[str, int],
     wall_s: Mapping[str, float],
     work: Mapping[str, Mapping[str, float]],
+    plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out"} by group."""
     facts = run.read_json("results/tokenise.json")
@@ -51,6 +54,8 @@ def make_report(
         "weights": dict(weights),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
+    if plan:
+        report["receipt"] = make_receipt(scenario, plan, facts_of(facts["data"]), report["rows"], wall_s)
     run.write_json("report.json", report)
     return report
 

@@ -106,11 +106,17 @@ def plan(
     address: Annotated[
         str | None, typer.Option(help="Plan on a live Ray and what is free there: an address, or `auto`.")
     ] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Rank other placements by predicted time.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what would run where, and the sizes that follow."""
     from nonet.deploy import api, planning
 
+    if search:
+        print(planning.searched(api.scenario(scenario, change), planning.view(cluster, address), as_json))
+        return
     made = api.scenario(scenario, change).plan(planning.view(cluster, address))
     print(json.dumps(made.as_dict(), indent=1) if as_json else made.text())
 
@@ -227,6 +233,19 @@ def new(
 
     for path in copy_scenario(scenario, target):
         print(path)
+
+
+@app.command()
+def doctor(
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this node for predictions (about half a minute).")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: versions, devices, Ray, compiler, memory, folders."""
+    from nonet.deploy import doctor as checks
+
+    sys.exit(checks.main(calibrate, as_json))
 
 
 @app.command()
