@@ -7,8 +7,10 @@ joins. A second hand-written group (A/A) shows what noise alone makes of the rat
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,16 +102,21 @@ def _compare(*sides: Callable[[], Any]) -> dict[str, float]:
 
 
 def _event_us() -> float:
-    """Microseconds to note one call as a span and as Ray metrics; the median of many rounds."""
+    """Microseconds a call costs to see: its span and Ray metrics in the worker, its line of the trace in the controller."""
+    from nonet.controller.trace import Trace
     from nonet.workers.spans import Spans
 
-    spans, costs = Spans("bench"), []
-    result = np.zeros(8)
-    for _ in range(200):
-        began = time.perf_counter()
-        for _ in range(50):
-            spans.add("bench.event", time.time(), time.time(), result)
-        costs.append((time.perf_counter() - began) / 50)
+    spans, costs, result = Spans("bench"), [], np.zeros(8)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Trace(Path(folder) / "trace.json")
+        for _ in range(200):
+            began = time.perf_counter()
+            for _ in range(50):
+                spans.add("bench.event", time.time(), time.time(), result)
+            for name, start, end, size in spans.take():
+                trace.add("bench-0", name, start, end, bytes=size)
+            costs.append((time.perf_counter() - began) / 50)
+        trace.close()
     return statistics.median(costs) * 1e6
 
 

@@ -61,6 +61,7 @@ class SingleController:
         self._recorder = Recorder(self._run.path, self._run.id)
         self._stop = threading.Event()
         self._outcome: dict[str, Any] | None = None
+        self._over_since: float | None = None
         self._lease = Lease(task.timeout_s, detached=task.detached)
         self._again = ray.get_runtime_context().was_current_actor_reconstructed
         self._me = ray.get_runtime_context().current_actor
@@ -150,9 +151,9 @@ class SingleController:
         """Without a lease: ask for a commit, then, when that takes another time-out, end everything."""
         if not self._lease.over:
             return
-        if not self._stop.is_set():
-            self._stop.set()
+        if self._over_since is None:
             self._over_since = time.monotonic()
+            self._stop.set()
         if self._outcome is not None or time.monotonic() - self._over_since > self._task.timeout_s:
             self._leave()
 
