@@ -13,7 +13,6 @@ Entering plans, binds, tokenises and opens; leaving stops every process. A kille
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +23,13 @@ from nonet.controller import yaml
 from nonet.controller.checkpoint import Checkpoints, Manifest
 from nonet.controller.journal import Journal, cut_journal, read_journal
 from nonet.controller.life import keep_alive
-from nonet.controller.options import Reinforced, is_reference
+from nonet.controller.options import Reinforced
 from nonet.controller.placement import Binding, plan_live
 from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
 from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
+from nonet.controller.sources import copy_own_files, data_setup
 from nonet.controller.support import check_runnable
 from nonet.controller.trace import CONTROLLER, open_trace
 from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
@@ -38,7 +38,6 @@ from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.group import WorkerGroup
 from nonet.workers.hosts import Life, ensure_ray
 from nonet.workers.setup import StageSetup
-from nonet.workers.tokenise import DataSetup
 
 _OPEN_S = 300.0
 
@@ -146,16 +145,10 @@ class Session:
         else:
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.run.sources.mkdir(exist_ok=True)
-            for use in self._own_files():
-                _copy_beside(self.folder, self.run.sources, use)
+            copy_own_files(self.scenario, self.folder, self.run.sources)
             self.run.scenario.write_text(text, encoding="utf-8")
         self.journal = Journal(self.run.journal)
         self.trace = open_trace(self.run.trace)
-
-    def _own_files(self) -> Iterator[str]:
-        for _, _, options in reward_options(self.scenario):
-            if isinstance(options.use, str) and is_reference(options.use) and ".py" in options.use:
-                yield options.use.rsplit(":", 1)[0] if not options.use.endswith(".py") else options.use
 
     # --- artifacts --------------------------------------------------------------------------------------------------
 
@@ -344,35 +337,3 @@ class Session:
         self.journal.close()
         cut_journal(self.run.journal, manifest.journal)
         self.journal = Journal(self.run.journal)
-
-
-def data_setup(scenario: Scenario, folder: Path) -> DataSetup:
-    """What the tokenise stage is told."""
-    data = scenario.data
-    return DataSetup(
-        interactions=_beside(folder, data.interactions),
-        items=_beside(folder, data.items) if data.items else None,
-        columns=dict(data.columns),
-        keep=data.keep.model_dump(),
-        where=data.where,
-        split={"use": data.split.use, **data.split.options()},
-        targets=targets(scenario),
-        tokenizer={"use": scenario.tokenizer.use, **scenario.tokenizer.options()},
-        folder=str(folder),
-        seed=scenario.seed,
-    )
-
-
-def _beside(folder: Path, path: str) -> str:
-    """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are."""
-    return path if ":" in path or Path(path).is_absolute() else str(folder / path)
-
-
-def _copy_beside(source: Path, target: Path, use: str) -> None:
-    """Copy a file that the scenario names, keeping its relative place."""
-    origin = (source / use).resolve()
-    if not origin.is_file():
-        raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
-    place = target / (Path(use).name if Path(use).is_absolute() or ".." in Path(use).parts else use)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(origin, place)

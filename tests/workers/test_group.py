@@ -20,6 +20,14 @@ class Score(nonet.DistributeWorker):
     def same(self, table):
         return table
 
+    @nonet.method(collect="concat")
+    def make(self, mib):
+        return np.zeros((mib, 1 << 20), np.uint8)
+
+    @nonet.method(table=nonet.Shard, collect="sum")
+    def length(self, table):
+        return len(table)
+
     @nonet.method(collect="list")
     def where(self, value=None):
         return (self.rank, self.world, value)
@@ -138,3 +146,28 @@ def test_dead_worker_is_worker_lost(ray_local):
     group = nonet.WorkerGroup(Score, workers=1, cpus=0.2, threads=0)
     with pytest.raises(WorkerLost, match="score-0 died during die: The actor died unexpectedly"):
         group.die().get(30)
+
+
+def test_large_replicated_argument_is_put_once(groups, monkeypatch):
+    import ray
+
+    four, _ = groups
+    puts, real = [], ray.put
+    monkeypatch.setattr(ray, "put", lambda value: puts.append(1) or real(value))
+    big = np.zeros(8 << 20, np.uint8)
+    assert four.where(nonet.Replicate(big.nbytes)).get(30)[0][2] == 8 << 20
+    assert not puts
+    assert len(four.same(table=nonet.Replicate(big)).get(60)) == 4 * (8 << 20)
+    assert len(puts) == 1
+
+
+def test_references_move_without_growing_the_caller(groups):
+    import psutil
+
+    four, three = groups
+    own = psutil.Process()
+    four.length(three.make(1)).get(60)  # whatever is made once is made
+    before, moved = own.memory_full_info().uss, 0
+    while moved < 192:
+        moved += four.length(three.make(8)).get(60)
+    assert own.memory_full_info().uss - before < 5 << 20
