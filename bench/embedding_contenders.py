@@ -139,7 +139,9 @@ class Contenders:
         layer = torch.nn.Embedding(self.rows, self.width, sparse=True)
         return self._torch_step(layer, torch.optim.SparseAdam(list(layer.parameters()), lr=0.01))
 
-    def _torch_step(self, layer: torch.nn.Embedding, optimizer: torch.optim.Optimizer) -> Callable[[int], Any]:
+    def _torch_step(
+        self, layer: torch.nn.Embedding, optimizer: torch.optim.Optimizer
+    ) -> Callable[[int], Any]:
         def step(batch: int) -> None:
             optimizer.zero_grad(set_to_none=True)
             layer(self.ranks[batch]).backward(self.grads[batch])

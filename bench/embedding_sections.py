@@ -39,7 +39,9 @@ def small(seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": [], "ratio": {}}
     for keys in (64, 256, 1024):
         made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
-        calls = {name: made.calls()[name] for name in ("core lookup", "TBE forward (CPU)") if name in made.calls()}
+        calls = {
+            name: made.calls()[name] for name in ("core lookup", "TBE forward (CPU)") if name in made.calls()
+        }
         for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
             times = run(calls, BATCHES)
             _add(found, times, [("TBE forward (CPU)", "core lookup")], f"{keys} keys, {protocol}")

@@ -69,7 +69,9 @@ def table_of(
     return pa.table(columns)
 
 
-def columns_of(table: pa.Table, name: str, dim: int, state_width: int = 0, waiting: bool = False) -> RowColumns:
+def columns_of(
+    table: pa.Table, name: str, dim: int, state_width: int = 0, waiting: bool = False
+) -> RowColumns:
     """The columns of an exported table, checked; `state_width` 0 leaves any state unread, waiting keys by default."""
     missing = [column for column in ("key", "row") if column not in table.column_names]
     if missing:
@@ -82,9 +84,12 @@ def columns_of(table: pa.Table, name: str, dim: int, state_width: int = 0, waiti
     op = table["op"].to_numpy() if "op" in table.column_names else np.full(count, UPSERT, dtype=object)
     unknown = set(op) - {UPSERT, DELETE, WAIT}
     if unknown:
-        raise DataError(f"rows of table {name!r} have ops {sorted(unknown)}; known are {UPSERT!r}, {DELETE!r}, {WAIT!r}")
+        raise DataError(
+            f"rows of table {name!r} have ops {sorted(unknown)}; known are {UPSERT!r}, {DELETE!r}, {WAIT!r}"
+        )
     policy = {
-        column: _numbers(table, column) if column in table.column_names else None for column in ("seen", "uses")
+        column: _numbers(table, column) if column in table.column_names else None
+        for column in ("seen", "uses")
     }
     waits = op == WAIT
     found = RowColumns(

@@ -175,7 +175,9 @@ class BaseTable(ABC):
         for start in range(0, len(keys), EXPORT_ROWS):
             part = slice(start, start + EXPORT_ROWS)
             count = len(keys[part])
-            row, state = (np.zeros((count, width), dtype=np.float32) for width in (self.dim, self._state_width))
+            row, state = (
+                np.zeros((count, width), dtype=np.float32) for width in (self.dim, self._state_width)
+            )
             policy = np.zeros(count, dtype=np.int64) if self.spec.evicts else None
             yield table_of(keys[part], row, state, steps[part], policy, policy, op)
 

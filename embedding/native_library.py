@@ -154,7 +154,9 @@ def _compiled(reasons: list[str]) -> Path:
             if not out.exists():
                 _compile(cxx, out)
     except OSError as error:
-        raise NativeUnavailable(f"cannot write {folder}: {error}; set NONET_CACHE to a folder that can") from error
+        raise NativeUnavailable(
+            f"cannot write {folder}: {error}; set NONET_CACHE to a folder that can"
+        ) from error
     return out
 
 

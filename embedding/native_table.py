@@ -24,7 +24,9 @@ from nonet.errors import ConfigError, DataError, NonetError
 
 _NO_MEMORY, _ABSENT_KEYS = -1, -2
 _SHIFT = 48  # hash bits below a slice
-_PART_SLICES = 64  # an export looks at the rows of this many slices at a time, so it never lists a whole table
+_PART_SLICES = (
+    64  # an export looks at the rows of this many slices at a time, so it never lists a whole table
+)
 _I64, _F32 = torch.int64, torch.float32
 _empty = torch.empty
 
@@ -90,7 +92,12 @@ class NativeTable(BaseTable):
         rows = _empty((count, self.dim), dtype=_F32) if out is None else self._checked_out(out, count)
         if train:
             code = self._lookup(
-                self._handle, keys.data_ptr(), count, rows.data_ptr(), 1, self.step + 1 if step is None else step
+                self._handle,
+                keys.data_ptr(),
+                count,
+                rows.data_ptr(),
+                1,
+                self.step + 1 if step is None else step,
             )
             if code < 0:
                 raise _out_of_memory(self)
@@ -111,7 +118,13 @@ class NativeTable(BaseTable):
         if step < before:
             self._advance(step)
         code = self._apply(
-            self._handle, keys.data_ptr(), count, grads.data_ptr(), before, step, self.spec.lr if lr is None else lr
+            self._handle,
+            keys.data_ptr(),
+            count,
+            grads.data_ptr(),
+            before,
+            step,
+            self.spec.lr if lr is None else lr,
         )
         if code < 0:
             raise self._failed(code, keys)

@@ -60,7 +60,9 @@ class TableSpec:
                      "budget_rows", "budget_bytes"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(f"a sparse table's {name} must be a finite number of at least 0, got {value}")
+                raise ConfigError(
+                    f"a sparse table's {name} must be a finite number of at least 0, got {value}"
+                )
         self._check_words()
         self._check_admission()
         self._check_budget()
@@ -107,9 +109,13 @@ class TableSpec:
 
     def _check_words(self) -> None:
         if self.dtype not in FORMATS:
-            raise ConfigError(f"a sparse table's dtype must be one of {', '.join(FORMATS)}, got {self.dtype!r}")
+            raise ConfigError(
+                f"a sparse table's dtype must be one of {', '.join(FORMATS)}, got {self.dtype!r}"
+            )
         if self.evict and self.evict not in EVICTIONS:
-            raise ConfigError(f"a sparse table's evict must be one of {', '.join(EVICTIONS)}, got {self.evict!r}")
+            raise ConfigError(
+                f"a sparse table's evict must be one of {', '.join(EVICTIONS)}, got {self.evict!r}"
+            )
         if not abs(self.default) < float("inf"):
             raise ConfigError(f"a sparse table's default must be a finite number, got {self.default}")
 
@@ -117,11 +123,15 @@ class TableSpec:
         if not 1 <= self.admit_count < 1 << 31:
             raise ConfigError(f"a sparse table's admit_count must be at least 1, got {self.admit_count}")
         if not 0 < self.admit_probability <= 1:
-            raise ConfigError(f"a sparse table's admit_probability must be in (0, 1], got {self.admit_probability}")
+            raise ConfigError(
+                f"a sparse table's admit_probability must be in (0, 1], got {self.admit_probability}"
+            )
 
     def _check_budget(self) -> None:
         if self.budget_bytes and self.budget_bytes < self.row_bytes:
-            raise ConfigError(f"a budget of {self.budget_bytes} bytes holds no row of {self.row_bytes} bytes; raise it")
+            raise ConfigError(
+                f"a budget of {self.budget_bytes} bytes holds no row of {self.row_bytes} bytes; raise it"
+            )
         if bool(self.evict) != bool(self.most_rows):
             raise ConfigError(
                 f"a sparse table evicts by rank when a budget is spent: give both evict and budget_rows or "
