@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.bench.embedding_contenders import Contenders, ids_of
 from nonet.bench.embedding_clock import isolated
+from nonet.bench.embedding_contenders import Contenders, ids_of
 from nonet.embedding.core import make_table
 from nonet.embedding.spec import TableSpec
 from nonet.random import rng
@@ -119,7 +119,13 @@ def _steps(found: dict[str, Any], table: Any, batches: Iterable[Tensor], case: s
     ordered = sorted(cpu_s)
     median, p99 = statistics.median(cpu_s), ordered[int(0.99 * len(ordered))]
     found["rows"].append(
-        {"case": case, "steps": len(cpu_s), "median_us": 1e6 * median, "p99_us": 1e6 * p99, "max_us": 1e6 * ordered[-1]}
+        {
+            "case": case,
+            "steps": len(cpu_s),
+            "median_us": 1e6 * median,
+            "p99_us": 1e6 * p99,
+            "max_us": 1e6 * ordered[-1],
+        }
     )
     found["ratio"][f"{case}: p99 / median"] = p99 / median
 

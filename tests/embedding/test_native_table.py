@@ -124,7 +124,9 @@ def deletes(keys, step, dim=1):
 
 def test_keys_of_one_bucket_and_of_one_prefix_are_found_and_forgotten():
     same_low = unmixed((np.arange(3000, dtype=np.uint64) << np.uint64(40)) | np.uint64(77))
-    same_high = unmixed((np.uint64(0xABCDEF0123) << np.uint64(24)) + np.arange(9000, dtype=np.uint64) * np.uint64(3))
+    same_high = unmixed(
+        (np.uint64(0xABCDEF0123) << np.uint64(24)) + np.arange(9000, dtype=np.uint64) * np.uint64(3)
+    )
     assert len(set((splitmix64(same_low) & np.uint64(0xFFFFFFFFFF)).tolist())) == 1
     for keys in (same_low, same_high):
         core, twin = twins(4, optimizer="sgd")

@@ -14,7 +14,8 @@ from nonet.errors import ConfigError
 KINDS = [
     NumPyTable,
     pytest.param(
-        "native", marks=pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}")
+        "native",
+        marks=pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}"),
     ),
 ]
 needs_core = pytest.mark.skipif(not core_status().native, reason=f"no core: {core_status().reason}")
@@ -88,7 +89,12 @@ def test_rows_unseen_for_longer_than_their_time_go_and_are_told_as_deletes(kind)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("policy", "kept"), [("lru", range(14, 100)), ("lfu", [*range(10), *range(24, 100)]), ("score", [*range(82), *range(96, 100)])]
+    ("policy", "kept"),
+    [
+        ("lru", range(14, 100)),
+        ("lfu", [*range(10), *range(24, 100)]),
+        ("score", [*range(82), *range(96, 100)]),
+    ],
 )
 def test_a_full_group_gives_up_its_least_rows(kind, policy, kept):
     made = table(kind, evict=policy, budget_rows=98)
@@ -137,7 +143,10 @@ def test_gradients_of_rows_that_have_gone_are_dropped_and_counted_never_an_error
     ],
 )
 def test_the_core_decides_as_the_twin_does(policy):
-    core, twin = table("native", 4, optimizer="adagrad", **policy), table(NumPyTable, 4, optimizer="adagrad", **policy)
+    core, twin = (
+        table("native", 4, optimizer="adagrad", **policy),
+        table(NumPyTable, 4, optimizer="adagrad", **policy),
+    )
     source = np.random.default_rng(5)
     for step in range(1, 41):
         keys = source.zipf(1.2, 600) % 9000 * 1_000_003
