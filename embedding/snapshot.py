@@ -26,6 +26,8 @@ from nonet.embedding.index import KeyIndex
 from nonet.embedding.slices import SLICES, slice_of
 from nonet.errors import ConfigError
 
+_READ_SLICES = 1 << 12
+
 
 class History:
     """The open snapshots of a table; every change of the table goes through `changing`."""
@@ -141,6 +143,24 @@ class Snapshot:
         place = slice_of(keys)
         mine = (place >= slices.start) & (place < slices.stop) & (steps > since)
         return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
+
+    def changes(self, since: int | None = None) -> RowColumns:
+        """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.
+
+        A row that changes while this is read may be there twice, with the same content.
+        """
+        every = [] if since is None else self.gone(ALL_SLICES, since)
+        after = -(1 << 62) if since is None else since
+        for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
+            with self._history.lock:
+                parts = self._table._chosen(range(start, start + _READ_SLICES), since)
+                every.extend(part.where(self._untouched(part)) for part in parts)
+        with self._history.lock:
+            kept = list(self._kept)
+        for part in kept:
+            waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
+            every.append(part.where((part.step > after) & ~waiting))
+        return joined(every, self.spec)
 
     def rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Rows [N, D] of keys [N], the default where there was none, and which there were [N]."""

@@ -4,7 +4,6 @@ import torch
 
 from nonet.embedding.checkpoint import load, save, update_of
 from nonet.embedding.checksum import checksum, checksum_numpy
-from nonet.embedding.layout import Layout
 from nonet.embedding.reader import ReplicaReader
 from nonet.embedding.segments import read_footer
 from nonet.embedding.slices import SliceMap
