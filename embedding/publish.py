@@ -1,0 +1,149 @@
+"""A shard's side of reading: the published version, whole, as a delta, or by key, while training goes on.
+
+Publishing opens a snapshot of every table, so rows asked for later are those of the version, whatever was trained since. A
+reader that holds a version published before gets what was touched, made or gone since; any other gets everything.
+"""
+
+# Shapes: N keys asked for, D width, B bytes a row on the wire.
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from nonet.embedding.arrow import RowColumns
+from nonet.embedding.codec import codec
+from nonet.embedding.reader import wire_tables
+from nonet.embedding.slices import SliceMap, within
+from nonet.embedding.snapshot import History, Snapshot
+from nonet.errors import ConfigError, StaleVersion
+
+_REMEMBERED = 64
+_HOT_ROOM = 8
+
+
+class Shard(Protocol):
+    """What holds the rows: a SparseWorld."""
+
+    histories: dict[str, History]
+
+    @property
+    def slices(self) -> SliceMap: ...
+    @property
+    def ranges(self) -> list[range]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows as bytes [N, B] in a codec, and which keys had one [N] bool."""
+
+    data: np.ndarray
+    there: np.ndarray
+
+
+class Publisher:
+    """Publishes the tables of one shard. `publish` is called between steps; the rest at any time, from any thread."""
+
+    def __init__(self, world: Shard):
+        self._world, self._lock = world, threading.Lock()
+        self._open: dict[str, Snapshot] = {}
+        self._steps: OrderedDict[int, dict[str, int]] = OrderedDict()
+        self._hot = {name: HotKeys() for name in world.histories}
+        self.version = -1
+
+    def publish(self, version: int) -> None:
+        """Make the tables as they are now the version that readers get."""
+        if version <= self.version:
+            raise ConfigError(
+                f"version {version} cannot be published after version {self.version}; count them up"
+            )
+        fresh = {name: history.open() for name, history in self._world.histories.items()}
+        with self._lock:
+            before, self._open, self.version = self._open, fresh, version
+            self._steps[version] = {name: snapshot.step for name, snapshot in fresh.items()}
+            while len(self._steps) > _REMEMBERED:
+                self._steps.popitem(last=False)
+        for snapshot in before.values():
+            snapshot.close()
+
+    def update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
+        """What moves a replica at version `have` to the published one: a delta where that version is remembered."""
+        with self._lock:
+            version, open_, steps = self.version, dict(self._open), self._steps.get(have) if have is not None else None
+        self._published(version)
+        parts = {name: snapshot.changes(steps[name] if steps else None) for name, snapshot in open_.items()}
+        return _update(version, have if steps else None, parts, wire)
+
+    def rows(self, table: str, keys: np.ndarray, version: int, wire: str = "fp32") -> Answer:
+        """The rows of keys [N] at `version`. Raises StaleVersion when another is published or a key lives elsewhere."""
+        with self._lock:
+            have, snapshot = self.version, self._open.get(table)
+        self._published(have)
+        if snapshot is None:
+            raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._open)}")
+        if version != have:
+            raise StaleVersion(f"version {version} of table {table!r} was asked for, version {have} is published")
+        self._check_owned(table, keys)
+        rows, there = snapshot.rows(keys)
+        self._hot[table].count(keys)
+        return Answer(codec(wire).encode(rows).numpy(), there)
+
+    def hot(self, count: int, wire: str = "fp32") -> dict[str, Any]:
+        """A full update of the keys that were asked for most: for replicas of a hot set."""
+        with self._lock:
+            version, open_ = self.version, dict(self._open)
+        self._published(version)
+        parts = {}
+        for name, snapshot in open_.items():
+            keys = self._hot[name].most(count)
+            rows, there = snapshot.rows(keys)
+            none = np.zeros((len(keys), 0), np.float32)
+            zero = np.zeros(len(keys), np.int64)
+            parts[name] = RowColumns(keys, rows.numpy(), none, zero, np.zeros(len(keys), bool)).where(there)
+        return _update(version, None, parts, wire)
+
+    def _published(self, version: int) -> None:
+        if version < 0:
+            raise StaleVersion("nothing is published yet; publish a version before readers ask")
+
+    def _check_owned(self, table: str, keys: np.ndarray) -> None:
+        elsewhere = ~within(keys, self._world.ranges)
+        if elsewhere.any():
+            raise StaleVersion(
+                f"{int(elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice map "
+                f"{self._world.slices.version}; the reader's map is older"
+            )
+
+
+class HotKeys:
+    """The keys that come most, roughly: counts of the most frequent so far, the rare ones dropped now and then."""
+
+    def __init__(self, room: int = 1 << 16):
+        self._room, self._lock = room, threading.Lock()
+        self._keys, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def count(self, keys: np.ndarray) -> None:
+        """Note a batch of keys [N]."""
+        with self._lock:
+            every = np.concatenate([self._keys, keys])
+            weights = np.concatenate([self._counts, np.ones(len(keys), np.int64)])
+            self._keys, inverse = np.unique(every, return_inverse=True)
+            self._counts = np.bincount(inverse, weights).astype(np.int64)
+            if len(self._keys) > _HOT_ROOM * self._room:
+                kept = np.argsort(-self._counts, kind="stable")[: self._room]
+                self._keys, self._counts = self._keys[kept], self._counts[kept]
+
+    def most(self, count: int) -> np.ndarray:
+        """At most `count` keys, the most frequent first."""
+        with self._lock:
+            return self._keys[np.argsort(-self._counts, kind="stable")[:count]]
+
+
+def _update(version: int, base: int | None, parts: Mapping[str, RowColumns], wire: str) -> dict[str, Any]:
+    tables = {name: list(wire_tables(part, wire)) for name, part in parts.items()}
+    return {"version": version, "base": base, "tables": tables}
