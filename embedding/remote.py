@@ -1,13 +1,14 @@
 """Reading rows that live elsewhere: each key once, one call a shard and batch, what was read is kept while the version lasts.
 
 A batch is of one version: when a shard has moved on, the reader asks what is published and which shard owns what, forgets
-what it kept, and reads the whole batch again. A replicated hot set answers without a call.
+what it kept, and reads the whole batch again, for `timeout_s` at most. A replicated hot set answers without a call.
 """
 
 # Shapes: N keys asked for, U distinct ones, D width.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import BaseTable
 from nonet.embedding.codec import codec
 from nonet.embedding.core import make_table
@@ -30,7 +32,7 @@ from nonet.errors import ConfigError, StaleVersion
 
 # table, keys [N], version, codec -> rows; what a shard's Publisher.rows answers
 Ask = Callable[[str, np.ndarray, int, str], Answer]
-_TRIES = 5
+_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 _MOST_CALLS = 16
 
 
@@ -54,8 +56,10 @@ class RemoteReader:
         wire: str = "fp32",
         cache_rows: int = 1 << 18,
         hot: ReplicaReader | None = None,
+        timeout_s: float = 30.0,
     ):
         self._specs = {name: TableSpec(spec.dim, "sgd", default=spec.default) for name, spec in specs.items()}
+        self._timeout_s = timeout_s
         self._refresh, self._codec, self._cache_rows, self._hot = refresh, codec(wire), cache_rows, hot
         self.absent, self.calls, self.asked = 0, 0, 0
         self._pool = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="sparse-read")
@@ -75,12 +79,16 @@ class RemoteReader:
         """Rows [N, D] of keys [N], all of one version; absent ones read the default and are counted."""
         if table not in self._specs:
             raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._specs)}")
-        for _ in range(_TRIES - 1):
+        until, pause = time.monotonic() + self._timeout_s, _PAUSE_S
+        while True:
             try:
                 return self._rows(table, keys.numpy())
             except StaleVersion:
-                self._move()
-        return self._rows(table, keys.numpy())
+                if time.monotonic() > until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            self._move()
 
     def close(self) -> None:
         """End the threads that call."""
@@ -92,11 +100,9 @@ class RemoteReader:
         hot = self._in_hot_set(table, plan.keys)
         known = hot | self._kept[table]._holds(plan.keys) | (self._gone[table].find(plan.keys) >= 0)
         self._fetch(table, plan.keys, plan.counts, ~known)
+        out = self._kept[table].lookup(plan.keys, train=False)
         if hot.any() and self._hot is not None:
-            out = self._kept[table].lookup(plan.keys, train=False)
             out[torch.from_numpy(hot)] = self._hot.rows(table, torch.from_numpy(plan.keys[hot]))
-        else:
-            out = self._kept[table].lookup(plan.keys, train=False)
         absent = self._gone[table].find(plan.keys) >= 0
         self.absent += int(absent[plan.place].sum())
         self._bound(table)
@@ -121,8 +127,6 @@ class RemoteReader:
         return ask(table, keys, self._now.version, self._codec.name)
 
     def _keep(self, table: str, keys: np.ndarray, answer: Answer) -> None:
-        from nonet.embedding.arrow import RowColumns
-
         rows = self._codec.decode(torch.from_numpy(answer.data), self._specs[table].dim).numpy()
         count = len(keys)
         none, zero = np.zeros((count, 0), np.float32), np.zeros(count, np.int64)

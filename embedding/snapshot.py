@@ -36,6 +36,11 @@ class History:
         self.table, self.lock = table, threading.RLock()
         self._open: list[Snapshot] = []
 
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """Those that are open."""
+        return list(self._open)
+
     def open(self) -> Snapshot:
         """A snapshot at the table's last step; close it, for while it is open changed rows are kept."""
         with self.lock:
@@ -88,7 +93,7 @@ class Snapshot:
         table = history.table
         self._given = np.zeros(SLICES, dtype=bool)
         self._kept = type(table).of(table.name, table.spec, 0)
-        self._born = KeyIndex()
+        self._born, self._moved = KeyIndex(), False
         self._deleted = table.deleted.since(-1)
         self._waits = joined(list(waits(table)), table.spec)
         self._copied = table.spec.evicts
@@ -112,6 +117,12 @@ class Snapshot:
         if self._table.step == self.step:  # rows made later carry a later step, which says the same
             fresh = np.unique(keys)
             self._born.add(fresh[self._born.find(fresh) < 0])
+
+    def arrived(self, keys: np.ndarray) -> None:
+        """Rows that came from another shard: in this version they were there, not here."""
+        self._moved = True
+        fresh = np.unique(keys)
+        self._born.add(fresh[self._born.find(fresh) < 0])
 
     def part(self, slices: range) -> RowColumns:
         """The rows of these slices, by slice and key; each slice can be asked for once."""
@@ -162,7 +173,10 @@ class Snapshot:
     def _untouched(self, live: RowColumns) -> np.ndarray:
         """Which rows [N] of the table are still those of this version."""
         same = ~live.deleted & (live.step <= self.step)
-        unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
+        if self._moved:
+            unsure = np.flatnonzero(~live.deleted & (live.step <= self.step + 1))
+        else:
+            unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
         if len(unsure):
             keys = live.key[unsure]
             same[unsure] = ~self._kept._holds(keys) & (self._born.find(keys) < 0)

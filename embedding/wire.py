@@ -27,6 +27,7 @@ from nonet.embedding.lost import gone
 from nonet.embedding.route import Route
 from nonet.errors import WorkerLost
 
+NOTHING = np.empty(0, dtype=np.uint8)
 _NO_KEYS = np.empty(0, dtype=np.int64)
 
 
@@ -119,6 +120,20 @@ class Wire:
         got = torch.empty(sum(got_counts), given.shape[1], dtype=torch.uint8)
         self._all_to_all(got, given.contiguous(), got_counts, given_counts)
         return got
+
+    def blobs(self, given: list[np.ndarray]) -> list[np.ndarray]:
+        """Send uint8 arrays, one to each rank [W], and receive one of each."""
+        sizes = torch.tensor([len(blob) for blob in given], dtype=torch.int64)
+        coming = torch.empty_like(sizes)
+        every = [1] * self._layout.world
+        self._all_to_all(coming, sizes, every, every)
+        got = torch.empty(int(coming.sum()), dtype=torch.uint8)
+        self._all_to_all(got, torch.from_numpy(np.concatenate(given)), coming.tolist(), sizes.tolist())
+        return _cut(got.numpy(), coming.tolist())
+
+    def forget(self) -> None:
+        """No push may refer to a pull from before this: the keys' owners have changed."""
+        self._pulled.clear()
 
     def _fill(
         self,

@@ -42,7 +42,9 @@ class Shards:
             publisher.publish(version)
 
     def published(self):
-        return Published(self.publishers[0].version, self.slices, [publisher.rows for publisher in self.publishers])
+        return Published(
+            self.publishers[0].version, self.slices, [publisher.rows for publisher in self.publishers]
+        )
 
     def live(self, keys):
         owner = self.slices.owner(keys.numpy())
@@ -80,8 +82,14 @@ def test_a_remote_reader_sees_one_version_while_training_goes_on(shards):
         assert torch.equal(reader.rows("item", KEYS), before)
     assert not torch.equal(shards.live(KEYS), before)
     shards.publish(2)
+    assert torch.equal(reader.rows("item", KEYS), before)  # a batch under way may finish at the version before
+    assert reader.refresh() == 2
     assert torch.equal(reader.rows("item", KEYS), shards.live(KEYS))
-    assert reader.version == 2
+    for version in (3, 4):
+        shards.train(KEYS)
+        shards.publish(version)
+    assert torch.equal(reader.rows("item", KEYS), shards.live(KEYS))  # version 2 is closed: it moves by itself
+    assert reader.version == 4
 
 
 def test_absent_keys_read_the_default_are_counted_and_asked_once(shards):
