@@ -25,6 +25,7 @@ from nonet.embedding.core import make_table
 from nonet.embedding.fast_route import best_router
 from nonet.embedding.header import MOVE, PULL, PUSH, READ, STOP, TAKE, Header
 from nonet.embedding.layout import Layout
+from nonet.embedding.native_table import NativeTable
 from nonet.embedding.reshard import arrive, check_moves, given_rows, leave, moves_of, route_of
 from nonet.embedding.route import Route, Router, route
 from nonet.embedding.slices import Move, SliceMap
@@ -92,8 +93,29 @@ class SparseWorld:
         if self.layout.world == 1:
             return self._lookup(table, _array(keys), train)
         plan = self._routes[table] = self._route(keys)
-        asked = self.wire.ask(self._header(PULL if train else READ, number), plan)
-        return plan.spread(self._answer_rows(asked, plan.counts))
+        header = self._header(PULL if train else READ, number)
+        if self.layout.holds and self.codec.name == "fp32":
+            return self._pull_fused(table, plan, header)
+        return plan.spread(self._answer_rows(self.wire.ask(header, plan), plan.counts))
+
+    def _pull_fused(self, table: str, plan: Route, header: Header) -> Tensor:
+        """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
+        rank, train = self.layout.rank, header.op == PULL
+        start = sum(plan.counts[:rank])
+        own = plan.keys[start : start + plan.counts[rank]]
+        rows = self.wire.room(len(plan.keys), self.specs[table].dim)
+        first = (
+            start == 0
+        )  # own rows stand before the others' where that is the route's order, else after them
+        others = len(rows) - len(own)
+        mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
+        asked = self.wire.ask(
+            header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
+        )
+        counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
+        answer = self._lookup(table, asked.keys, train)
+        self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
+        return plan.moved(start, len(own), first).spread(rows)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Apply the gradients [N, D] of keys [N] as one optimizer step; every trainer calls it."""
@@ -208,6 +230,14 @@ class SparseWorld:
         history = self.histories[table]
         with history.making(keys) if train else history.lock:
             return self.tables[table].lookup(keys, train=train)
+
+    def _lookup_into(self, table: str, keys: np.ndarray, train: bool, out: Tensor) -> None:
+        history, held = self.histories[table], self.tables[table]
+        with history.making(keys) if train else history.lock:
+            if isinstance(held, NativeTable):
+                held.lookup(keys, train=train, out=out)
+            else:
+                out.copy_(held.lookup(keys, train=train))
 
     def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
         with self.histories[table].changing(keys, step):

@@ -82,13 +82,17 @@ def test_a_remote_reader_sees_one_version_while_training_goes_on(shards):
         assert torch.equal(reader.rows("item", KEYS), before)
     assert not torch.equal(shards.live(KEYS), before)
     shards.publish(2)
-    assert torch.equal(reader.rows("item", KEYS), before)  # a batch under way may finish at the version before
+    assert torch.equal(
+        reader.rows("item", KEYS), before
+    )  # a batch under way may finish at the version before
     assert reader.refresh() == 2
     assert torch.equal(reader.rows("item", KEYS), shards.live(KEYS))
     for version in (3, 4):
         shards.train(KEYS)
         shards.publish(version)
-    assert torch.equal(reader.rows("item", KEYS), shards.live(KEYS))  # version 2 is closed: it moves by itself
+    assert torch.equal(
+        reader.rows("item", KEYS), shards.live(KEYS)
+    )  # version 2 is closed: it moves by itself
     assert reader.version == 4
 
 

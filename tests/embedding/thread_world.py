@@ -1,6 +1,7 @@
 """A sparse world whose ranks are threads of one process: the real exchanges, over memory instead of gloo."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -23,7 +24,9 @@ class ThreadWire(Wire):
         super().__init__(layout, None, names)
         self._meeting = meeting
 
-    def _all_to_all(self, got, given, got_counts, given_counts):
+    def _all_to_all(self, got, given, got_counts, given_counts, meanwhile=None):
+        if meanwhile is not None:
+            meanwhile()
         rank, meeting = self._layout.rank, self._meeting
         meeting.given[rank] = torch.split(given, given_counts)
         meeting.barrier.wait()
@@ -53,3 +56,15 @@ def apart(specs, trainers, shards, **options):
     for thread in threads:
         thread.start()
     return worlds, threads
+
+
+def fused(specs, world, **options):
+    """Worlds whose ranks train and hold."""
+    meeting = Meeting(world)
+    return [ThreadWorld(specs, Layout.fused(rank, world), meeting, **options) for rank in range(world)]
+
+
+def together(calls):
+    """What each call gave, all of them at the same time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(WAIT_S) for future in [pool.submit(call) for call in calls]]
