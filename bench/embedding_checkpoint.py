@@ -122,7 +122,7 @@ def _stall(world: Any, folder: Path) -> dict[str, float]:
 
     from nonet.embedding.checkpoint import save
 
-    rows, dim = len(world.tables["item"]), world.specs["item"].dim
+    rows = len(world.tables["item"])
     source, keys = np.random.default_rng(3), _keys(rows)
     weight, waits = torch.randn(768, 768), [0.0]
     lock = _TimedLock(world.histories["item"].lock, waits)

@@ -15,22 +15,20 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
-from nonet.embedding.bulk import arrow, joined, put
+from nonet.embedding.bulk import joined, put
+from nonet.embedding.reader import wire_tables
 from nonet.embedding.segments import Footer, SegmentWriter, check_spec, read_footer, read_segments
 from nonet.embedding.slices import SLICES, slice_of
 from nonet.embedding.snapshot import Snapshot
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.world import SparseWorld
 from nonet.errors import CheckpointError, DeadlineExceeded
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _SEGMENT_BYTES = 2 << 20
 _LEAST_SLICES = 64
@@ -125,7 +123,10 @@ def update_of(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) ->
     return {
         "version": version,
         "base": None,
-        "tables": {name: list(_wire_tables(folder, name, spec)) for name, spec in specs.items()},
+        "tables": {
+            name: [table for part in _parts(folder, name, spec) for table in wire_tables(part)]
+            for name, spec in specs.items()
+        },
     }
 
 
@@ -207,12 +208,9 @@ def _chain(table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]) -
     return [(path, footer) for path, _, footer in files]
 
 
-def _wire_tables(folder: Path, name: str, spec: TableSpec) -> Iterator[pa.Table]:
+def _parts(folder: Path, name: str, spec: TableSpec) -> Iterator[RowColumns]:
     for path, footer in _chain(name, spec, folder, [ALL_SLICES]):
-        for part in read_segments(path, [ALL_SLICES], footer):
-            if part.waiting is not None and part.waiting.any():
-                part = part.where(~part.waiting)
-            yield from (table.select(["key", "row", "op"]) for table in arrow(part))
+        yield from read_segments(path, [ALL_SLICES], footer)
 
 
 def _touched(keys: np.ndarray, ranges: list[range]) -> list[range]:

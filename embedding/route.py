@@ -35,6 +35,16 @@ class Route:
         """Whether no key was asked for twice."""
         return len(self.keys) == len(self.place)
 
+    def moved(self, start: int, count: int, first: bool) -> Route:
+        """The route when the `count` rows from `start` stand behind all others; `first`: when they stay where they are."""
+        stop = start + count
+        if first or not count or stop == len(self.keys):
+            return self
+        to = np.arange(len(self.keys))
+        to[start:stop] += len(self.keys) - stop
+        to[stop:] -= count
+        return Route(self.asked, self.keys, self.counts, to[self.place])
+
     def spread(self, rows: Tensor) -> Tensor:
         """Rows [U, D] of the distinct keys as rows [N, D] of the asked ones."""
         return rows.index_select(0, torch.from_numpy(self.place))

@@ -21,10 +21,13 @@ from torch import Tensor
 
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
-from nonet.embedding.bulk import absent, by_slice, columns, joined, take, waits
+from nonet.embedding.bulk import absent, by_slice, joined, take, waits
 from nonet.embedding.index import KeyIndex
 from nonet.embedding.slices import SLICES, slice_of
 from nonet.errors import ConfigError
+
+_READ_SLICES = 1 << 12
+_PIECE_SLICES, _PIECE_BYTES = 64, 300_000
 
 
 class History:
@@ -33,6 +36,11 @@ class History:
     def __init__(self, table: BaseTable):
         self.table, self.lock = table, threading.RLock()
         self._open: list[Snapshot] = []
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """Those that are open."""
+        return list(self._open)
 
     def open(self) -> Snapshot:
         """A snapshot at the table's last step; close it, for while it is open changed rows are kept."""
@@ -83,98 +91,112 @@ class Snapshot:
         self.step = history.table.step
         self._history, self._table = history, history.table
         self.spec = history.table.spec
-        self._deleted = history.table.deleted.since(-1)
-        self._given = np.zeros(SLICES, dtype=bool)
-        self._kept: list[RowColumns] = []
-        self._known, self._born = KeyIndex(), KeyIndex()
-        self._index, self._indexed = KeyIndex(), 0
         table = history.table
+        self._given = np.zeros(SLICES, dtype=bool)
+        self._kept = type(table).of(table.name, table.spec, 0)
+        self._born, self._moved = KeyIndex(), False
+        self._deleted = table.deleted.since(-1)
+        self._waits = joined(list(waits(table)), table.spec)
         self._copied = table.spec.evicts
-        at_once = columns(table, ALL_SLICES) if self._copied else waits(table)
-        self._kept.extend(part for part in [joined(list(at_once), table.spec)] if len(part.key))
+        for part in table._chosen(ALL_SLICES, None) if self._copied else ():
+            self._kept._upsert(part)
 
     @property
     def kept_rows(self) -> int:
         """Rows that were kept as they were."""
-        return sum(len(part.key) for part in self._kept)
+        return len(self._kept)
 
     def keep(self, before: RowColumns) -> None:
         """Rows that are about to change, as they are."""
         if not self._copied:
             first = self._untouched(before) & ~self._given[slice_of(before.key)]
             if first.any():
-                fresh = before.where(first)
-                self._kept.append(fresh)
-                self._known.add(fresh.key)
+                self._kept._upsert(before if first.all() else before.where(first))
 
     def born(self, keys: np.ndarray) -> None:
         """Keys that had no row in this version and may get one."""
+        if self._table.step == self.step:  # rows made later carry a later step, which says the same
+            fresh = np.unique(keys)
+            self._born.add(fresh[self._born.find(fresh) < 0])
+
+    def arrived(self, keys: np.ndarray) -> None:
+        """Rows that came from another shard: in this version they were there, not here."""
+        self._moved = True
         fresh = np.unique(keys)
         self._born.add(fresh[self._born.find(fresh) < 0])
 
-    def _untouched(self, live: RowColumns) -> np.ndarray:
-        """Which rows [N] of the table are still those of this version."""
-        same = ~live.deleted & (live.step <= self.step)
-        unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
-        if len(unsure) and not (len(self._known) or len(self._born)):
-            same[unsure] = True
-        elif len(unsure):
-            keys = live.key[unsure]
-            same[unsure] = (self._known.find(keys) < 0) & (self._born.find(keys) < 0)
-        return same
-
     def part(self, slices: range) -> RowColumns:
-        """The rows of these slices, by slice and key; each slice can be asked for once."""
-        with self._history.lock:
-            live = [] if self._copied else list(self._table._chosen(slices, None))
-            live = [
-                part if same.all() else part.where(same) for part in live for same in [self._untouched(part)]
-            ]
-            old = self._taken(slices)
-            self._given[slices.start : slices.stop] = True
-        every = joined([*live, *old], self._table.spec)
+        """The rows of these slices, by slice and key; each slice can be asked for once.
+
+        Taken piece by piece, about 0.3 MB each, so that a training step never waits for long.
+        """
+        whole = max(1, len(self._table)) * self.spec.row_bytes
+        step = max(_PIECE_SLICES, SLICES * _PIECE_BYTES // whole)
+        parts, old = [], self._waiting(slices)
+        for start in range(slices.start, slices.stop, step):
+            piece = range(start, min(start + step, slices.stop))
+            with self._history.lock:
+                if not self._copied:
+                    parts.extend(self._same(part) for part in self._table._chosen(piece, None))
+                old.extend(self._kept._chosen(piece, None))
+                self._given[piece.start : piece.stop] = True
+        every = joined([*parts, *old], self.spec)
         return by_slice(every) if old else every
 
     def gone(self, slices: range, since: int) -> list[RowColumns]:
-        """Keys of these slices that went after step `since` and had not come back; ask before `part` of these slices."""
+        """Keys of these slices that went after step `since`; some may have come back."""
         keys, steps = self._deleted
         place = slice_of(keys)
         mine = (place >= slices.start) & (place < slices.stop) & (steps > since)
         return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
+
+    def changes(self, since: int | None = None) -> RowColumns:
+        """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.
+
+        A row that changes while this is read may be there twice, with the same content.
+        """
+        every = [] if since is None else self.gone(ALL_SLICES, since)
+        for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
+            with self._history.lock:
+                parts = self._table._chosen(range(start, start + _READ_SLICES), since)
+                every.extend(self._same(part) for part in parts)
+        with self._history.lock:
+            every.extend(self._kept._chosen(ALL_SLICES, since))
+        return joined(every, self.spec)
 
     def rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Rows [N, D] of keys [N], the default where there was none, and which there were [N]."""
         with self._history.lock:
             now = take(self._table, keys)
             there = self._untouched(now) & (not self._copied)
-            at = self._find(keys)
-            out = np.where(there[:, None], now.row, np.float32(self._table.spec.default)).astype(np.float32)
-            old = (at >= 0) & ~there
-            if old.any() and self._kept[0].waiting is not None:
-                old[old] = ~self._kept[0].waiting[at[old]]
+            out = np.where(there[:, None], now.row, np.float32(self.spec.default)).astype(np.float32)
+            old = ~there
+            old[old] = self._kept._holds(keys[old])
             if old.any():
-                out[old] = self._kept[0].row[at[old]]
+                out[old] = self._kept.lookup(keys[old], train=False).numpy()
         return torch.from_numpy(out), there | old
 
     def close(self) -> None:
         """Let the table change freely again."""
         self._history.close(self)
 
-    def _taken(self, slices: range) -> list[RowColumns]:
-        """Kept rows of these slices, taken out of what is kept."""
-        if not self._kept:
-            return []
-        every = joined(self._kept, self._table.spec)
-        place = slice_of(every.key)
-        mine = (place >= slices.start) & (place < slices.stop)
-        self._kept = [every.where(~mine)]
-        return [every.where(mine)] if mine.any() else []
+    def _untouched(self, live: RowColumns) -> np.ndarray:
+        """Which rows [N] of the table are still those of this version."""
+        same = ~live.deleted & (live.step <= self.step)
+        if self._moved:
+            unsure = np.flatnonzero(~live.deleted & (live.step <= self.step + 1))
+        else:
+            unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
+        if len(unsure):
+            keys = live.key[unsure]
+            same[unsure] = ~self._kept._holds(keys) & (self._born.find(keys) < 0)
+        return same
 
-    def _find(self, keys: np.ndarray) -> np.ndarray:
-        """Positions [N] in the kept rows, -1 where a key is not kept."""
-        if len(self._kept) > 1 or (self._kept and self._indexed != len(self._kept[0].key)):
-            every = joined(self._kept, self._table.spec)
-            self._kept = [every]
-            self._index.add(every.key[self._indexed :])
-            self._indexed = len(every.key)
-        return self._index.find(keys) if self._indexed else np.full(len(keys), -1)
+    def _same(self, live: RowColumns) -> RowColumns:
+        same = self._untouched(live)
+        return live if same.all() else live.where(same)
+
+    def _waiting(self, slices: range) -> list[RowColumns]:
+        place = slice_of(self._waits.key)
+        mine = (place >= slices.start) & (place < slices.stop)
+        return [self._waits.where(mine)] if mine.any() else []

@@ -11,7 +11,7 @@ between exchanges. The waits' deadline is the process group's timeout; a rank th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from nonet.embedding.lost import gone
 from nonet.embedding.route import Route
 from nonet.errors import WorkerLost
 
+NOTHING = np.empty(0, dtype=np.uint8)
 _NO_KEYS = np.empty(0, dtype=np.int64)
 
 
@@ -76,21 +77,33 @@ class Wire:
         self._layout, self._group, self._names = layout, group, names
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._last = (0, 0)
-        self._pulled: dict[int, Asked] = {}
+        self._pulled: dict[int, tuple[Asked, np.ndarray]] = {}
         self._nobody = [0] * layout.world
         self._buffers = {name: _Buffer() for name in ("given", "got", "more", "rows")}
         self.traffic = Traffic()
 
-    def ask(self, header: Header | None, route: Route | None, same: bool = False) -> Asked:
-        """Send keys to their owners; a shard gives None twice. `same`: the keys of this rank's last pull of the table."""
+    def ask(
+        self,
+        header: Header | None,
+        route: Route | None,
+        same: bool = False,
+        own: np.ndarray = _NO_KEYS,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Asked:
+        """Send keys to their owners; a shard gives None twice. `same`: the keys of this rank's last pull of the table.
+
+        `own`: keys of the route that this rank looks up itself, in `meanwhile`, while the others' keys travel.
+        """
         sends = route is not None and not same
         keys, counts = (route.keys, route.counts) if sends else (_NO_KEYS, self._nobody)
+        if len(own):
+            keys, counts = self._without_own(keys, counts)
         room = self._rooms.get(self._last) or _Room(self._nobody, self._nobody)
         more = any(count > space for count, space in zip(counts, room.given, strict=True))
         given = self._fill(header, keys, counts, room.given, (int(same), int(more)))
         sizes = [space + WORDS for space in room.got]
         got = self._buffers["got"].take((sum(sizes),), torch.int64)
-        self._all_to_all(got, given, sizes, [space + WORDS for space in room.given])
+        self._all_to_all(got, given, sizes, [space + WORDS for space in room.given], meanwhile)
         blocks = _cut(got.numpy(), sizes)
         heads = [block[:WORDS].tolist() for block in blocks]
         settled = agreed(header, [heads[rank][:COUNT] for rank in self._layout.trainers], self._names)
@@ -102,23 +115,51 @@ class Wire:
             parts = self._rest(parts, coming, keys, counts, room)
         self._rooms[self._last] = _Room(_grown(counts, room.given), _grown(coming, room.got))
         self._last = (settled.op, settled.table)
-        return self._asked(settled, parts, [bool(head[SAME]) for head in heads])
+        return self._asked(settled, parts, [bool(head[SAME]) for head in heads], own)
 
-    def rows(self, given: Tensor, codec: Codec, given_counts: list[int], got_counts: list[int]) -> Tensor:
-        """Send rows [sum(given_counts), D] and receive [sum(got_counts), D]; the result lives until the next call."""
+    def rows(
+        self,
+        given: Tensor,
+        codec: Codec,
+        given_counts: list[int],
+        got_counts: list[int],
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """Send rows [sum(given_counts), D] and receive [sum(got_counts), D], `into` where given.
+
+        Else the result lives until the next call.
+        """
         dim = given.shape[1]
         exact = codec.name == "fp32"
         sent = given.contiguous() if exact else codec.encode(given)
         shape = (sum(got_counts), sent.shape[1])
-        got = self._buffers["rows"].take(shape, sent.dtype)
+        got = self._buffers["rows"].take(shape, sent.dtype) if into is None or not exact else into
         self._all_to_all(got, sent, got_counts, given_counts)
         return got if exact else codec.decode(got, dim)
+
+    def room(self, count: int, dim: int) -> Tensor:
+        """float32 [count, dim] that lives until the next exchange of rows."""
+        return self._buffers["rows"].take((count, dim), torch.float32)
 
     def bytes_of(self, given: Tensor, given_counts: list[int], got_counts: list[int]) -> Tensor:
         """Send and receive opaque rows, uint8 [M, B]."""
         got = torch.empty(sum(got_counts), given.shape[1], dtype=torch.uint8)
         self._all_to_all(got, given.contiguous(), got_counts, given_counts)
         return got
+
+    def blobs(self, given: list[np.ndarray]) -> list[np.ndarray]:
+        """Send uint8 arrays, one to each rank [W], and receive one of each."""
+        sizes = torch.tensor([len(blob) for blob in given], dtype=torch.int64)
+        coming = torch.empty_like(sizes)
+        every = [1] * self._layout.world
+        self._all_to_all(coming, sizes, every, every)
+        got = torch.empty(int(coming.sum()), dtype=torch.uint8)
+        self._all_to_all(got, torch.from_numpy(np.concatenate(given)), coming.tolist(), sizes.tolist())
+        return _cut(got.numpy(), coming.tolist())
+
+    def forget(self) -> None:
+        """No push may refer to a pull from before this: the keys' owners have changed."""
+        self._pulled.clear()
 
     def _fill(
         self,
@@ -151,24 +192,45 @@ class Wire:
         self._all_to_all(got, torch.from_numpy(rest), late, left)
         return [np.concatenate(pair) for pair in zip(parts, _cut(got.numpy(), late), strict=True)]
 
-    def _asked(self, header: Header, parts: list[np.ndarray], same: list[bool]) -> Asked:
+    def _without_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
+        """Keys and counts less those of this rank."""
+        rank = self._layout.rank
+        start = sum(counts[:rank])
+        left = np.concatenate([keys[:start], keys[start + counts[rank] :]])
+        return left, [0 if other == rank else count for other, count in enumerate(counts)]
+
+    def _asked(self, header: Header, parts: list[np.ndarray], same: list[bool], own: np.ndarray) -> Asked:
         if any(same):
-            before = self._pulled[header.table]
+            before, before_own = self._pulled[header.table]
             pulled = _cut(before.keys, before.counts)
+            if len(before_own):
+                pulled[self._layout.rank] = before_own
             parts = [old if flag else part for old, part, flag in zip(pulled, parts, same, strict=True)]
         asked = Asked(header, np.concatenate(parts), [len(part) for part in parts])
         if header.op in (PULL, READ):
-            self._pulled[header.table] = asked
+            self._pulled[header.table] = asked, own
         return asked
 
-    def _all_to_all(self, got: Tensor, given: Tensor, got_counts: list[int], given_counts: list[int]) -> None:
+    def _all_to_all(
+        self,
+        got: Tensor,
+        given: Tensor,
+        got_counts: list[int],
+        given_counts: list[int],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         if given.dtype == torch.int64:
             self.traffic.key_bytes += given.nbytes
         else:
             self.traffic.row_bytes += given.nbytes
         self.traffic.collectives += 1
         try:
-            dist.all_to_all_single(got, given, got_counts, given_counts, group=self._group)
+            work = dist.all_to_all_single(
+                got, given, got_counts, given_counts, group=self._group, async_op=meanwhile is not None
+            )
+            if meanwhile is not None:
+                meanwhile()
+                work.wait()  # type: ignore[union-attr]
         except RuntimeError as cause:
             raise self._lost(cause) from cause
 

@@ -11,7 +11,7 @@ for bit, a world of one trainer equals a single process bit for bit, and W train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,15 @@ from nonet.embedding.bulk import packed, packed_bytes, take
 from nonet.embedding.codec import codec
 from nonet.embedding.core import make_table
 from nonet.embedding.fast_route import best_router
-from nonet.embedding.header import PULL, PUSH, READ, STOP, TAKE, Header
+from nonet.embedding.header import MOVE, PULL, PUSH, READ, STOP, TAKE, Header
 from nonet.embedding.layout import Layout
+from nonet.embedding.native_table import NativeTable
+from nonet.embedding.reshard import arrive, check_moves, given_rows, leave, moves_of, route_of
 from nonet.embedding.route import Route, Router, route
-from nonet.embedding.slices import SliceMap
+from nonet.embedding.slices import Move, SliceMap
 from nonet.embedding.snapshot import History
 from nonet.embedding.store import SparseTable, TableSpec
-from nonet.embedding.wire import Asked, Wire
+from nonet.embedding.wire import NOTHING, Asked, Wire
 from nonet.errors import ConfigError, DataError
 
 MakeTable = Callable[[str, TableSpec, int], SparseTable]
@@ -91,8 +93,29 @@ class SparseWorld:
         if self.layout.world == 1:
             return self._lookup(table, _array(keys), train)
         plan = self._routes[table] = self._route(keys)
-        asked = self.wire.ask(self._header(PULL if train else READ, number), plan)
-        return plan.spread(self._answer_rows(asked, plan.counts))
+        header = self._header(PULL if train else READ, number)
+        if self.layout.holds and self.codec.name == "fp32":
+            return self._pull_fused(table, plan, header)
+        return plan.spread(self._answer_rows(self.wire.ask(header, plan), plan.counts))
+
+    def _pull_fused(self, table: str, plan: Route, header: Header) -> Tensor:
+        """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
+        rank, train = self.layout.rank, header.op == PULL
+        start = sum(plan.counts[:rank])
+        own = plan.keys[start : start + plan.counts[rank]]
+        rows = self.wire.room(len(plan.keys), self.specs[table].dim)
+        first = (
+            start == 0
+        )  # own rows stand before the others' where that is the route's order, else after them
+        others = len(rows) - len(own)
+        mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
+        asked = self.wire.ask(
+            header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
+        )
+        counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
+        answer = self._lookup(table, asked.keys, train)
+        self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
+        return plan.moved(start, len(own), first).spread(rows)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Apply the gradients [N, D] of keys [N] as one optimizer step; every trainer calls it."""
@@ -121,6 +144,33 @@ class SparseWorld:
         asked = self.wire.ask(self._header(TAKE, number), plan)
         return plan, self._answer_packed(asked, plan.counts)
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """Move slices between shards; every trainer calls it between steps. See `reshard`."""
+        if not self.layout.trains:
+            raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not move()")
+        check_moves(moves, self.slices)
+        if self.layout.world > 1:
+            self.wire.ask(self._header(MOVE), route_of(moves, self.layout.shards, self.layout.world))
+        self._move(moves)
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Give, get and forget the rows of these moves, table by table, then go by the map after them."""
+        first = self.layout.shards.start
+        for name in self._names if self.layout.world > 1 else ():
+            given: list[list[Move]] = [[] for _ in range(self.layout.world)]
+            for move in moves:
+                if self.layout.holds and move.source == self.shard:
+                    given[first + move.target].append(move)
+            blobs = [given_rows(self.tables[name], some) if some else NOTHING for some in given]
+            for rank, blob in enumerate(self.wire.blobs(blobs)):
+                if given[rank]:
+                    leave(self.histories[name], given[rank])
+                if len(blob):
+                    arrive(self.histories[name], blob)
+        self.slices = self.slices.moved(moves)
+        self._routes.clear()
+        self.wire.forget()
+
     def serve(self) -> int:
         """A shard's loop: take part in the trainers' exchanges until they stop; returns their number."""
         if self.layout.trains:
@@ -139,6 +189,8 @@ class SparseWorld:
                 self._take_grads(asked, torch.empty(0, dim), nobody)
             elif op == TAKE:
                 self._answer_packed(asked, nobody)
+            elif op == MOVE:
+                self._move(moves_of(asked.keys, len(self.layout.trainers)))
             else:
                 self._answer_rows(asked, nobody)
             exchanges += 1
@@ -178,6 +230,14 @@ class SparseWorld:
         history = self.histories[table]
         with history.making(keys) if train else history.lock:
             return self.tables[table].lookup(keys, train=train)
+
+    def _lookup_into(self, table: str, keys: np.ndarray, train: bool, out: Tensor) -> None:
+        history, held = self.histories[table], self.tables[table]
+        with history.making(keys) if train else history.lock:
+            if isinstance(held, NativeTable):
+                held.lookup(keys, train=train, out=out)
+            else:
+                out.copy_(held.lookup(keys, train=train))
 
     def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
         with self.histories[table].changing(keys, step):

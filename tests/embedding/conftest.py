@@ -20,3 +20,14 @@ def forked(tmp_path_factory):
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def thread_worlds():
+    """The module of worlds whose ranks are threads."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("thread_world", Path(__file__).with_name("thread_world.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -4,7 +4,6 @@ import torch
 
 from nonet.embedding.checkpoint import load, save, update_of
 from nonet.embedding.checksum import checksum, checksum_numpy
-from nonet.embedding.layout import Layout
 from nonet.embedding.reader import ReplicaReader
 from nonet.embedding.segments import read_footer
 from nonet.embedding.slices import SliceMap
@@ -91,7 +90,7 @@ def test_a_save_holds_the_version_at_which_it_began_while_training_goes_on(tmp_p
             parts[name].append(snapshot.part(range(start, start + 8192)))
         trained(1, world, first=5 + turn)  # new rows, changed rows, rows of slices given and not given
     assert hashes(world) != before
-    assert sum(len(snapshot._known) for snapshot in snapshots.values()) > 100
+    assert sum(snapshot.kept_rows for snapshot in snapshots.values()) > 100
     from nonet.embedding.bulk import joined, put
 
     again = SparseWorld(SPECS, seed=7)

@@ -1,4 +1,9 @@
+import numpy as np
 import pytest
+import torch
+
+from nonet.embedding.store import TableSpec
+from nonet.embedding.world import SparseWorld
 
 RANKS = 5
 
@@ -52,3 +57,31 @@ def test_a_shard_killed_mid_step_is_an_error_on_every_rank_that_names_it(ranks):
         assert lost["error"].startswith(f"WorkerLost: rank {rank} of 5"), lost
         assert "no sign of life from rank 4:" in lost["error"]
         assert lost["seconds"] < 31  # the group's timeout and the second in which survivors leave their mark
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_fused_ranks_read_and_train_the_rows_of_a_single_process(thread_worlds, world):
+    specs = {"item": TableSpec(3, "sgd", lr=0.5, init_scale=0.5)}
+    single = SparseWorld(specs, seed=7)
+    ranks = thread_worlds.fused(specs, world)
+    keys = [
+        torch.from_numpy(np.random.default_rng([1, rank]).zipf(1.3, 50 * rank) * 7_919)
+        for rank in range(world)
+    ]
+
+    def steps(rank):
+        read = []
+        for step in (1, 2, 3):
+            rows = ranks[rank].pull("item", keys[rank])
+            read.append(rows)
+            # Halves and quarters: sums of these are exact in any order, so every rank's share can be compared bit for bit.
+            ranks[rank].push("item", keys[rank], torch.full_like(rows, 0.25 * step), step)
+        return read
+
+    found = thread_worlds.together([lambda rank=rank: steps(rank) for rank in range(world)])
+    every = torch.cat(keys)
+    for step in (1, 2, 3):
+        rows = single.pull("item", every)
+        assert torch.equal(torch.cat([found[rank][step - 1] for rank in range(world)]), rows)
+        single.push("item", every, torch.full_like(rows, 0.25 * step), step)
+    assert sum(len(rank.tables["item"]) for rank in ranks) == len(single.tables["item"])
