@@ -1,7 +1,7 @@
 """The operators torch sees: nonet::attend and nonet::attend_backward, with fake, autograd and autocast kernels.
 
 Masks enter as tensors and lengths as data, so torch.compile(fullgraph=True, dynamic=True) makes one graph for all lengths.
-`backend` says which code computes: "sdpa" and "reference" are plain torch, "triton" the kernels of nonet.attention.kernels.
+`backend` says which code computes: "sdpa", "npu" and "reference" are torch, "triton" the kernels of nonet.attention.kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention import chunks, sdpa
+from nonet.attention import chunks, npu, sdpa
 from nonet.attention.bias import RelativeBias
 from nonet.attention.call import Call
 from nonet.attention.table import IntervalTable
@@ -109,7 +109,7 @@ def _backward(
 def _compute(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
     if backend == "triton":
         return _triton().forward(q, k, v, call)
-    out, lse = (sdpa if backend == "sdpa" else chunks).forward(q, k, v, call)
+    out, lse = {"sdpa": sdpa, "npu": npu, "reference": chunks}[backend].forward(q, k, v, call)
     return out, lse.T.contiguous() if call.activation == "softmax" else lse.new_empty(q.shape[1], 0)
 
 
@@ -120,6 +120,8 @@ def _gradients(
         return _triton().backward(grad, q, k, v, out, lse, call)
     if backend == "sdpa":
         return [*sdpa.backward(grad, q, k, v, out, lse.T, call), None, None]
+    if backend == "npu":
+        return npu.backward(grad, q, k, v, call)
     return chunks.backward(grad, q, k, v, call)
 
 
