@@ -62,8 +62,8 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         *tables, call, backend = rest
         out, lse = _compute(q, k, v, call, backend)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call, ctx.backend, ctx.tables = call, backend, tables
+        ctx.save_for_backward(q, k, v, out, lse, *tables)  # tables too: a changed one is noticed
+        ctx.call, ctx.backend = call, backend
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -72,7 +72,7 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if grad is None:
             return (None,) * 8
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, *_ = ctx.saved_tensors
         found = _gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
         kept = (x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False))
         return (*kept, None, None)
