@@ -1,7 +1,7 @@
 """`nonet bench attention`: uni_attention against the best torch offers for the same masks, on this machine's CPU or GPU.
 
 CPU: training steps on 4 jagged sequences against SDPA under a dense bool mask and against compiled FlexAttention (forward:
-it has no backward there); all sides interleaved, medians. GPU: see nonet.bench.attention_cuda. The other sides get their
+it has no backward there); all sides interleaved, medians. GPU: the rows of nonet.bench.attention_gpu. The other sides get their
 masks for nothing: dense masks and block masks are made before the clock starts, ours inside every call.
 """
 
@@ -25,9 +25,7 @@ _TOKENS = 65536
 def attention(device: str = "cpu") -> dict[str, Any]:
     """Milliseconds a mask, type and side; ratios above 1 are in our favour."""
     if device != "cpu":
-        from nonet.bench.attention_cuda import attention_cuda
-
-        return attention_cuda(device)
+        return _on_gpu()
     import torch
 
     threads = torch.get_num_threads()
@@ -38,6 +36,30 @@ def attention(device: str = "cpu") -> dict[str, Any]:
         torch.set_num_threads(threads)
     rows += [_planning(name) for name in ("causal", "hstu")] + [_memory()]
     return {"rows": rows, "ratio": _ratios(rows)}
+
+
+def _on_gpu() -> dict[str, Any]:
+    """The rows of nonet.bench.attention_gpu, whose ratios are to FlexAttention; "step" makes the mask's plan anew."""
+    import torch
+
+    from nonet.bench import attention_gpu, attention_workloads  # type: ignore[attr-defined]
+    from nonet.errors import ConfigError
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "nonet bench attention --device cuda: this machine has no CUDA device. Use --device cpu."
+        )
+    peak, rows = attention_gpu.matmul_tflops(), []
+    for width in (64, 128):
+        for work in attention_workloads.workloads(width):
+            rows.append(attention_gpu.measure(work, peak, autotune=False))
+            print(rows[-1], flush=True)
+    out = {"bf16 matmul TFLOP/s": peak}
+    for phase in ("forward", "backward", "step"):
+        found = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
+        out[f"{phase} flex/uni, geometric mean"] = math.exp(statistics.fmean(map(math.log, found)))
+        out[f"{phase} flex/uni, least"] = min(found)
+    return {"rows": rows, "ratio": out}
 
 
 def _masks() -> dict[str, Any]:
