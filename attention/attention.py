@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nonet.attention import npu
 from nonet.attention.bias import RelativeBias
 from nonet.attention.call import Call
 from nonet.attention.cuts import check_cuts
@@ -23,7 +24,7 @@ from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, B sequences, H query heads, G key heads (H a multiple), D width,
 # E value width, N queries and M keys of a dense batch.
-BACKENDS = ("auto", "triton", "sdpa", "reference")
+BACKENDS = ("auto", "triton", "sdpa", "npu", "reference")
 _MOST_WIDTH = 256
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -51,7 +52,7 @@ def uni_attention(
     sequences, cu_seqlens_k the keys (the same cuts when left out); a dense batch needs none. activation "silu" is
     HSTU's silu(score) / scaling_length. scale: 1 / sqrt(D) when left out. soft_cap: cap * tanh(score / cap), before the
     bias. sink [H]: a logit beside the keys. return_lse: also the log-sum-exp [H, T] ([B, H, N] dense), without gradient.
-    backend: "triton" on CUDA and "sdpa" (CPU; "reference" for what it doesn't speak) when left to "auto".
+    backend: "auto" takes "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, "reference" for what these two don't speak.
     """
     if q.ndim == 4:
         return _dense(
@@ -75,7 +76,7 @@ def uni_attention(
         sink,
         bias,
     )
-    out, lse = attend(q, k, v, call, _backend(backend, q, call))
+    out, lse = attend(q, k, v, call, _backend(backend, q, v, call))
     return (out, lse) if return_lse else out
 
 
@@ -229,7 +230,7 @@ def _check_options(
         bias.check(q.shape[1], len(q), len(k))
 
 
-def _backend(name: str, q: Tensor, call: Call) -> str:
+def _backend(name: str, q: Tensor, v: Tensor, call: Call) -> str:
     """Which code computes. Asked for by name and not able: an error, never another one in silence."""
     if name not in BACKENDS:
         raise ConfigError(f"backend is {name!r}; there are {', '.join(BACKENDS)}.")
@@ -237,11 +238,18 @@ def _backend(name: str, q: Tensor, call: Call) -> str:
     if name == "auto":
         if q.is_cuda and q.dtype != torch.float64:
             return "triton"
+        if npu.available(q, v, call):
+            return "npu"
         return "sdpa" if host and call.plain else "reference"
     if name == "triton" and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(
             f"backend 'triton' runs on CUDA; q is on {q.device}. Leave backend to 'auto', or set TRITON_INTERPRET=1 to "
             "interpret the kernels on a CPU."
+        )
+    if name == "npu" and not npu.available(q, v, call):
+        raise ConfigError(
+            f"backend 'npu' computes a softmax without sink, bias or soft cap, of equal widths, on an Ascend device; q is on "
+            f"{q.device}. Use 'auto' or 'reference'."
         )
     if name == "sdpa" and not (host and call.plain):
         raise ConfigError(

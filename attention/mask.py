@@ -198,12 +198,13 @@ class UniMask:
         at = Packed.of(cu_q, cu_k, tokens_q, tokens_k)
         rows = self.rule.rows(at)
         slots = fewest(list(rows.slots))
+        made_q = cu_q.int()
         start, stop = (torch.stack([slot[i].expand(tokens_q) for slot in slots]) for i in (0, 1))
         return IntervalTable(
             start=start.clamp_min(0).int(),
             stop=torch.minimum(stop, at.keys_T).int(),
-            cu_q=cu_q.int(),
-            cu_k=cu_k.int(),
+            cu_q=made_q,
+            cu_k=made_q if cu_k is cu_q else cu_k.int(),
             max_q=tokens_q if known else _longest(cu_q),
             max_k=tokens_k if known else _longest(cu_k),
             column_start=None if rows.column is None else rows.column[0].int(),

@@ -1,7 +1,7 @@
 """The operators torch sees: nonet::attend and nonet::attend_backward, with fake, autograd and autocast kernels.
 
 Masks enter as tensors and lengths as data, so torch.compile(fullgraph=True, dynamic=True) makes one graph for all lengths.
-`backend` says which code computes: "sdpa" and "reference" are plain torch, "triton" the kernels of nonet.attention.kernels.
+`backend` says which code computes: "sdpa", "npu" and "reference" are torch, "triton" the kernels of nonet.attention.kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention import chunks, sdpa
+from nonet.attention import chunks, npu, sdpa
 from nonet.attention.bias import RelativeBias
 from nonet.attention.call import Call
 from nonet.attention.table import IntervalTable
@@ -62,8 +62,8 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         *tables, call, backend = rest
         out, lse = _compute(q, k, v, call, backend)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call, ctx.backend, ctx.tables = call, backend, tables
+        ctx.save_for_backward(q, k, v, out, lse, *tables)  # tables too: a changed one is noticed
+        ctx.call, ctx.backend = call, backend
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -72,7 +72,7 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if grad is None:
             return (None,) * 8
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, *_ = ctx.saved_tensors
         found = _gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
         kept = (x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False))
         return (*kept, None, None)
@@ -109,7 +109,7 @@ def _backward(
 def _compute(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
     if backend == "triton":
         return _triton().forward(q, k, v, call)
-    out, lse = (sdpa if backend == "sdpa" else chunks).forward(q, k, v, call)
+    out, lse = {"sdpa": sdpa, "npu": npu, "reference": chunks}[backend].forward(q, k, v, call)
     return out, lse.T.contiguous() if call.activation == "softmax" else lse.new_empty(q.shape[1], 0)
 
 
@@ -120,6 +120,8 @@ def _gradients(
         return _triton().backward(grad, q, k, v, out, lse, call)
     if backend == "sdpa":
         return [*sdpa.backward(grad, q, k, v, out, lse.T, call), None, None]
+    if backend == "npu":
+        return npu.backward(grad, q, k, v, call)
     return chunks.backward(grad, q, k, v, call)
 
 

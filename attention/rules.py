@@ -63,7 +63,9 @@ def _count_below(time_q: Tensor, time_k: Tensor, at: Packed, right: bool) -> Ten
     """Keys [T] of a query's sequence that are below its time, by bisection in all sequences at once."""
     low, high = at.cu_k[at.sequence_T], at.cu_k[at.sequence_T] + at.keys_T
     begin = low
-    for _ in range(max(at.tokens_k, 1).bit_length()):
+    # Under torch.compile the number of keys is symbolic: enough halvings for any, so that one graph serves all.
+    halvings = 32 if torch.compiler.is_compiling() else max(at.tokens_k, 1).bit_length()
+    for _ in range(halvings):
         open_T = low < high
         middle = (low + high) // 2
         time = time_k[middle.clamp_max(max(at.tokens_k - 1, 0))] if at.tokens_k else time_q

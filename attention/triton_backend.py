@@ -1,4 +1,4 @@
-"""The Triton kernels as a backend of uni_attention: one plan a table and block size, for all layers and both directions.
+"""The Triton kernels as a backend of uni_attention: plans made once a table, for all layers and both directions.
 
 Loaded on the first call that computes with Triton; nothing else imports it.
 """
@@ -12,19 +12,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from nonet.attention import kernels, kernels_backward  # type: ignore[attr-defined]
 from nonet.attention.call import Call
-from nonet.attention.plan import Plan, plan  # type: ignore[import-not-found]
+from nonet.attention.plan import plans  # type: ignore[import-not-found]
 from nonet.attention.table import IntervalTable
 
 # Shapes: T packed query tokens, H query heads, E value width.
-_PLANS: Any = WeakIdKeyDictionary()  # start tensor of a table -> its version and plans by block sizes
+_PLANS: Any = WeakIdKeyDictionary()  # start tensor of a table -> its version and plans by configuration
 _TABLES: Any = WeakIdKeyDictionary()  # cuts -> their version and tables by form, where a form says it all
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Output [T, H, E] and log-sum-exp [H, T] float32 ([H, 0] for "silu")."""
     q, k, v = _rows(q, k, v)
-    table, tile = _table(call, len(q), len(k)), kernels.config_of(q, v).forward
-    return kernels.forward(q, k, v, table, _plan(table, tile.block_q, tile.block_k), _options(call), tile)
+    table, options = _table(call, len(q), len(k)), _options(call)
+    config = kernels.config_of(q, v, table, options)
+    return kernels.forward(q, k, v, table, _plans(table, config), options, config)
 
 
 def backward(
@@ -32,13 +33,9 @@ def backward(
 ) -> list[Tensor | None]:
     """Gradients of q, k, v, sink, and the bias's position and time tables; None of what is not there."""
     q, k, v = _rows(q, k, v)
-    table, config = _table(call, len(q), len(k)), kernels.config_of(q, v)
-    found = kernels_backward.backward(
-        *(grad, q, k, v, out, lse, table),
-        _plan(table, config.dkv.block_q, config.dkv.block_k),
-        _options(call),
-        config,
-    )
+    table, options = _table(call, len(q), len(k)), _options(call)
+    config = kernels.config_of(q, v, table, options)
+    found = kernels_backward.backward(grad, q, k, v, out, lse, table, _plans(table, config), options, config)
     bias = call.bias
     tables = (call.sink, None if bias is None else bias.position, None if bias is None else bias.time)
     gradients = (found.sink, found.position, found.time)
@@ -70,11 +67,11 @@ def _table(call: Call, tokens_q: int, tokens_k: int) -> IntervalTable:
     return _kept(_TABLES, call.cu_q, (call.form,), lambda: call.whole_table(tokens_q, tokens_k))
 
 
-def _plan(table: IntervalTable, block_q: int, block_k: int) -> Plan:
-    return _kept(_PLANS, table.start, (block_q, block_k), lambda: plan(table, block_q, block_k))
+def _plans(table: IntervalTable, config: Any) -> Any:
+    return _kept(_PLANS, table.start, config, lambda: plans(table, config))
 
 
-def _kept(store: Any, anchor: Tensor, key: tuple[Any, ...], make: Any) -> Any:
+def _kept(store: Any, anchor: Tensor, key: Any, make: Any) -> Any:
     """What was made for this tensor as it is; made again when the tensor has changed, forgotten when it is gone."""
     if anchor.is_inference():
         return make()

@@ -1,7 +1,7 @@
 """`nonet bench attention`: uni_attention against the best torch offers for the same masks, on this machine's CPU or GPU.
 
 CPU: training steps on 4 jagged sequences against SDPA under a dense bool mask and against compiled FlexAttention (forward:
-it has no backward there); all sides interleaved, medians. GPU: see nonet.bench.attention_cuda. The other sides get their
+it has no backward there); all sides interleaved, medians. GPU: the rows of nonet.bench.attention_gpu. The other sides get their
 masks for nothing: dense masks and block masks are made before the clock starts, ours inside every call.
 """
 
@@ -25,9 +25,7 @@ _TOKENS = 65536
 def attention(device: str = "cpu") -> dict[str, Any]:
     """Milliseconds a mask, type and side; ratios above 1 are in our favour."""
     if device != "cpu":
-        from nonet.bench.attention_cuda import attention_cuda
-
-        return attention_cuda(device)
+        return _on_gpu()
     import torch
 
     threads = torch.get_num_threads()
@@ -38,6 +36,30 @@ def attention(device: str = "cpu") -> dict[str, Any]:
         torch.set_num_threads(threads)
     rows += [_planning(name) for name in ("causal", "hstu")] + [_memory()]
     return {"rows": rows, "ratio": _ratios(rows)}
+
+
+def _on_gpu() -> dict[str, Any]:
+    """The rows of nonet.bench.attention_gpu, whose ratios are to FlexAttention; "step" makes the mask's plan anew."""
+    import torch
+
+    from nonet.bench import attention_gpu, attention_workloads  # type: ignore[attr-defined]
+    from nonet.errors import ConfigError
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "nonet bench attention --device cuda: this machine has no CUDA device. Use --device cpu."
+        )
+    peak, rows = attention_gpu.matmul_tflops(), []
+    for width in (64, 128):
+        for work in attention_workloads.workloads(width):
+            rows.append(attention_gpu.measure(work, peak, autotune=False))
+            print(rows[-1], flush=True)
+    out = {"bf16 matmul TFLOP/s": peak}
+    for phase in ("forward", "backward", "step"):
+        found = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
+        out[f"{phase} flex/uni, geometric mean"] = math.exp(statistics.fmean(map(math.log, found)))
+        out[f"{phase} flex/uni, least"] = min(found)
+    return {"rows": rows, "ratio": out}
 
 
 def _masks() -> dict[str, Any]:
@@ -79,10 +101,11 @@ def _compared(name: str, dtype: str) -> dict[str, Any]:
     train = _interleaved({side: steps["train"] for side, steps in sides.items() if "train" in steps})
     forward = _interleaved({side: steps["forward"] for side, steps in sides.items()})
     row: dict[str, Any] = {"mask": name, "type": dtype}
-    row |= {f"train {side} ms": ms for side, ms in train.items()}
-    row |= {f"forward {side} ms": ms for side, ms in forward.items()}
+    row |= {f"train {side} ms": train[side] for side in sides if side in train}
+    row |= {f"forward {side} ms": forward[side] for side in sides}
     row["train sdpa/uni"] = train["sdpa"] / train["uni"]
-    row |= {f"forward {side}/uni": ms / forward["uni"] for side, ms in forward.items() if side != "uni"}
+    row["train sdpa/uni, CPU time"] = train["sdpa CPU"] / train["uni CPU"]
+    row |= {f"forward {side}/uni": forward[side] / forward["uni"] for side in sides if side != "uni"}
     return row
 
 
@@ -157,13 +180,14 @@ def _flex(mod: Any, padded: list[Any]) -> Callable[[], Any]:
 
 
 def _interleaved(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median milliseconds of each, taken in turn."""
-    seconds: dict[str, list[float]] = {side: [] for side in steps}
+    """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
+    seconds: dict[str, list[float]] = {name: [] for side in steps for name in (side, f"{side} CPU")}
     for _ in range(_ROUNDS):
         for side, step in steps.items():
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.thread_time()
             step()
             seconds[side].append(time.perf_counter() - began)
+            seconds[f"{side} CPU"].append(time.thread_time() - busy)
     return {side: 1e3 * statistics.median(values) for side, values in seconds.items()}
 
 
@@ -188,7 +212,7 @@ def _planning(name: str) -> dict[str, Any]:
         steps["tile plan"] = lambda: plan(table, 64, 64)
     except ImportError:
         pass
-    return {"plan": name, "tokens": _TOKENS} | {f"{k} ms": v for k, v in _interleaved(steps).items()}
+    return {"plan": name, "tokens": _TOKENS} | {f"{step} ms": ms for step, ms in _interleaved(steps).items()}
 
 
 _MEMORY = """
@@ -222,7 +246,7 @@ def _memory() -> dict[str, Any]:
 def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     out = {}
     for dtype in ("float32", "bfloat16"):
-        for measure in ("train sdpa/uni", "forward sdpa/uni", "forward flex/uni"):
+        for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):
             found = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
             if found:
                 out[f"{dtype} {measure}, geometric mean"] = math.exp(statistics.fmean(map(math.log, found)))

@@ -111,7 +111,20 @@ def test_gradcheck_of_both_paths():
     assert torch.autograd.gradcheck(silu, (q, k, v, position))
 
 
-@pytest.mark.parametrize("form", ["causal", "hstu", "table"])
+MADE = {
+    "causal": lambda targets, cut, word, table: UniMask.causal(),
+    "hstu": lambda targets, cut, word, table: UniMask.hstu(targets, max_attn_len=9),
+    "session": lambda targets, cut, word, table: (
+        UniMask.session(cut, prefix=targets) & UniMask.causal(window=4)
+    ),
+    "tree": lambda targets, cut, word, table: UniMask.beam_tree(targets, torch.tensor([[1, 0]])),
+    "refined": lambda targets, cut, word, table: UniMask.bos_interval(3) & UniMask.classes(word, word),
+    "cross": lambda targets, cut, word, table: UniMask.cross(word, word.cumsum(0)),
+    "table": lambda targets, cut, word, table: table,
+}
+
+
+@pytest.mark.parametrize("form", MADE)
 def test_compiled_in_full_there_is_one_graph_for_ten_batches(form):
     torch._dynamo.reset()
     graphs = []
@@ -120,23 +133,18 @@ def test_compiled_in_full_there_is_one_graph_for_ten_batches(form):
         graphs.append(graph)
         return graph.forward
 
-    def layer(q, k, v, cut, targets, table):
-        mask = {
-            "causal": lambda: UniMask.causal(),
-            "hstu": lambda: UniMask.hstu(targets, max_attn_len=9),
-            "table": lambda: table,
-        }[form]()
+    def layer(q, k, v, cut, targets, word, table):
+        mask = MADE[form](targets, cut, word, table)
         return uni_attention(q.sin(), k, v, mask=mask, cu_seqlens_q=cut).cos()
 
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
     for batch in range(10):
         lengths = [3 + batch, 2, 7 + 3 * batch, 5]
-        cut, targets = cuts(lengths), torch.tensor([1, 2, 3, 2])
+        cut, targets, word = cuts(lengths), torch.tensor([1, 2, 3, 2]), torch.arange(sum(lengths)) % 3 + 1
         table = UniMask.target_groups(targets, 2).table(cut)
         inputs = draw(sum(lengths), dtype=torch.float32, seed=batch)
-        got = compiled(*inputs, cut, targets, table)
-        want = layer(*inputs, cut, targets, table)
-        assert torch.equal(got, want)
+        got = compiled(*inputs, cut, targets, word, table)
+        assert torch.equal(got, layer(*inputs, cut, targets, word, table))
         got.sum().backward()
     assert len(graphs) == 1
 

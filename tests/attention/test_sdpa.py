@@ -183,8 +183,9 @@ def test_bias_tables_and_their_gradients_equal_a_dense_bias():
 
     def added(bias):
         apart = (place - place[:, None]).clamp(-49, 49) + 49
-        seconds = (time[:, None].long() - time.long()).abs().clamp_min(1).float()
-        bucket = (2 * seconds.log2()).floor().long().clamp_max(12)
+        seconds = (time[:, None].long() - time.long()).abs().clamp_min(1).double()
+        power = seconds.log2().add(1e-12).floor()  # log2 with straight lines between powers of two
+        bucket = (2 * (power + seconds / 2**power - 1)).floor().long().clamp_max(12)
         return (bias.position[:, apart] if bias.position is not None else 0) + bias.time[:, bucket]
 
     whole, times = RelativeBias(position, by_time, time, time), RelativeBias(None, by_time, time, time)

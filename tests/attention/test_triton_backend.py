@@ -51,6 +51,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("nonet.attention.kernels") is None or importlib.util.find_spec("triton") is None,
     reason="the Triton kernels are not here",
