@@ -1,6 +1,6 @@
 """Relative position and time bias of attention scores, from O(N) tables.
 
-score[h, q, k] += position[h, clamp(k - p, -(P - 1), P - 1) + P - 1] + time[h, bucket(|t_q - t_k|)], where p is the query's
+score[h, q, k] += position[h, clamp(k - p, -(P - 1), P - 1) + P - 1] + time[h, bucket_of(t_q - t_k)], where p is the query's
 place among the keys (its own position, aligned at the newest token when there are fewer queries than keys). A dense
 bias is O(N^2) to read and to get a gradient for; these tables are 2 P - 1 and some tens of numbers a head.
 """
@@ -48,6 +48,11 @@ class RelativeBias:
 
 
 def bucket_of(between: Tensor, steps: float, buckets: int) -> Tensor:
-    """Bucket of a time difference: floor(steps * log2(max(1, |difference|))), at most buckets - 1."""
-    octave = between.abs().clamp_min(1).to(torch.float32).log2()
-    return (octave * steps).floor().long().clamp_max(buckets - 1)
+    """Bucket of a time difference: floor(steps * octave), at most buckets - 1.
+
+    octave is log2(max(1, |difference|)) with straight lines between powers of two, read off the float32's bits: no
+    logarithm, and the same bucket on every device.
+    """
+    bits = between.abs().clamp_min(1).to(torch.float32).view(torch.int32)
+    octave = ((bits - 0x3F800000) >> 8).to(torch.float32)
+    return (octave * (torch.tensor(steps) * (1.0 / 32768.0))).long().clamp_max(buckets - 1)

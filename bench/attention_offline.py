@@ -32,6 +32,10 @@ _POINTERS_32 = (
     "SEES",
     "WORD",
 )
+_OPTIONAL = (
+    *("COLUMN_START", "COLUMN_STOP", "SEES", "WORD", "SINK", "GRAD_LSE"),
+    *("POSITION", "TIME", "TIME_Q", "TIME_K", "soft_cap"),
+)
 _FLOATS = ("inner_scale", "outer_scale", "silu_scale", "soft_cap", "steps", "scale")
 _SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
@@ -86,6 +90,50 @@ def compile_kernel(
     )
 
 
+def shipped(
+    kernel: str,
+    chip: int,
+    width: int,
+    values: int,
+    dtype: str,
+    rich: bool,
+    features: list[str],
+    slots: int,
+    silu: bool,
+) -> dict[str, Any]:
+    """A shipped configuration's kernel (forward, dq, dkv or bias) with these optional arguments, compiled."""
+    import torch
+
+    from nonet.attention.configs import config_for
+    from nonet.attention.triton_backward import dkv_kernel, dq_kernel
+    from nonet.attention.triton_bias import bias_kernel
+    from nonet.attention.triton_forward import forward_kernel
+
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    config = config_for(max(width, values), kinds[dtype], chip, rich)
+    code, tile = {
+        "forward": (forward_kernel, config.forward),
+        "dq": (dq_kernel, config.dq),
+        "dkv": (dkv_kernel, config.dkv),
+        "bias": (bias_kernel, config.dq),
+    }[kernel]
+    constants: dict[str, Any] = {
+        name: None for name in _OPTIONAL if name not in features and name in code.arg_names
+    }
+    constants |= {
+        "SLOTS": slots,
+        "S": 4 if kernel == "dkv" else slots,
+        "BM": tile.block_q,
+        "BN": tile.block_k,
+    }
+    constants |= {"D": width, "E": values, "WD": _power(width), "WE": _power(values), "SILU": silu}
+    if kernel == "bias":
+        constants["W"] = 64
+    made = compile_kernel(code, dtype, constants, chip, tile.warps, tile.stages)
+    found = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
+    return {**found, "shared_limit": shared_limit(chip)}
+
+
 def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
     """(masked, compares and selects on the score tile) of every loop that holds a matrix product and no other loop."""
     found, lines = [], ttgir.splitlines()
@@ -124,6 +172,10 @@ def _type_of(name: str, dtype: str) -> str:
     if name in _FLOATS:
         return "fp32"
     return f"*{dtype}" if name.isupper() else "i32"
+
+
+def _power(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def _dump(cubin: Path, what: str) -> str:

@@ -18,8 +18,8 @@ from nonet.attention.configs import Config, Tile
 from nonet.attention.kernels import Options, forward
 from nonet.attention.kernels_backward import backward
 from nonet.attention.plan import plan, plans
+from nonet.attention.plan_device import plan_on_device
 from nonet.attention.reference import reference
-from nonet.attention.triton_plan import plan_on_device
 from nonet.attention.triton_score import tanh
 from nonet.bench import attention_masks as masks
 from nonet.errors import ConfigError
