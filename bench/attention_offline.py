@@ -32,6 +32,7 @@ _POINTERS_32 = (
     "SEES",
     "WORD",
 )
+_COUNTED = ("HGMMA", "HMMA", "FSEL", "FSETP", "ISETP", "SEL")
 _OPTIONAL = (
     *("COLUMN_START", "COLUMN_STOP", "SEES", "WORD", "SINK", "GRAD_LSE"),
     *("POSITION", "TIME", "TIME_Q", "TIME_K", "soft_cap"),
@@ -85,7 +86,7 @@ def compile_kernel(
             name: len(re.findall(rf"\b{name}\b", sass))
             for name in ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
         },
-        loops=innermost_loops(made.asm["ttgir"], (constants["BM"], constants["BN"])),
+        loops=innermost_loops(made.asm["ttgir"], (constants.get("BM", 0), constants.get("BN", 0))),
         sass=sass,
     )
 
@@ -131,7 +132,22 @@ def shipped(
         constants["W"] = 64
     made = compile_kernel(code, dtype, constants, chip, tile.warps, tile.stages)
     found = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
-    return {**found, "shared_limit": shared_limit(chip)}
+    return {**found, "shared_limit": shared_limit(chip), "machine": machine_loops(made.sass)}
+
+
+def plan_kernels(chip: int) -> dict[str, int]:
+    """Spills of the kernels that make a plan, with columns and classes, four slots."""
+    from nonet.attention.triton_plan import key_kernel, query_kernel, summary_kernel
+
+    found = {}
+    for kernel, constants in (
+        (summary_kernel, {"BN": 64}),
+        (query_kernel, {"K": 4, "S": 4, "BM": 64, "BN": 64, "COLUMNS": True}),
+        (query_kernel, {"K": 1, "S": 1, "BM": 128, "BN": 128, "COLUMNS": False, "SUMMARY": None, "HULLS": None}),
+        (key_kernel, {"S": 4, "R": 4, "BM": 64}),
+    ):
+        found[f"{kernel.__name__} {constants}"] = compile_kernel(kernel, "i32", constants, chip, 1, 1).spills
+    return found
 
 
 def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
@@ -153,6 +169,29 @@ def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]
     return found
 
 
+def machine_loops(sass: str) -> list[dict[str, int]]:
+    """Instructions of each innermost loop that feeds the matrix units: all of them, and those that compare or select."""
+    lines = [
+        (int(found.group(1), 16), line)
+        for line in sass.splitlines()
+        if (found := re.search(r"/\*([0-9a-f]{4,5})\*/", line))
+    ]
+    jumps = [
+        (int(found.group(1), 16), at)
+        for at, line in lines
+        if (found := re.search(r"\bBRA\b[^;]*?\b0x([0-9a-f]+)", line)) and int(found.group(1), 16) < at
+    ]
+    loops = []
+    for begin, end in jumps:
+        if any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in jumps):
+            continue
+        body = [line for at, line in lines if begin <= at <= end]
+        counts = {name: sum(f" {name}" in line for line in body) for name in _COUNTED}
+        if counts["HGMMA"] or counts["HMMA"]:
+            loops.append({"instructions": len(body), **counts})
+    return loops
+
+
 def shared_limit(capability: int) -> int:
     """Bytes of shared memory that a block may have."""
     return _SHARED[capability]
@@ -165,7 +204,7 @@ def _body(lines: list[str], at: int) -> list[str]:
 
 
 def _type_of(name: str, dtype: str) -> str:
-    if name in _POINTERS_32 or name in ("TIME_Q", "TIME_K"):
+    if name in ("TIME_Q", "TIME_K", *_POINTERS_32):
         return "*i32"
     if name in ("LSE", "DELTA", "GRAD_LSE", "SINK", "POSITION", "TIME", "PARTIAL", "PARTIAL_TIME"):
         return "*fp32"
