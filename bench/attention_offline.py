@@ -143,7 +143,10 @@ def plan_kernels(chip: int) -> dict[str, int]:
     for kernel, constants in (
         (summary_kernel, {"BN": 64}),
         (query_kernel, {"K": 4, "S": 4, "BM": 64, "BN": 64, "COLUMNS": True}),
-        (query_kernel, {"K": 1, "S": 1, "BM": 128, "BN": 128, "COLUMNS": False, "SUMMARY": None, "HULLS": None}),
+        (
+            query_kernel,
+            {"K": 1, "S": 1, "BM": 128, "BN": 128, "COLUMNS": False, "SUMMARY": None, "HULLS": None},
+        ),
         (key_kernel, {"S": 4, "R": 4, "BM": 64}),
     ):
         found[f"{kernel.__name__} {constants}"] = compile_kernel(kernel, "i32", constants, chip, 1, 1).spills
