@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nonet.attention.bias import RelativeBias
-from nonet.attention.configs import Config, Tile, config_for
+from nonet.attention.configs import PLAIN_SLOTS, Config, Tile, config_for
 from nonet.attention.plan import Plan, Plans
 from nonet.attention.table import IntervalTable
 from nonet.errors import ConfigError
@@ -59,10 +59,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Outputs [T, H, E] in q's dtype and log-sum-exp [H, T] float32 in nats (empty, [H, 0], for "silu").
 
-    plans are plan.plans(table, config), by default for config_of(q, v). A query that sees no key gives 0 and -inf.
+    plans are plan.plans(table, config), by default for config_of(...). A query that sees no key gives 0 and -inf.
     """
     options = options or Options()
-    config = config or config_of(q, v)
+    config = config or config_of(q, v, table, options)
     plan, tile = plans.forward, config.forward
     check(q, k, v, table, plan, options, tile)
     from nonet.attention.triton_forward import forward_kernel
@@ -97,13 +97,16 @@ def forward(
     return out, lse
 
 
-def config_of(q: Tensor, v: Tensor) -> Config:
+def config_of(q: Tensor, v: Tensor, table: IntervalTable, options: Options | None = None) -> Config:
     """The shipped configuration for these inputs on their device."""
+    bias = None if options is None else options.bias
+    rich = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
+    rich = rich or bias is not None or (options is not None and options.soft_cap is not None)
     capability = 80
     if q.is_cuda:
         major, minor = torch.cuda.get_device_capability(q.device)
         capability = 10 * major + minor
-    return config_for(max(q.shape[2], v.shape[2]), q.dtype, capability)
+    return config_for(max(q.shape[2], v.shape[2]), q.dtype, capability, rich)
 
 
 def mask_arguments(table: IntervalTable) -> tuple[Tensor | None, ...]:

@@ -46,7 +46,8 @@ def backward(
 
     plans and config are forward's.
     """
-    options, config = options or Options(), config or config_of(q, v)
+    options = options or Options()
+    config = config or config_of(q, v, table, options)
     check(q, k, v, table, plans.dq, options, config.dq)
     check(q, k, v, table, plans.dkv, options, config.dkv)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()

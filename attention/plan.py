@@ -78,7 +78,7 @@ def plan(table: IntervalTable, block_q: int, block_k: int) -> Plan:
         if block not in _BLOCKS:
             raise ConfigError(f"plan: {name} is {block}; it must be one of {', '.join(map(str, _BLOCKS))}.")
     if table.start.device.type != "cpu":
-        from nonet.attention.triton_plan import plan_on_device
+        from nonet.attention.plan_device import plan_on_device
 
         return plan_on_device(table, block_q, block_k)
     query, key = _tiles(table.cu_q, block_q), _tiles(table.cu_k, block_k)

@@ -120,7 +120,8 @@ def time_buckets(TIME_Q, TIME_K, q_first, k_first, row, key, rows, keys, steps, 
     time_q = tl.load(TIME_Q + q_first + tl.minimum(row, rows - 1))
     time_k = tl.load(TIME_K + k_first + tl.minimum(key, keys - 1))
     between = tl.maximum(tl.abs(time_q - time_k), 1).to(tl.float32)
-    return tl.minimum((tl.log2(between) * steps).to(tl.int32), buckets - 1)
+    octaves = (between.to(tl.int32, bitcast=True) - 0x3F800000) >> 8
+    return tl.minimum((octaves.to(tl.float32) * (steps * (1.0 / 32768.0))).to(tl.int32), buckets - 1)
 
 
 @triton.jit

@@ -44,7 +44,7 @@ def run(
 ) -> tuple[Tensor, Gradients]:
     """Outputs and gradients of the kernels, under the device's shipped configuration."""
     q, k, v = leaves
-    config = config_of(q, v)
+    config = config_of(q, v, table)
     made = plans(table, config)
     out, lse = forward(q, k, v, table, made, options, config)
     return out, backward(grad, q, k, v, out, lse, table, made, options, config)

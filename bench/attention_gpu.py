@@ -109,7 +109,7 @@ def _ours(
     table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor
 ) -> dict[str, Callable[[], Any]]:
     q, k, v = q.detach(), k.detach(), v.detach()
-    config: Config = config_of(q, v)
+    config: Config = config_of(q, v, table)
     made = plans(table, config)
     out, lse = forward(q, k, v, table, made, config=config)
 

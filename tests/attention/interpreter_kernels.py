@@ -10,17 +10,13 @@ import os
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from nonet.attention.bias import RelativeBias
 from nonet.attention.configs import Config, Tile
 from nonet.attention.kernels import Options, forward
 from nonet.attention.kernels_backward import backward
-from nonet.attention.plan import plan, plans
+from nonet.attention.plan import plans
 from nonet.attention.reference import reference
-from nonet.attention.triton_plan import plan_on_device
-from nonet.attention.triton_score import tanh
 from nonet.bench import attention_masks as masks
 from nonet.errors import ConfigError
 from nonet.random import rng
@@ -257,44 +253,6 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_and_on_every_run():
     features = {"bias": dataclasses.replace(bias, time_q=bias.time_q[:50], time_k=bias.time_k[:50])}
     single = kernels(alone, cut[:3], cut[3], blocks, features)
     assert all(torch.equal(first[name][:50], single[name]) for name in ("out", "q", "k", "v"))
-
-
-def _real(side):
-    keep = side.place[:, 0] >= 0
-    assert not side.spans[~keep].any()
-    return side.place[keep], side.spans[keep]
-
-
-@pytest.mark.parametrize("name", [*masks.CHECKED, "cross", "random"])
-def test_a_plan_made_on_the_device_equals_the_hosts(name):
-    if name == "random":
-        draw = rng(3, "plan")
-        pairs = [torch.from_numpy(draw.integers(0, 140, (2, 260))) for _ in range(4)]
-        table = masks.table_of([(a, b) for a, b in pairs], [130, 0, 1, 129])
-    else:
-        table = (
-            masks.cross([70, 3, 0], [130, 0, 9]) if name == "cross" else masks.CHECKED[name]([130, 1, 0, 37])
-        )
-    for blocks in ((16, 32), (64, 16)):
-        host, device = plan(table, *blocks), plan_on_device(table, *blocks)
-        for side in ("query", "key"):
-            for want, found in zip(_real(getattr(host, side)), _real(getattr(device, side)), strict=True):
-                assert torch.equal(want, found)
-
-
-@triton.jit
-def _tanh_kernel(X, Y, N: tl.constexpr):
-    at = tl.arange(0, N)
-    tl.store(Y + at, tanh(tl.load(X + at)))
-
-
-def test_tanh_is_within_5e_7_of_the_truth_relatively():
-    size = torch.logspace(-6, 1.3, 4096)
-    x = torch.cat([size, -size])
-    y = torch.empty_like(x)
-    _tanh_kernel[(1,)](x, y, N=8192)
-    truth = x.double().tanh()
-    assert float(((y - truth) / truth).abs().max()) <= 5e-7
 
 
 def test_what_the_kernels_cannot_take_is_refused():

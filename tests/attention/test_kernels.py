@@ -1,4 +1,4 @@
-"""Runs the kernels' checks (interpreter_kernels.py) with Triton's interpreter, on CPU tensors."""
+"""Runs the kernels' checks (interpreter_*.py) with Triton's interpreter, on CPU tensors."""
 
 import os
 import subprocess
@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="the kernels are Triton's; its Linux wheel also runs without a GPU")
-CHECKS = Path(__file__).parent / "interpreter_kernels.py"
+HERE = Path(__file__).parent
+CHECKS = [str(HERE / name) for name in ("interpreter_kernels.py", "interpreter_plans.py")]
 
 
 def run(marker):
-    command = [sys.executable, "-m", "pytest", str(CHECKS), "-m", marker, "--timeout=220", "-x"]
+    command = [sys.executable, "-m", "pytest", *CHECKS, "-m", marker, "--timeout=220", "-x"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=CHECKS.parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
