@@ -151,6 +151,7 @@ def _ours() -> int:
     """The same as seven runs, each planned on what is free, bound, and its processes started."""
     from nonet.controller.placement import Binding, plan_live
     from nonet.workers.host import RoleSpec
+    from nonet.workers.hosts import Life
 
     specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
     bound, started = [], 0
@@ -158,7 +159,7 @@ def _ours() -> int:
         for number in range(SMALL + GANGS):
             gang = number >= SMALL
             try:
-                bound.append(Binding(plan_live(job(GPUS if gang else 1)), specs, run=f"job{number}"))
+                bound.append(Binding(plan_live(job(GPUS if gang else 1)), specs, Life(run=f"job{number}")))
             except PlacementError:
                 continue
             found = bound[-1].hosts["trainer"].ready()

@@ -204,6 +204,13 @@ class Env(Part):
     pip: list[str] | None = None
     vars: dict[str, str] = {}
 
+    @model_validator(mode="after")
+    def _one(self) -> Env:
+        given = [name for name in ("python", "image", "pip") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"give one of python, image and pip, got {' and '.join(given)}")
+        return self
+
 
 class Pool(Part):
     device: Annotated[str, Field(pattern=r"^[a-z]+$")] = "cpu"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import ray
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -23,12 +25,15 @@ from nonet.controller.plan import GroupPlan, Plan, plan
 from nonet.controller.scenario import Scenario
 from nonet.controller.shortage import taken_since
 from nonet.errors import PlacementError
-from nonet.workers.group import Hosts
+from nonet.workers.environment import Environment
 from nonet.workers.host import RoleSpec
+from nonet.workers.hosts import OWNED, Hosts, Life, Seat
 
 READY_S = 30.0  # for Ray's scheduler to answer at all
 NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe it
 PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
+STOP_S = 10.0
+RESTARTS = 3  # of a worker that needs only its remembered calls to be what it was
 _FIRST_POLL_S, _POLL_S, _SETTLE_S = 0.002, 0.02, 0.4
 _NO_ROOM = ("NO_RESOURCES", "INFEASIBLE")
 
@@ -50,46 +55,64 @@ def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: 
 class Binding:
     """The running groups of a plan. `stop` ends them and their placement groups.
 
-    run        prefix of the placement groups' names, which messages about who holds what show; "": none
-    lifetime   Ray's, of the placement groups: None (this process's) or "detached"
+    life   of its groups; those of a run that outlives its maker are detached, and so are their placement groups
+    envs   each pool's environment: {python | image | pip, vars}
     """
 
     def __init__(
-        self, plan: Plan, specs: Mapping[str, RoleSpec], *, run: str = "", lifetime: str | None = None
+        self,
+        plan: Plan,
+        specs: Mapping[str, RoleSpec],
+        life: Life = OWNED,
+        envs: Mapping[str, Mapping[str, Any]] | None = None,
     ):
-        self.plan = plan
+        self.plan, self._life, self._envs = plan, life, dict(envs or {})
         self._groups: dict[str, PlacementGroup] = {}
         self.hosts: dict[str, Hosts] = {}
         try:
             for group in plan.groups:
                 if not group.shares:
-                    self._groups[group.name] = _reserve(group, run, lifetime)
+                    self._groups[group.name] = _reserve(group, life)
             self._wait()
+            for pool, env in self._envs.items():
+                nodes = {node for group in plan.groups if group.pool == pool for node in group.nodes}
+                Environment.of(env).check(pool, nodes)
             for group in plan.groups:
                 self.hosts[group.name] = self._start(group, specs)
         except BaseException:
             self.stop()
             raise
 
-    def stop(self) -> None:
-        """End every process, then give the bundles back."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """End every process, `at_once` without a word to its roles, then give the bundles back."""
+        said = [] if at_once else [ref for hosts in self.hosts.values() for ref in hosts.say_stop()]
+        if said:
+            ray.wait(said, num_returns=len(said), timeout=STOP_S)
         for hosts in self.hosts.values():
-            hosts.stop()
+            hosts.kill()
         for group in self._groups.values():
             remove_placement_group(group)
         _until(lambda: all(state == "REMOVED" for state, _ in _states(self._groups).values()), 0.5)
         self.hosts, self._groups = {}, {}
+
+    def dead(self) -> list[str]:
+        """Names of workers that do not answer."""
+        return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.dead()]
 
     def _start(self, group: GroupPlan, specs: Mapping[str, RoleSpec]) -> Hosts:
         return Hosts(
             {role: specs[role] for role in group.roles},
             workers=group.workers,
             name=group.name,
-            device=group.device,
-            cpus=group.cpus,
-            devices=group.devices,
-            threads=group.threads,
-            placement_group=self._groups[group.shares or group.name],
+            life=replace(self._life, restarts=RESTARTS if _stateless(group) else 0),
+            seat=Seat(
+                group.device,
+                group.cpus,
+                group.devices,
+                group.threads,
+                self._groups[group.shares or group.name],
+                self._envs.get(group.pool),
+            ),
         )
 
     def _wait(self) -> None:
@@ -120,12 +143,17 @@ class Binding:
         raise PlacementError(taken_since(group, settled_view(_SETTLE_S)))
 
 
-def _reserve(group: GroupPlan, run: str, lifetime: str | None) -> PlacementGroup:
+def _stateless(group: GroupPlan) -> bool:
+    """Whether a restarted worker needs only its remembered calls to be what it was: rewards."""
+    return all(".reward." in role for role in group.roles)
+
+
+def _reserve(group: GroupPlan, life: Life) -> PlacementGroup:
     return placement_group(
         [dict(group.bundle)] * group.workers,
         strategy="PACK",
-        name=f"{run}/{group.name}" if run else group.name,
-        lifetime=lifetime,
+        name=life.name_of(group.name),
+        lifetime="detached" if life.detached else None,
         bundle_label_selector=[{"ray.io/node-id": node} for node in group.nodes],
     )
 

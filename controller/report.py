@@ -26,9 +26,10 @@ def make_report(
     scenario: Scenario,
     weights: Mapping[str, int],
     wall_s: Mapping[str, float],
+    work: Mapping[str, Mapping[str, float]],
     plan: Plan | None = None,
 ) -> dict[str, Any]:
-    """Assemble and write report.json; returns it."""
+    """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out"} by group."""
     facts = run.read_json("results/tokenise.json")
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*BASELINES, *scenario.stages)}
@@ -47,6 +48,7 @@ def make_report(
         "tokenizer": facts["tokenizer"],
         "users": _users(comparison.get("shown", []), results),
         "wall_s": dict(wall_s),
+        **work,
         "rows": _rows(run),
         "peak_rss_bytes": 0,
         "weights": dict(weights),

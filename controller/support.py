@@ -33,14 +33,7 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     for name, table in scenario.sparse.tables.items():
         if table.admit or table.evict or table.budget:
             yield f"sparse.tables.{name}: admit, evict, budget"
-    for name, pool in scenario.pools.items():
-        if pool.device != "cpu":
-            yield f"pools.{name}.device: {pool.device}"
-        if pool.env:
-            yield f"pools.{name}.env"
     for name, role in scenario.roles.items():
-        if role.collocate:
-            yield f"roles.{name}.collocate"
         if role.engine and role.engine.use != "ddp":
             yield f"roles.{name}.engine: {role.engine.use}"
         if name not in ("trainer", "rollout", "embedding", "evaluator"):

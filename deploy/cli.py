@@ -66,11 +66,22 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole commit in --run-dir.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave it to the cluster at RAY_ADDRESS and return at once.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario from its tables to its report."""
     from nonet.deploy import api
 
+    if detach:
+        started = api.start_detached(api.scenario(scenario, change), run_dir=run_dir, command=_command())
+        print(
+            json.dumps({"run": started.id})
+            if as_json
+            else f"{started.id} runs; end it with: nonet stop {started.id}"
+        )
+        return
     if resume:
         _finished(_resumed(scenario, change, run_dir), as_json)
         return
@@ -130,6 +141,16 @@ def submit(
     from nonet.deploy.submit import submit_job
 
     sys.exit(submit_job(scenario, address, change or [], wait))
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run on the cluster at RAY_ADDRESS.")],
+) -> None:
+    """Stop a run after a commit, and end whatever is left of it."""
+    from nonet.deploy.driver import stop_run
+
+    print(stop_run(Path(run).name))
 
 
 @app.command()
@@ -247,17 +268,22 @@ def schema() -> None:
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="placement, quickstart, receipt, repeat or startup.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="attention, dispatch, embedding, placement, quickstart, receipt, repeat or startup.",
+        ),
     ],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="quickstart: the seeds.")] = "7,8,9",
+    device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
 ) -> None:
     """Print the figures behind the README's tables."""
     from nonet.bench.run import run_bench
 
-    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")])
+    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")], device)
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:

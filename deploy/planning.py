@@ -62,7 +62,7 @@ def data_facts(scenario: Scenario, folder: Path) -> DataFacts:
     """Users and trained events, from the tables themselves. Raises DataError where they cannot be read from here."""
     import numpy as np
 
-    from nonet.controller.session import data_setup
+    from nonet.controller.sources import data_setup
     from nonet.samples.sequences import TRAIN, build_sequences
     from nonet.samples.tables import read_tables
 

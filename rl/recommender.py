@@ -7,6 +7,7 @@ One code path for rollout, evaluation and `nonet recommend`: the rows come throu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from nonet.rl.corpus import Corpus
 from nonet.rl.exhaustive import score_items
 from nonet.samples.batches import prompt_batch
 from nonet.samples.prompts import seen
-from nonet.types import SampleBatch
+from nonet.types import Jagged, SampleBatch
 
 # Shapes: U prompts, W beams, I items, N events.
 
@@ -32,8 +33,29 @@ def keys_of(batch: SampleBatch, feature: str) -> Tensor:
     return values if isinstance(values, Tensor) else values.values
 
 
+def on(batch: SampleBatch, device: Any) -> SampleBatch:
+    """The batch on a device; itself on the host. Batches are made on the host, where sparse rows are asked for."""
+    if torch.device(device).type == "cpu":
+        return batch
+    context = {name: _moved(value, device) for name, value in batch.context.items()}
+    moved = {
+        field: _moved(getattr(batch, field), device)
+        for field in ("item", "sid", "time", "event", "loss_mask", "target")
+    }
+    return replace(batch, context=context, **moved)
+
+
+def _moved(value: Any, device: Any) -> Any:
+    if isinstance(value, Jagged):
+        return Jagged(value.values.to(device), value.offsets.to(device))
+    return None if value is None else value.to(device)
+
+
 class Recommender:
-    """Answers for prompts (users [U], positions [U]): the events of a user before that position."""
+    """Answers for prompts (users [U], positions [U]): the events of a user before that position.
+
+    It works where its model is; batches come from the host and answers go back there.
+    """
 
     def __init__(
         self, model: Any, reader: SparseReader, features: dict[str, str], corpus: Corpus, history: int
@@ -46,6 +68,11 @@ class Recommender:
             history,
         )
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
     def batch(self, users: np.ndarray, positions: np.ndarray, stage: str = "ask") -> SampleBatch:
         """The prompts as a packed batch."""
         return prompt_batch(
@@ -53,26 +80,32 @@ class Recommender:
         )
 
     def rows(self, batch: SampleBatch) -> dict[str, Tensor]:
-        """The sparse rows of a batch, by feature."""
+        """The sparse rows of a batch (on the host) by feature, on the model's device."""
         return {
-            feature: self.reader.rows(table, keys_of(batch, feature))
+            feature: self.reader.rows(table, keys_of(batch, feature)).to(self.device)
             for feature, table in self.features.items()
         }
 
     @torch.no_grad()
     def beams(self, batch: SampleBatch, width: int, users: np.ndarray, positions: np.ndarray) -> Beams:
         """The `width` best items of each prompt, without those the user has seen."""
-        self.model.eval()
-        cache = self.model.prefill(batch, self.rows(batch))
-        return beam_search(
-            self.model, cache, self.corpus.trie, width, forbidden=seen(self.corpus.seq, users, positions)
+        beams = beam_search(
+            self.model,
+            self._prefill(batch),
+            self.corpus.trie,
+            width,
+            forbidden=seen(self.corpus.seq, users, positions),
         )
+        return Beams(beams.item.cpu(), beams.sid.cpu(), beams.logp.cpu(), beams.valid.cpu())
 
     @torch.no_grad()
     def scores(self, batch: SampleBatch) -> Tensor:
         """Log-probability of every catalogue item for each prompt [U, I], nats; nothing masked."""
+        return score_items(self.model, self._prefill(batch), self.corpus.trie).cpu()
+
+    def _prefill(self, batch: SampleBatch) -> Any:
         self.model.eval()
-        return score_items(self.model, self.model.prefill(batch, self.rows(batch)), self.corpus.trie)
+        return self.model.prefill(on(batch, self.device), self.rows(batch))
 
     def chunks(
         self, users: np.ndarray, positions: np.ndarray, size: int

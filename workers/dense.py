@@ -65,7 +65,7 @@ class Dense:
 
     def step(self, lr: float) -> float:
         """Sum gradients over ranks, clip, move. Returns the gradient norm before clipping."""
-        if self.member.world > 1:
+        if self.member.learners > 1:
             self._sum_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         for group in self.optimizer.param_groups:
@@ -76,7 +76,7 @@ class Dense:
 
     def total(self, *values: float) -> list[float]:
         """Sums of these numbers over the trainer ranks."""
-        if self.member.world == 1:
+        if self.member.learners == 1:
             return list(values)
         whole = torch.tensor(values, dtype=torch.float64)
         torch.distributed.all_reduce(whole, group=self.member.trainers)

@@ -15,7 +15,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.detach().contiguous() for name, value in tensors.items()}, path)
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -29,7 +29,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors as safetensors bytes: the wire form of weights."""
     from safetensors.torch import save
 
-    return save({name: value.detach().contiguous() for name, value in tensors.items()})
+    return save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
 
 
 def tensors_of(data: bytes) -> dict[str, Tensor]:

@@ -11,6 +11,10 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from nonet.errors import ConfigError
+from nonet.workers.device import device
+from nonet.workers.worker import Place
+
 STEP_DEADLINE_S = 120.0
 
 
@@ -31,13 +35,14 @@ class Gang:
 
 @dataclass(slots=True)
 class Membership:
-    """This process in a gang: the whole group, and the trainers' own (None on a world of one)."""
+    """This process in a gang: the whole group, the trainers' own (None on a world of one), and how many trainers it has."""
 
     rank: int
     world: int
     everyone: Any = None
     trainers: Any = None
     store: Any = field(default=None, repr=False)
+    learners: int = 1
 
 
 def open_store() -> tuple[str, int, Any]:
@@ -49,8 +54,12 @@ def open_store() -> tuple[str, int, Any]:
     return host, store.port, store
 
 
-def join(gang: Gang, rank: int, backend: str = "gloo") -> Membership:
-    """Meet the others; blocks until all are there or the deadline passes."""
+def join(gang: Gang, rank: int, backend: str = "gloo", trainers_backend: str = "gloo") -> Membership:
+    """Meet the others; blocks until all are there or the deadline passes.
+
+    Everyone meets on the host, where sparse keys and rows live; `trainers_backend` is that of the trainers' own group,
+    whose gradients are on their device.
+    """
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=2 * STEP_DEADLINE_S)
@@ -59,8 +68,25 @@ def join(gang: Gang, rank: int, backend: str = "gloo") -> Membership:
         dist.destroy_process_group()
     prefixed = dist.PrefixStore(f"epoch-{gang.epoch}", store)
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=gang.world, timeout=timeout)
-    trainers = dist.new_group(list(range(gang.trainers)), timeout=timeout)
-    return Membership(rank, gang.world, dist.group.WORLD, trainers, store)
+    trainers = dist.new_group(list(range(gang.trainers)), timeout=timeout, backend=trainers_backend)
+    return Membership(rank, gang.world, dist.group.WORLD, trainers, store, gang.trainers)
+
+
+def meet(place: Place) -> Any:
+    """The process group of one role's ranks, made on the first call: rank 0 serves the store on the socket it holds."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return dist.group.WORLD
+    address, port = place.meeting
+    if not port:
+        raise ConfigError(f"{place.role}-{place.rank} is in no group: a process group needs a WorkerGroup")
+    timeout = datetime.timedelta(seconds=2 * STEP_DEADLINE_S)
+    listener = {"master_listen_fd": place.listener.detach()} if place.rank == 0 else {}
+    store = dist.TCPStore(address, port, is_master=place.rank == 0, timeout=timeout, **listener)
+    backend = device(place.device.partition(":")[0]).backend
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
+    return dist.group.WORLD
 
 
 def leave(membership: Membership) -> None:

@@ -22,6 +22,7 @@ from nonet.samples.prompts import event_at, prompts, seen
 from nonet.samples.sequences import RL, Sequences
 from nonet.samples.steps import prompt_step
 from nonet.types import Jagged, Rollouts
+from nonet.workers.device import claim
 from nonet.workers.files import tensors_of
 from nonet.workers.method import Replicate, Shard, method
 from nonet.workers.setup import RunSetup
@@ -46,7 +47,9 @@ class Rollout(DistributeWorker):
         model = (
             trainer.model
             if trainer
-            else build_model(self.run.model, corpus.codes, self.run.feature_dims(), self.run.seed)
+            else build_model(self.run.model, corpus.codes, self.run.feature_dims(), self.run.seed).to(
+                claim(self.device)
+            )
         )
         whole = shard is not None and shard.sparse.layout.world == 1
         self._replica = (

@@ -27,11 +27,12 @@ from nonet.rl.advantage import advantages
 from nonet.rl.corpus import Corpus
 from nonet.rl.logprob import log_prob
 from nonet.rl.loss import PolicyLoss, policy_loss
-from nonet.rl.recommender import keys_of
+from nonet.rl.recommender import keys_of, on
 from nonet.samples.batches import prompt_batch, training_batch
 from nonet.samples.steps import step_rows
 from nonet.types import SampleBatch
 from nonet.workers.dense import Dense, LearningRate, load_model
+from nonet.workers.device import claim, device
 from nonet.workers.embedding import EmbeddingShard
 from nonet.workers.files import tensor_bytes, write_tensors
 from nonet.workers.gang import Gang, Membership, join, leave, open_store
@@ -56,7 +57,8 @@ class Trainer(DistributeWorker):
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
         """Open the artifacts and build the model; its parameters and the users there are."""
         self.corpus = Corpus.load(folders)
-        self.model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
+        model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
+        self.model = model.to(claim(self.device))
         self.dense = Dense(self.model, self._member)
         return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self.corpus.seq)}
 
@@ -71,7 +73,12 @@ class Trainer(DistributeWorker):
     @method(gang=PerRank)
     def meet(self, gang: Gang) -> None:
         """Join the gang; fused shards of this process take the same place."""
-        self._member = join(gang, self.rank)
+        kind = device(self.device)
+        if gang.trainers > 1:  # gradients meet on the device
+            kind.check_collectives()
+        self._member = join(
+            gang, self.rank, trainers_backend=kind.collectives() if gang.trainers > 1 else "gloo"
+        )
         if hasattr(self, "dense"):
             self.dense.member = self._member
         if gang.shards:
@@ -181,21 +188,23 @@ class Trainer(DistributeWorker):
             stage=stage.name,
         )
         rows = {
-            feature: self.sparse.pull(table, keys_of(batch, feature), train=False)
+            feature: self.sparse.pull(table, keys_of(batch, feature), train=False).to(self.device)
             for feature, table in self.run.features.items()
         }
+        batch = on(batch, self.device)
+        rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
+        options = stage.algorithm
+        advantage = advantages(  # small, in float64: on the host, whatever the device
+            rewards, stage.weights, valid_UW, normalise=options["normalise"], reduce=self._sum
+        )
+        sid_UWL, valid_UW, old_UWL = (x.to(self.device) for x in (sid_UWL, valid_UW, old_UWL))
         with torch.no_grad():
             reference_UWL = log_prob(self._reference, batch, rows, sid_UWL, self.corpus.trie)
         logp_UWL = log_prob(self.model, batch, rows, sid_UWL, self.corpus.trie)
-        rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        options = stage.algorithm
-        advantage = advantages(
-            rewards, stage.weights, valid_UW, normalise=options["normalise"], reduce=self._sum
-        )
         loss = policy_loss(
             logp_UWL,
             old_UWL,
-            advantage.value,
+            advantage.value.to(self.device),
             valid_UW,
             ref_UWL=reference_UWL,
             clip=options["clip"],
@@ -209,13 +218,15 @@ class Trainer(DistributeWorker):
     def _supervised(self, stage: StageSetup, step: int) -> dict[str, float]:
         began = time.perf_counter()
         batch = self._lease(stage, step)
-        torch.manual_seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
+        device(self.device).seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
         self.model.train()
         pulled = {feature: self._pull(table, batch, feature) for feature, table in self.run.features.items()}
         loss, count = torch.zeros(()), 0
         if bool(batch.loss_mask.values.any()):  # a rank's share may hold no target; it still meets the others
             spread = {feature: rows for feature, (_, _, rows) in pulled.items()}
-            loss, count = sid_loss(self.model, batch, spread, self.corpus.trie, ahead=stage.ahead)
+            loss, count = sid_loss(
+                self.model, on(batch, self.device), spread, self.corpus.trie, ahead=stage.ahead
+            )
         loss_sum, total = self.dense.total(float(loss.detach()), float(count))
         if loss.requires_grad:
             (loss / max(total, 1.0)).backward()
@@ -225,7 +236,7 @@ class Trainer(DistributeWorker):
             keys, leaf, _ = pulled[feature]
             grads = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             rate = self.run.tables[table]["lr"] * lr / stage.base
-            self.sparse.push(table, keys, grads, stage.first + step + 1, lr=rate)
+            self.sparse.push(table, keys, grads.cpu(), stage.first + step + 1, lr=rate)
         seconds = time.perf_counter() - began
         return {
             "loss": loss_sum / max(total, 1.0),
@@ -251,7 +262,7 @@ class Trainer(DistributeWorker):
         )
 
     def _pull(self, table: str, batch: SampleBatch, feature: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Unique keys [M], their rows [M, D] as a leaf with gradients, and the rows spread over the batch."""
+        """Unique keys [M] on the host; on the device their rows [M, D] as a leaf, and the rows spread over the batch."""
         keys, inverse = torch.unique(keys_of(batch, feature), return_inverse=True)
-        leaf = self.sparse.pull(table, keys).requires_grad_()
-        return keys, leaf, leaf.index_select(0, inverse)
+        leaf = self.sparse.pull(table, keys).to(self.device).requires_grad_()
+        return keys, leaf, leaf.index_select(0, inverse.to(self.device))

@@ -106,11 +106,12 @@ def test_actors_outside_placement_groups_are_holders_too(ray_local):
 
 def test_collocated_groups_sit_in_the_bundles_of_their_host(taken):
     from nonet.controller.placement import Binding, plan_live
+    from nonet.workers.hosts import Life
 
     made = plan_live(scenario(roles={"rollout": {"collocate": "trainer"}, "evaluator": {"fuse": "trainer"}}))
-    binding = Binding(made, SPECS, run="r1")
+    binding = Binding(made, SPECS, Life(run="r1"))
     try:
-        assert made_groups() == ["r1/trainer"]
+        assert made_groups() == ["r1: trainer"]
         nodes = {name: [found["node"] for found in hosts.ready()] for name, hosts in binding.hosts.items()}
         assert set(nodes) == {"trainer", "rollout"}
         assert nodes["trainer"] == nodes["rollout"]
