@@ -128,15 +128,15 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
         shutil.copy(made / "tokenise.json", run.path / "results")
     began = time.perf_counter()
     with Session(_scenario(roles), folder=LIBRARY, run=run) as session:
-        if not made.exists():
-            made.mkdir()
-            shutil.copy(run.path / "results" / "tokenise.json", made)
         recorder = Recorder(run.path, run.id)
         rates: Rates = {}
         for stage in session.stages:
             run_stage(session, stage, recorder, lambda: False)
         recorder.close()
         facts = facts_of(session.facts["data"])
+    if not made.exists():  # only a run that ended well leaves its artifacts to the others
+        made.mkdir()
+        shutil.copy(run.path / "results" / "tokenise.json", made)
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["name"] == "rows/s":

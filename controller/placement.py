@@ -34,7 +34,8 @@ NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe 
 PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
 STOP_S = 10.0
 RESTARTS = 3  # of a worker that needs only its remembered calls to be what it was
-_POLL_S, _SETTLE_S = 0.02, 0.4
+_FIRST_POLL_S, _POLL_S, _SETTLE_S = 0.002, 0.02, 0.4
+_NO_ROOM = ("NO_RESOURCES", "INFEASIBLE")
 
 __all__ = ["Binding", "live_view", "plan_live"]
 
@@ -91,7 +92,7 @@ class Binding:
             hosts.kill()
         for group in self._groups.values():
             remove_placement_group(group)
-        _until(lambda: all(_state(group) == "REMOVED" for group in self._groups.values()), 0.5)
+        _until(lambda: all(state == "REMOVED" for state, _ in _states(self._groups).values()), 0.5)
         self.hosts, self._groups = {}, {}
 
     def dead(self) -> list[str]:
@@ -116,20 +117,24 @@ class Binding:
 
     def _wait(self) -> None:
         """Until every bundle is there. Raises PlacementError once Ray has said NO_ROOM_S long that one has no room."""
-        began = time.monotonic()
-        waiting = dict(self._groups)
-        while waiting:
-            waiting = {name: group for name, group in waiting.items() if _state(group) != "CREATED"}
+        began, pause_s = time.monotonic(), _FIRST_POLL_S
+        waiting = set(self._groups)
+        while True:
+            states = _states(self._groups)
+            waiting = {name for name in waiting if states[name][0] != "CREATED"}
+            if not waiting:
+                return
             waited = time.monotonic() - began
             late = [
                 name
-                for name in waiting
-                if waited > READY_S or (_no_room(waiting[name]) and waited > NO_ROOM_S)
+                for name in self._groups
+                if name in waiting
+                and (waited > READY_S or (states[name][1] in _NO_ROOM and waited > NO_ROOM_S))
             ]
             if late:
                 self._refuse(late[0])
-            if waiting:
-                time.sleep(_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(_POLL_S, 2 * pause_s)
 
     def _refuse(self, name: str) -> None:
         """Give everything back, then say who has what the plan counted on."""
@@ -153,15 +158,14 @@ def _reserve(group: GroupPlan, life: Life) -> PlacementGroup:
     )
 
 
-def _state(group: PlacementGroup) -> str:
-    return placement_group_table(group).get("state", "REMOVED")
-
-
-def _no_room(group: PlacementGroup) -> bool:
-    return placement_group_table(group).get("stats", {}).get("scheduling_state") in (
-        "NO_RESOURCES",
-        "INFEASIBLE",
-    )
+def _states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, str]]:
+    """Each group's state and what the scheduler last said of it, in one call for all."""
+    table = placement_group_table()
+    found = {name: table.get(group.id.hex(), {}) for name, group in groups.items()}
+    return {
+        name: (row.get("state", "REMOVED"), row.get("stats", {}).get("scheduling_state", ""))
+        for name, row in found.items()
+    }
 
 
 def _until(true: Callable[[], bool], timeout_s: float) -> None:

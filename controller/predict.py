@@ -81,6 +81,20 @@ class Prediction:
 
 def predict(scenario: Scenario, plan: Plan, facts: DataFacts, calibration: Calibration) -> Prediction:
     """Predict every stage. Raises ConfigError for a model or device that the cost model does not know."""
+    check_covered(scenario, plan)
+    size, options = model_size(scenario), scenario.tokenizer.options()
+    shape = Shape(size.width, size.layers, size.levels, int(options.get("codes", 64)))
+    here = _Here(scenario, plan, facts, calibration, shape, size.parameters)
+    stages = []
+    for name, body in scenario.stages.items():
+        stages.append(
+            here.supervised(name, body) if isinstance(body, Supervised) else here.reinforced(name, body)
+        )
+    return Prediction(calibration.source, tuple(stages), calibration.process_s * _waves(plan))
+
+
+def check_covered(scenario: Scenario, plan: Plan) -> None:
+    """Raises ConfigError for a model or device that the cost model does not know."""
     other = sorted({group.device for group in plan.groups} - {"cpu"})
     if scenario.model.use != "sid_decoder" or other:
         what = (
@@ -91,15 +105,6 @@ def predict(scenario: Scenario, plan: Plan, facts: DataFacts, calibration: Calib
         raise ConfigError(
             f"no prediction for {what}: the cost model is calibrated for sid_decoder on cpu; the plan itself stands"
         )
-    size, options = model_size(scenario), scenario.tokenizer.options()
-    shape = Shape(size.width, size.layers, size.levels, int(options.get("codes", 64)))
-    here = _Here(scenario, plan, facts, calibration, shape, size.parameters)
-    stages = []
-    for name, body in scenario.stages.items():
-        stages.append(
-            here.supervised(name, body) if isinstance(body, Supervised) else here.reinforced(name, body)
-        )
-    return Prediction(calibration.source, tuple(stages), calibration.process_s * _waves(plan))
 
 
 def _waves(plan: Plan) -> float:

@@ -106,6 +106,9 @@ def plan(
     address: Annotated[
         str | None, typer.Option(help="Plan on a live Ray and what is free there: an address, or `auto`.")
     ] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Say how fast each stage should be, from a calibration.")
+    ] = False,
     search: Annotated[
         bool, typer.Option("--search", help="Rank other placements by predicted time.")
     ] = False,
@@ -118,7 +121,13 @@ def plan(
         print(planning.searched(api.scenario(scenario, change), planning.view(cluster, address), as_json))
         return
     made = api.scenario(scenario, change).plan(planning.view(cluster, address))
-    print(json.dumps(made.as_dict(), indent=1) if as_json else made.text())
+    predicted = planning.predicted(api.scenario(scenario, change), made) if predict else None
+    if as_json:
+        print(
+            json.dumps(made.as_dict() | ({"prediction": predicted.as_dict()} if predicted else {}), indent=1)
+        )
+    else:
+        print(made.text() + (f"\n\n{planning.prediction_text(predicted)}" if predicted else ""))
 
 
 @app.command()

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.cluster import ClusterView, read_view, this_machine
-from nonet.controller.predict import DataFacts
+from nonet.controller.plan import Plan, plan
+from nonet.controller.predict import DataFacts, Prediction, check_covered, predict
+from nonet.controller.prediction_text import prediction_text
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError, PlacementError
 
 _KNOCK_S = 3.0
+__all__ = ["data_facts", "knock", "predicted", "prediction_text", "searched", "view"]
 
 
 def view(cluster: Path | None, address: str | None) -> ClusterView:
@@ -30,6 +33,7 @@ def searched(source: Any, view: ClusterView, as_json: bool) -> str:
     from nonet.controller import calibration
     from nonet.controller.search import search, search_text
 
+    check_covered(source.scenario, plan(source.scenario, view))
     found = search(source.scenario, view, data_facts(source.scenario, source.folder), calibration.load())
     if not as_json:
         return search_text(found)
@@ -44,6 +48,14 @@ def searched(source: Any, view: ClusterView, as_json: bool) -> str:
         for v in found
     ]
     return json.dumps(rows, indent=1)
+
+
+def predicted(source: Any, made: Plan) -> Prediction:
+    """How fast each stage of a scenario file should be under this plan. Raises ConfigError where nothing can be said."""
+    from nonet.controller import calibration
+
+    check_covered(source.scenario, made)
+    return predict(source.scenario, made, data_facts(source.scenario, source.folder), calibration.load())
 
 
 def data_facts(scenario: Scenario, folder: Path) -> DataFacts:

@@ -6,8 +6,9 @@ Wall clock, medians of several: what a step waits for is the wall's time.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,20 +47,20 @@ def line(points: list[tuple[float, float]]) -> Line:
 def measure_exchange() -> tuple[Line, Line]:
     """Pull + push of a table over two processes, and an all-reduce, each at two sizes; wall clock."""
     host, port, store = open_store()
-    other = multiprocessing.get_context("spawn").Process(
-        target=_exchange_rank, args=(host, port, 1), daemon=True
-    )
-    other.start()
+    code = f"from nonet.deploy.wire_measures import exchange_rank; exchange_rank({host!r}, {port}, 1)"
+    other = subprocess.Popen([sys.executable, "-c", code])
     try:
-        return _exchange_rank(host, port, 0)
+        return exchange_rank(host, port, 0)
     finally:
-        other.join(30)
-        if other.is_alive():
+        try:
+            other.wait(30)
+        except subprocess.TimeoutExpired:
             other.kill()
         del store
 
 
-def _exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
+def exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
+    """One of the two processes: pull + push of keys, and an all-reduce of bytes."""
     torch.set_num_threads(1)
     member = join(Gang(host, port, 0, 2, 0), rank)
     try:
