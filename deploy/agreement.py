@@ -25,6 +25,7 @@ LIMITS = {
     "fp16": {"module": 1e-2, "gradient": 1e-1, "kl": 1e-3, "overlap": 0.95, "metric": 0.01},
 }
 TOP = 10
+_SMALL = 0.01  # a gradient smaller than this share of all is held against it: one that cancels has no relative error
 _ORDER = ("bf16", "fp16", "fp32")  # the loosest first
 
 
@@ -112,7 +113,8 @@ def compare(
 ) -> Agreement:
     """The agreement of two sides' answers on the same prompts."""
     a, b = answers
-    modules, gradients = errors(a["modules"], b["modules"]), errors(a["gradients"], b["gradients"])
+    modules = errors(a["modules"], b["modules"])
+    gradients = errors(a["gradients"], b["gradients"], floor=_SMALL * _whole(a["gradients"]))
     kl_P = divergence(a["scores"], b["scores"])
     shared = overlap(a["scores"], b["scores"], TOP)
     ranks = [_ranks(side["scores"], seq, users, positions, tie) for side in answers]
@@ -137,8 +139,13 @@ def compare(
     )
 
 
-def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
-    """Error of each output by name, in the order of `a`; what only one side has is infinitely far."""
+def errors(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], *, floor: float = 0.0
+) -> list[ModuleError]:
+    """Error of each output by name, in the order of `a`; what only one side has is infinitely far.
+
+    A norm below `floor` is held against `floor`.
+    """
     found = []
     for name in [*a, *(name for name in b if name not in a)]:
         if name not in a or name not in b or a[name].shape != b[name].shape:
@@ -146,12 +153,16 @@ def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[Mod
             continue
         x, y = a[name].astype(np.float64), b[name].astype(np.float64)
         difference = np.linalg.norm(x - y)
-        relative = (
-            float(difference / max(np.linalg.norm(x), np.finfo(np.float32).tiny)) if difference else 0.0
-        )
+        norm = max(np.linalg.norm(x), floor, np.finfo(np.float32).tiny)
+        relative = float(difference / norm) if difference else 0.0
         largest = float(np.abs(x - y).max(initial=0.0))
         found.append(ModuleError(name, relative, largest, np.array_equal(a[name], b[name])))
     return found
+
+
+def _whole(gradients: Mapping[str, np.ndarray]) -> float:
+    """The norm of all gradients together."""
+    return float(np.sqrt(sum(np.linalg.norm(g.astype(np.float64)) ** 2 for g in gradients.values())))
 
 
 def divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:

@@ -25,6 +25,12 @@ def test_a_module_that_one_side_lacks_or_shapes_otherwise_is_infinitely_far():
     assert [(e.name, e.relative) for e in errors(a, b)] == [(name, np.inf) for name in "xyz"]
 
 
+def test_a_gradient_that_cancels_is_held_against_the_floor():
+    small, off = {"bias": np.array([1e-6])}, {"bias": np.array([2e-6])}
+    assert errors(small, off)[0].relative == pytest.approx(1.0)
+    assert errors(small, off, floor=1e-3)[0].relative == pytest.approx(1e-3)
+
+
 def test_divergence_is_the_kl_of_the_two_distributions():
     p, q = np.array([[0.7, 0.2, 0.1], [0.5, 0.5, 0.0]]), np.array([[0.5, 0.3, 0.2], [0.5, 0.5, 0.0]])
     with np.errstate(divide="ignore"):
