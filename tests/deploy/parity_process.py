@@ -1,4 +1,7 @@
-"""Run parity on the ring for several pairs in one Ray of its own: python parity_process.py FOLDER; prints them as JSON."""
+"""Run parity on the ring in one Ray of its own: python parity_process.py FOLDER [POOLS...]; prints what it found as JSON.
+
+Without POOLS the pairs that need no accelerator, by name.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from nonet.deploy.parity import parity
 STANDIN = Path(__file__).parent.parent / "npu_standin"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, pairs: list[str]) -> None:
     ray.init(
         address="local",
         num_cpus=2,
@@ -36,7 +39,7 @@ def main(folder: Path) -> None:
         },
     }
     made = made.set("pools", pools)
-    told = {
+    told = {pair: parity(made, pair) for pair in pairs} or {
         "same": parity(made, "cpu,cpu"),
         "half": parity(made, "cpu,cpu", "fp32,bf16"),
         "npu": parity(made, "cpu,npu"),
@@ -48,4 +51,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
