@@ -71,6 +71,7 @@ def parity(
     """Compare two pools on a scenario. `run`: its newest commit; else weights trained here for `steps` steps."""
     scenario = made.scenario
     sides = _sides(scenario, pools, precision)
+    _check_there(sides)
     with tempfile.TemporaryDirectory(prefix="nonet-parity-") as scratch:
         material = _of_run(run) if run else _fresh(made, Path(scratch), steps)
         corpus = Corpus.load(material.folders)
@@ -132,6 +133,21 @@ def _pool(scenario: Scenario, name: str) -> Pool:
     return Pool(device=name)
 
 
+def _check_there(sides: Sequence[Side]) -> None:
+    """Raises PlacementError where the cluster has no such device at all, before anything is trained."""
+    import ray
+
+    ensure_ray()
+    there = ray.cluster_resources()
+    for side in sides:
+        resource = device(side.pool.device).resource or "CPU"
+        if there.get(resource, 0.0) < 1:
+            raise PlacementError(
+                f"pool {side.name!r} needs 1 {resource}, the cluster has {there.get(resource, 0.0):g}: "
+                "join one that has it (RAY_ADDRESS), or compare other pools"
+            )
+
+
 def _of_run(run: str) -> Material:
     folder = find_run(run)
     facts = folder.read_json("results/tokenise.json")
@@ -190,7 +206,6 @@ def _ask(
     positions: np.ndarray,
 ) -> list[dict[str, Any]]:
     """Both sides' answers: what they are, a step's modules, loss and gradients, scores of the prompts."""
-    ensure_ray()
     trained = int((corpus.seq.split == TRAIN).sum())
     stage = next(iter(stage_setups(scenario, len(corpus.seq), trained).values()))
     answers = []

@@ -13,7 +13,7 @@ from tests_ring import make_ring
 
 from nonet.deploy import api
 from nonet.deploy.parity import parity
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, PlacementError
 
 pytestmark = pytest.mark.slow
 
@@ -79,3 +79,9 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(tmp_path):
     ):
         with pytest.raises(ConfigError, match=said):
             parity(made, pools, precision)
+
+
+def test_a_device_that_the_cluster_lacks_is_said_before_anything_is_trained(ray_local, tmp_path):
+    made = api.scenario(make_ring(tmp_path) / "ring.yaml")
+    with pytest.raises(PlacementError, match="pool 'npu' needs 1 NPU, the cluster has 0: join one"):
+        parity(made, "cpu,npu")
