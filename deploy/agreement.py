@@ -225,6 +225,8 @@ def _worst(what: str, found: Sequence[ModuleError]) -> list[str]:
         return []
     worst = max(found, key=lambda m: np.nan_to_num(m.relative, nan=np.inf))
     same = sum(m.same for m in found)
+    if same == len(found):
+        return [f"{what:<27} all {same} the same bits"]
     return [
         f"{what:<27} {same} of {len(found)} the same bits; the worst, {worst.name}, by {worst.relative:.2e} of its norm"
     ]
