@@ -266,6 +266,38 @@ def schema() -> None:
 
 
 @app.command()
+def parity(
+    scenario: ScenarioArg,
+    pools: Annotated[
+        str, typer.Option(metavar="A,B", help="Two pools of the scenario, or names of devices.")
+    ] = "cpu,cpu",
+    precision: Annotated[
+        str, typer.Option(metavar="A,B", help="fp32, bf16 or fp16 of either side.")
+    ] = "fp32,fp32",
+    change: SetOption = None,
+    run: Annotated[
+        str | None, typer.Option(help="Compare on this run's newest commit; else weights trained here.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Without --run: supervised steps to train first.")] = 50,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="module, gradient, kl, overlap or metric; may be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the same weights, batches and seeds through two pools; exit 1 where they part beyond a limit."""
+    from nonet.deploy import api
+    from nonet.deploy.parity import parity as compare
+    from nonet.deploy.parity import parse_limits
+
+    made = api.scenario(scenario, change)
+    found = compare(made, pools, precision, run=run, steps=steps, limits=parse_limits(limit or []))
+    print(json.dumps(found.as_dict(), indent=1) if as_json else found.text())
+    if found.beyond:
+        sys.exit(1)
+
+
+@app.command()
 def bench(
     name: Annotated[
         str,

@@ -81,7 +81,13 @@ class Environment:
             for node in ids
         ]
         wanted = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
-        for node, found in zip(ids, ray.get(asked, timeout=2 * _LOOK_S), strict=True):
+        try:
+            looked = ray.get(asked, timeout=2 * _LOOK_S)
+        except ray.exceptions.RayError as error:
+            raise PlacementError(
+                f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes: {error}"
+            ) from None
+        for node, found in zip(ids, looked, strict=True):
             problem = found.get("error") or ", ".join(
                 f"{what} is {found[what]}, the cluster's is {version}"
                 for what, version in wanted.items()

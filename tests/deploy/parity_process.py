@@ -1,0 +1,54 @@
+"""Run parity on the ring in one Ray of its own: python parity_process.py FOLDER [POOLS...]; prints what it found as JSON.
+
+Without POOLS the pairs that need no accelerator, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import ray
+
+from nonet.deploy import api
+from nonet.deploy.parity import parity
+
+STANDIN = Path(__file__).parent.parent / "npu_standin"
+
+
+def main(folder: Path, pairs: list[str]) -> None:
+    ray.init(
+        address="local",
+        num_cpus=2,
+        resources={"NPU": 1},
+        namespace="nonet",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=200_000_000,
+    )
+    path = f"{STANDIN}:${{PYTHONPATH}}"
+    made = api.scenario(folder / "ring.yaml")
+    pools = {
+        "npu": {"device": "npu", "env": {"vars": {"PYTHONPATH": path}}},
+        "broken": {
+            "device": "npu",
+            "env": {"vars": {"PYTHONPATH": path, "NONET_NPU_BROKEN": "aten::native_layer_norm"}},
+        },
+    }
+    made = made.set("pools", pools)
+    told = {pair: parity(made, pair) for pair in pairs} or {
+        "same": parity(made, "cpu,cpu"),
+        "half": parity(made, "cpu,cpu", "fp32,bf16"),
+        "npu": parity(made, "cpu,npu"),
+        "broken": parity(made, "cpu,broken"),
+        "tight": parity(made, "cpu", "fp32,bf16", limits={"kl": 1e-12}),
+    }
+    print(json.dumps({name: found.as_dict() | {"text": found.text()} for name, found in told.items()}))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
