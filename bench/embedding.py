@@ -2,7 +2,7 @@
 
 Every section is a process of its own with one thread and transparent huge pages on for torch too
 (THP_MEM_ALLOC_ENABLE=1 must stand in the environment before torch is imported). A ratio is ours / theirs, medians of
-calls that take turns in one process.
+this thread's CPU time over calls that take turns in one process.
 """
 
 from __future__ import annotations

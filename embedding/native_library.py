@@ -106,8 +106,8 @@ def compiler() -> str | None:
 
 def cache_folder() -> Path:
     """Where this node keeps compiled libraries: $NONET_CACHE, else the user's cache."""
-    base = os.environ.get("NONET_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "nonet" / "core"
+    base = os.environ.get("NONET_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return Path(base or os.path.expanduser("~/.cache")) / "nonet" / "core"
 
 
 def sources() -> list[Path]:

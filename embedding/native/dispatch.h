@@ -7,6 +7,7 @@
 #include "kernel_types.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -26,7 +27,11 @@ namespace avx2 {
 }  // namespace avx2
 
 namespace avx512 {
+#if defined(__clang__)
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
+#else
 #define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")))
+#endif
 #define NONET_AVX512
 #include "kernels.h"
 #undef NONET_AVX512
@@ -34,16 +39,31 @@ namespace avx512 {
 }  // namespace avx512
 #endif
 
+#if defined(__x86_64__)
+// Asked of the processor and the system themselves: __builtin_cpu_supports needs a runtime library to link.
+struct Features {
+  bool avx2 = false, avx512 = false;
+  Features() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return;  // the system saves no wide registers
+    unsigned saved, unused;
+    __asm__("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    const unsigned wanted = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
+    avx2 = (saved & 0x6) == 0x6 && (b & (1u << 5));
+    avx512 = avx2 && (saved & 0xE6) == 0xE6 && (b & wanted) == wanted;
+  }
+};
+
+static const Features has;
+#endif
+
 // Named "baseline", "avx2" or "avx512"; anything else is the best this machine has.
 static inline const Kernels* choose(const char* wanted) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  bool has_avx2 = __builtin_cpu_supports("avx2");
-  bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   if (wanted && !strcmp(wanted, "baseline")) return &baseline::kernels;
-  if (has_avx512 && !(wanted && !strcmp(wanted, "avx2"))) return &avx512::kernels;
-  if (has_avx2) return &avx2::kernels;
+  if (has.avx512 && !(wanted && !strcmp(wanted, "avx2"))) return &avx512::kernels;
+  if (has.avx2) return &avx2::kernels;
 #endif
   (void)wanted;
   return &baseline::kernels;

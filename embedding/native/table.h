@@ -14,7 +14,7 @@ namespace nonet {
 constexpr int64_t kNoMemory = -1, kAbsentKeys = -2;
 constexpr uint32_t kScoreZero = 0x80000000u;  // 0.0 among scores, which are ordered as unsigned numbers
 
-struct Config {  // the same fields as _Config in native_library.py
+struct Config {  // the same fields as Config in native_library.py
   int64_t width, state_width;
   int32_t format, rule;
   uint64_t base;
