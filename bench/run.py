@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from nonet.bench.embedding import embedding
 from nonet.bench.quickstart import quickstart, repeat
 from nonet.bench.startup import startup
 from nonet.errors import ConfigError
@@ -21,6 +22,7 @@ _BENCHES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "startup": lambda seeds: startup(),
     "repeat": lambda seeds: repeat(seeds[0]),
     "quickstart": quickstart,
+    "embedding": embedding,
 }
 
 

@@ -82,7 +82,7 @@ def library() -> ctypes.CDLL:
     if os.environ.get("NONET_CORE") == "numpy":
         raise NativeUnavailable("NONET_CORE=numpy asks for the NumPy twin")
     reasons = []
-    for path in sorted(_HERE.glob("_core*.so")):
+    for path in packaged():
         found, reason = _open(path)
         if found:
             return found
@@ -91,6 +91,11 @@ def library() -> ctypes.CDLL:
     if built is None:
         raise NativeUnavailable(f"the library that was compiled on this node cannot be used: {reason}")
     return built
+
+
+def packaged() -> list[Path]:
+    """The libraries that came with the package."""
+    return sorted(_HERE.glob("_core*.so"))
 
 
 def compiler() -> str | None:

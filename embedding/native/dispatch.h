@@ -6,6 +6,10 @@
 
 #include "kernel_types.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace nonet {
 
 namespace baseline {
@@ -23,7 +27,9 @@ namespace avx2 {
 
 namespace avx512 {
 #define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")))
+#define NONET_AVX512
 #include "kernels.h"
+#undef NONET_AVX512
 #undef TARGET
 }  // namespace avx512
 #endif

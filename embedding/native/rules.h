@@ -50,9 +50,8 @@ TARGET static inline void adam(float* __restrict w, float* __restrict s, const f
                                const Step& p) {
   float *__restrict first = s, *__restrict second = s + width;
   float steps = s[2 * width] += 1.0f;
-  int64_t t = static_cast<int64_t>(steps);
-  float rate = static_cast<float>(p.lr64 / (1.0 - power(0.9, t)));
-  float scale = static_cast<float>(1.0 / __builtin_sqrt(1.0 - power(0.999, t)));
+  Correction correction = corrections.at(static_cast<int64_t>(steps));
+  float rate = static_cast<float>(p.lr64 / correction.first), scale = correction.second;
   const float one_beta1 = static_cast<float>(1.0 - 0.9), one_beta2 = static_cast<float>(1.0 - 0.999);
   float eps = p.eps;
   for (int64_t i = 0; i < width; ++i) {

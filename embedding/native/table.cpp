@@ -7,7 +7,7 @@
 namespace nonet {
 
 constexpr int64_t kReadBatch = 2048;  // keys that a reader hashes on its stack at a time
-constexpr int64_t kMakeAhead = 8;
+constexpr int64_t kMakeAhead = 8, kTailAhead = 64;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
 
 bool Table::clear() {
   WriteLock lock(&lock_);
@@ -15,7 +15,8 @@ bool Table::clear() {
   batch_ = -1;
   full_count_ = evicted_count_ = 0;
   size_t groups = size_t{1} << config_.policy.group_bits;
-  if (!group_count_.ensure(groups)) return false;
+  if (!group_count_.ensure(groups) || !fill_.ensure(config_.width)) return false;
+  for (int64_t d = 0; d < config_.width; ++d) fill_[d] = config_.fill;
   memset(group_count_.data, 0, groups * sizeof(uint32_t));
   bool ready = index_.clear() && admission_.waiting.clear();
   if (ready) tally();
@@ -31,12 +32,13 @@ void Table::tally() {
 }
 
 int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, bool train, int64_t step) {
+  if (!count) return 0;
   if (!train) return look(keys, count, out);
   WriteLock lock(&lock_);
   batch_ = -1;
   if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
   kernels_->hash_keys(keys, count, hash_.data);
-  int64_t absent = kernels_->gather(index_.view(), rows_.view(), format(), config_.fill, keys, hash_.data, count,
+  int64_t absent = kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys, hash_.data, count,
                                     config_.width, found_.data, out);
   if (absent) {
     absent = fill_absent(keys, count, out, step);
@@ -56,7 +58,7 @@ int64_t Table::look(const int64_t* keys, int64_t count, float* out) {
   for (int64_t at = 0; at < count; at += kReadBatch) {
     int64_t some = std::min(kReadBatch, count - at);
     kernels_->hash_keys(keys + at, some, hash);
-    absent += kernels_->gather(index_.view(), rows_.view(), format(), config_.fill, keys + at, hash, some,
+    absent += kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys + at, hash, some,
                                config_.width, found, out + at * config_.width);
   }
   return absent;
@@ -70,7 +72,7 @@ int64_t Table::fill_absent(const int64_t* keys, int64_t count, float* out, int64
     if (far < count && found_[far] < 0) {
       uint64_t mask;
       const Slot* slots = index_.view().home(hash_[far], &mask);
-      __builtin_prefetch(slots + (hash_[far] & mask), 1);
+      __builtin_prefetch(slots + Index::first(hash_[far], mask), 1);
     }
     if (found_[i] >= 0) continue;
     int64_t row = index_.find(hash_[i], keys[i]);
@@ -121,7 +123,7 @@ int64_t Table::take_row(uint64_t hash, int64_t key) {
 void Table::mark_seen(int64_t count, int64_t step) {
   bool counts = config_.policy.evict != kScore;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + 16 < count && found_[i + 16] >= 0) __builtin_prefetch(tail(found_[i + 16]), 1);
+    if (i + kTailAhead < count && found_[i + kTailAhead] >= 0) __builtin_prefetch(tail(found_[i + kTailAhead]), 1);
     if (found_[i] < 0) continue;
     Tail* held = tail(found_[i]);
     if (counts) held->uses += held->seen != step || held->uses == 0;
@@ -148,11 +150,12 @@ int64_t Table::apply(const int64_t* keys, int64_t count, const float* grads, int
 
 // The rows of a batch in `found_`: those of the last lookup if it had the same keys. Returns how many are absent.
 int64_t Table::locate_batch(const int64_t* keys, int64_t count) {
+  if (!count) return 0;
   if (batch_ != count || memcmp(batch_keys_.data, keys, count * sizeof(int64_t))) {
     batch_ = -1;
     if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
     kernels_->hash_keys(keys, count, hash_.data);
-    return kernels_->gather(index_.view(), rows_.view(), format(), 0.0f, keys, hash_.data, count, config_.width,
+    return kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys, hash_.data, count, config_.width,
                             found_.data, nullptr);
   }
   if (!config_.policy.lenient()) return 0;
@@ -169,7 +172,7 @@ int64_t Table::distinct(int64_t count) {
     return kNoMemory;
   int64_t rows = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + 16 < count && found_[i + 16] >= 0) __builtin_prefetch(tail(found_[i + 16]), 1);
+    if (i + kTailAhead < count && found_[i + kTailAhead] >= 0) __builtin_prefetch(tail(found_[i + kTailAhead]), 1);
     int64_t row = found_[i];
     if (row < 0) continue;
     next_[i] = -1;

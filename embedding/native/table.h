@@ -99,6 +99,7 @@ class Table {
   Rows rows_;
   Admission admission_;
   int64_t state_at_;
+  Buffer<float> fill_;  // the row of a key that has none
 
   // The last training lookup: an apply of the same keys need not search again.
   Buffer<int64_t> batch_keys_, found_;
