@@ -18,12 +18,13 @@ from nonet.embedding.arrow import WAIT, RowColumns, columns_of, table_of
 from nonet.embedding.base import ALL_SLICES, BaseTable
 from nonet.embedding.native_table import NativeTable
 from nonet.embedding.optimizer import row_optimizer
-from nonet.embedding.slices import slice_of
+from nonet.embedding.slices import SLICES, slice_of
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.store import DELETE, UPSERT
 from nonet.embedding.table import NumPyTable
 from nonet.errors import ConfigError
 
+_HASH_BITS, _LISTED_ROWS = 48, 1 << 20
 _NAMES = ("key", "row", "state", "step", "deleted", "seen", "uses", "waiting")
 
 
@@ -61,10 +62,23 @@ def _take_native(table: NativeTable, keys: np.ndarray) -> RowColumns:
 
 def columns(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
     """The rows of these slices that changed after step `since`, by slice and key; then, given `since`, what went."""
-    yield from table._chosen(slices, since)
+    yield from chosen(table, slices, since)
     if since is not None:
         yield from _others(table, table._exported_deletes(slices, since))
     yield from waits(table, slices, since)
+
+
+def chosen(table: BaseTable, slices: range, since: int | None = None) -> Iterator[RowColumns]:
+    """The rows of these slices that changed after step `since`, by slice and key."""
+    if not isinstance(table, NativeTable):
+        yield from table._chosen(slices, since)
+        return
+    # As many slices a call as list a million rows, 16 MB: calls for 64 slices each would take longer than the walk.
+    many = max(1, SLICES * _LISTED_ROWS // max(1, len(table)))
+    after = np.iinfo(np.int64).min if since is None else since
+    for start in range(slices.start, slices.stop, many):
+        stop = min(start + many, slices.stop)
+        yield from table._part(start << _HASH_BITS, (stop << _HASH_BITS) - 1, after)
 
 
 def waits(table: BaseTable, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
-from nonet.embedding.bulk import absent, by_slice, joined, take, waits
+from nonet.embedding.bulk import absent, by_slice, chosen, joined, take, waits
 from nonet.embedding.index import KeyIndex
 from nonet.embedding.slices import SLICES, slice_of
 from nonet.errors import ConfigError
@@ -137,8 +137,8 @@ class Snapshot:
             piece = range(start, min(start + step, slices.stop))
             with self._history.lock:
                 if not self._copied:
-                    parts.extend(self._same(part) for part in self._table._chosen(piece, None))
-                old.extend(self._kept._chosen(piece, None))
+                    parts.extend(self._same(part) for part in chosen(self._table, piece))
+                old.extend(chosen(self._kept, piece))
                 self._given[piece.start : piece.stop] = True
         every = joined([*parts, *old], self.spec)
         return by_slice(every) if old else every
@@ -158,10 +158,10 @@ class Snapshot:
         every = [] if since is None else self.gone(ALL_SLICES, since)
         for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
             with self._history.lock:
-                parts = self._table._chosen(range(start, start + _READ_SLICES), since)
+                parts = chosen(self._table, range(start, start + _READ_SLICES), since)
                 every.extend(self._same(part) for part in parts)
         with self._history.lock:
-            every.extend(self._kept._chosen(ALL_SLICES, since))
+            every.extend(chosen(self._kept, ALL_SLICES, since))
         return joined(every, self.spec)
 
     def rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
