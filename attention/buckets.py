@@ -157,7 +157,10 @@ def forward(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tu
 def backward(
     bucket: Bucket, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients [t, H, D] of the bucket's query tokens, and of its key tokens. Rows that see nothing have gradient 0."""
+    """Gradients [t, H, D] of the bucket's query tokens, and of its key tokens, in lse's type; of blind rows 0."""
+    grad, q, k, v, out = (
+        x.to(lse.dtype) for x in (grad, q, k, v, out)
+    )  # half precision is slower at these lengths
     hidden = None if bucket.hidden is None else bucket.hidden.to(q.dtype)
     n = bucket.sequences
     if bucket.blind is not None:
