@@ -68,7 +68,7 @@ def receipt(rounds: int = 2, folder: Path | None = None, most_s: float = 1e9) ->
 def _measure(folder: Path, rounds: int, until: float) -> bool:
     """Run what is not yet measured, an answer a file; whether all is."""
     from nonet.deploy.measures import calibrate
-    from nonet.workers.group import ensure_ray
+    from nonet.workers.hosts import ensure_ray
 
     ensure_ray()
     if not calibration.path().exists():
