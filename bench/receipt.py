@@ -152,7 +152,9 @@ def _scenario(roles: dict[str, Any]) -> Any:
 
     whole = load_scenario("quickstart", _SHORT)[0]
     stages = {name: body for name, body in whole.stages.items() if name != "finetune"}
-    quiet = {"evaluator": {"fuse": "trainer"}}  # nothing is evaluated here; one process less to start
+    one_reward = {"rewards": {"hit": whole.stages["rl"].rewards["hit"]}}
+    stages["rl"] = whole.stages["rl"].model_copy(update=one_reward)
+    quiet = {"evaluator": {"fuse": "trainer"}}  # nothing is evaluated here; fewer processes start
     return with_roles(whole.model_copy(update={"stages": stages}), {**roles, **quiet})
 
 
