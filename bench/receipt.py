@@ -68,7 +68,7 @@ def receipt(rounds: int = 2, folder: Path | None = None, most_s: float = 1e9) ->
 def _measure(folder: Path, rounds: int, until: float) -> bool:
     """Run what is not yet measured, an answer a file; whether all is."""
     from nonet.deploy.measures import calibrate
-    from nonet.workers.group import ensure_ray
+    from nonet.workers.hosts import ensure_ray
 
     ensure_ray()
     if not calibration.path().exists():
@@ -152,7 +152,9 @@ def _scenario(roles: dict[str, Any]) -> Any:
 
     whole = load_scenario("quickstart", _SHORT)[0]
     stages = {name: body for name, body in whole.stages.items() if name != "finetune"}
-    quiet = {"evaluator": {"fuse": "trainer"}}  # nothing is evaluated here; one process less to start
+    one_reward = {"rewards": {"hit": whole.stages["rl"].rewards["hit"]}}
+    stages["rl"] = whole.stages["rl"].model_copy(update=one_reward)
+    quiet = {"evaluator": {"fuse": "trainer"}}  # nothing is evaluated here; fewer processes start
     return with_roles(whole.model_copy(update={"stages": stages}), {**roles, **quiet})
 
 

@@ -16,11 +16,12 @@ from nonet.controller.options import Reinforced, Supervised
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.controller.scenario import Scenario
 from nonet.controller.sizes import feature_dims, model_size
-from nonet.controller.work import Shape, decode_work, train_work, update_work
+from nonet.controller.work import Shape, Work, decode_work, train_work, update_work
 from nonet.errors import ConfigError
 
 CHUNK_STEPS = 10  # nonet.controller.stages asks for as many steps a call
 _TARGETED = 0.5  # share of events that a `target:` condition keeps, where the data has not said
+_CHOICES = 0.3  # inner nodes with a choice over items of a catalogue
 _DISTINCT = 0.7  # distinct keys over events of a batch
 
 
@@ -30,12 +31,15 @@ class DataFacts:
 
     spread     standard deviation over mean of the training events of a user
     targeted   share of the training events that a stage's `target:` keeps, by stage
+    items, asked   of the catalogue; held-out prompts that every evaluation ranks
     """
 
     users: int
     trained_events: int
     spread: float = 1.5
     targeted: Mapping[str, float] = field(default_factory=dict)
+    items: int = 0
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +67,26 @@ class StagePrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All stages of a plan."""
+    """All stages of a plan; evaluate_s: what evaluations add to the run's time."""
 
     source: str
     stages: tuple[StagePrediction, ...]
     start_s: float
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    evaluate_s: float = 0.0
 
     @property
     def wall_s(self) -> float:
-        return self.start_s + sum(stage.wall_s for stage in self.stages)
+        return self.start_s + sum(stage.wall_s for stage in self.stages) + self.evaluate_s
 
     def as_dict(self) -> dict[str, Any]:
         stages = {s.stage: asdict(s) | {"wall_s": s.wall_s, "rows_per_s": s.rows_per_s} for s in self.stages}
-        return {"source": self.source, "start_s": self.start_s, "wall_s": self.wall_s, "stages": stages}
+        return {
+            "source": self.source,
+            "start_s": self.start_s,
+            "evaluate_s": self.evaluate_s,
+            "wall_s": self.wall_s,
+            "stages": stages,
+        }
 
 
 def predict(scenario: Scenario, plan: Plan, facts: DataFacts, calibration: Calibration) -> Prediction:
@@ -90,7 +100,8 @@ def predict(scenario: Scenario, plan: Plan, facts: DataFacts, calibration: Calib
         stages.append(
             here.supervised(name, body) if isinstance(body, Supervised) else here.reinforced(name, body)
         )
-    return Prediction(calibration.source, tuple(stages), calibration.process_s * _waves(plan))
+    start_s = calibration.process_s * _waves(plan)
+    return Prediction(calibration.source, tuple(stages), start_s, here.evaluations(len(stages)))
 
 
 def check_covered(scenario: Scenario, plan: Plan) -> None:
@@ -179,6 +190,26 @@ class _Here:
         beams = body.users * width * (self.shape.levels * 8 + 30)
         apart = 4 * self.parameters * rollout.workers if rollout.name != trainer.name else 0
         return self._answer(name, "rl", body.steps, body.steps * body.users, parts, waits, beams + apart)
+
+    def evaluations(self, models: int) -> float:
+        """Seconds that ranking every held-out prompt after each stage adds: all of them in the trainer's process; beside it the
+        last, and of the others what they take from busy cores.
+        """
+        trainer, evaluator = self.plan.group_of("trainer"), self.plan.group_of("evaluator")
+        nodes = self.shape.codes + _CHOICES * self.facts.items
+        history = min(self.scenario.data.history, self.facts.trained_events / max(1, self.facts.users))
+        beams = decode_work(self.shape, self.facts.asked, history, self.scenario.evaluate.width)
+        whole = Work(
+            flops=self.facts.asked * nodes * (4 * self.shape.width + 2 * self.shape.codes) * self.shape.width
+        )
+        whole += Work(bytes=self.facts.asked * nodes * (10 * self.shape.width + 4 * self.shape.codes) * 4.0)
+        one = self.cost.factor("evaluate") * self.cost.decode.seconds(beams + whole)
+        if evaluator.name == trainer.name:
+            return models * one
+        cores = self._cores(evaluator)
+        apart = evaluator.nodes[0] not in trainer.nodes
+        busy = trainer.on_nodes()[trainer.nodes[0]] * max(1, trainer.threads)
+        return one + (0.0 if apart or busy < cores else (models - 1) * one / cores)
 
     def _answer(
         self,

@@ -11,6 +11,8 @@ def prediction_text(found: Prediction) -> str:
     lines = ["predicted"]
     for stage in found.stages:
         lines += [f"  {stage.stage:<10} {_speed(stage)}", f"  {'':<10} {_step(stage)}"]
+    if found.evaluate_s:
+        lines.append(f"  {'evaluate':<10} adds {found.evaluate_s:.1f} s")
     return "\n".join(
         [
             *lines,

@@ -54,7 +54,11 @@ def make_receipt(
 def facts_of(data: Mapping[str, Any]) -> DataFacts:
     """What the tokenise stage found, as a prediction wants it."""
     spread = {"spread": data["train_spread"]} if "train_spread" in data else {}
-    return DataFacts(data["users"], data["trained_events"], **spread, targeted=data.get("trained_share", {}))
+    asked = sum(data["held_out"].get(name, 0) for name in ("valid", "test"))
+    shares = data.get("trained_share", {})
+    return DataFacts(
+        data["users"], data["trained_events"], **spread, targeted=shares, items=data["items"], asked=asked
+    )
 
 
 def receipt_text(receipt: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from nonet.controller.support import check_runnable
 from nonet.errors import ConfigError, PlacementError
 
 _WORKERS = (1, 2, 4, 8)
+_SHIPPED = ("trainer", "rollout", "embedding", "evaluator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ def search(
 
 
 def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, roles) of each: trainers by rollout and embedding, fused, apart or collocated; a host's cores bound the workers."""
+    """(name, roles) of each: trainers by rollout, embedding and evaluator, fused, apart or collocated.
+
+    A host's cores bound the workers.
+    """
     cores = max(node.total.get("CPU", 1.0) for node in view.nodes)
     counts = [count for count in _WORKERS if count <= max(1.0, cores)]
     rl = any(isinstance(body, Reinforced) for body in scenario.stages.values())
@@ -63,9 +67,14 @@ def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[
         rollouts = ["fused", *(f"apart x{n}" for n in counts), "collocated"] if rl else ["fused"]
         for rollout in rollouts:
             for shards in ["fused", *(f"apart x{n}" for n in counts)] if sparse else ["fused"]:
-                roles = {"trainer": {"workers": trainers}} if trainers > 1 else {}
-                roles |= _role("rollout", rollout) | _role("embedding", shards)
-                yield f"trainer x{trainers}, rollout {rollout}, embedding {shards}", roles
+                for evaluator in ("apart", "fused"):
+                    roles = {"trainer": {"workers": trainers}} if trainers > 1 else {}
+                    roles |= _role("rollout", rollout) | _role("embedding", shards)
+                    roles |= {"evaluator": {"fuse": "trainer"}} if evaluator == "fused" else {}
+                    told = (
+                        f"trainer x{trainers}, rollout {rollout}, embedding {shards}, evaluator {evaluator}"
+                    )
+                    yield told, roles
 
 
 def _role(name: str, how: str) -> dict[str, Any]:
@@ -77,8 +86,8 @@ def _role(name: str, how: str) -> dict[str, Any]:
 
 
 def with_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
-    """The scenario with these roles in place of its own of the same names; trainer, rollout and embedding start afresh."""
-    kept = {n: r for n, r in scenario.roles.items() if n not in ("trainer", "rollout", "embedding")}
+    """The scenario with these roles in place of its own of the same names; the shipped roles start afresh."""
+    kept = {n: r for n, r in scenario.roles.items() if n not in _SHIPPED}
     made = {name: Role.model_validate(body) for name, body in roles.items()}
     return scenario.model_copy(update={"roles": {**made, **kept}})
 

@@ -63,18 +63,20 @@ def data_facts(scenario: Scenario, folder: Path) -> DataFacts:
     import numpy as np
 
     from nonet.controller.sources import data_setup
-    from nonet.samples.sequences import TRAIN, build_sequences
+    from nonet.samples.sequences import TEST, TRAIN, VALID, build_sequences
     from nonet.samples.tables import read_tables
 
     data = data_setup(scenario, folder)
     interactions, items = read_tables(data.interactions, data.items, dict(data.columns))
-    seq, _ = build_sequences(
+    seq, kept = build_sequences(
         interactions, items, keep=data.keep, split=data.split, targets=data.targets, where=data.where
     )
     train = seq.split == TRAIN
     lengths = np.add.reduceat(train, seq.offsets[:-1]) if len(seq) else np.ones(1)
     shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}
-    return DataFacts(len(seq), int(train.sum()), float(lengths.std() / max(1e-9, lengths.mean())), shares)
+    spread = float(lengths.std() / max(1e-9, lengths.mean()))
+    asked = int(((seq.split == VALID) | (seq.split == TEST)).sum())
+    return DataFacts(len(seq), int(train.sum()), spread, shares, len(kept), asked)
 
 
 def knock(address: str) -> None:

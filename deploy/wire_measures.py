@@ -103,7 +103,8 @@ def measure_call() -> tuple[Line, float]:
     """A Ray call with a small and a large answer, and the start of a worker that imports torch."""
     import ray
 
-    from nonet.workers.group import WorkerGroup, ensure_ray
+    from nonet.workers.group import WorkerGroup
+    from nonet.workers.hosts import ensure_ray
 
     mine = not ray.is_initialized()
     ensure_ray()

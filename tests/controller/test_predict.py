@@ -87,6 +87,19 @@ def test_what_is_apart_pays_for_its_wire_and_says_how_much():
     assert rl.idle["rollout"] + rl.parts["rollout"] / rl.step_s == pytest.approx(1)
 
 
+def test_evaluating_beside_the_trainer_costs_less_than_in_its_process_and_least_on_cores_to_spare():
+    asked = DataFacts(671, 82691, 1.7, items=3496, asked=4026)
+
+    def whole(cores: float, **roles) -> float:
+        scenario = with_roles(load_scenario("quickstart")[0], roles)
+        return predict(scenario, plan(scenario, machine(cores), threads=1), asked, NOMINAL).evaluate_s
+
+    fused = {"evaluator": {"fuse": "trainer"}}
+    assert whole(2.0) < whole(1.0, **fused) == whole(2.0, **fused)
+    assert whole(2.0) == pytest.approx(whole(2.0, **fused) / 3)
+    assert whole(2.0) < whole(2.0, trainer={"workers": 2}) < whole(2.0, **fused)
+
+
 def test_rows_and_steps_are_those_the_run_will_have():
     found = predicted()
     assert (found["pretrain"].steps, found["pretrain"].rows) == (840, 826910)
