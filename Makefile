@@ -5,7 +5,7 @@ TORCH  ?= 2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-all check format bench setup clean
+.PHONY: run test test-all check format bench sanitize setup clean
 
 run: setup
 	$(BIN)/nonet run quickstart
@@ -17,6 +17,10 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest
+
+# The native core's own checks under the address and undefined sanitizers; `make test` runs them too.
+sanitize:
+	bash embedding/native/sanitize.sh
 
 check: setup
 	$(BIN)/ruff check .

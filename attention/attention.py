@@ -1,25 +1,32 @@
-"""uni_attention: softmax attention over packed sequences, under a mask that is data.
+"""uni_attention: attention over packed sequences of any length, under a mask that is data.
 
-Sequences of like length share one padded call of torch's fused SDPA, forward and backward, so a batch of 20 windows of
-2 to 51 events is one to three calls instead of 20. Padding never reaches the result: padded keys are masked and padded
-rows are not read back. The signature is final; kernels that read the intervals directly slot in behind it.
+One signature for every mask and machine: q [T, H, D], k [S, G, D] and v [S, G, E] packed, or [B, H, N, D] dense. On a CPU the
+mask is cut into pieces that torch's fused kernel computes without a mask; a mask is never dropped, and never an N x N
+tensor. A query that sees no key gives 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from nonet.attention.mask import IntervalMask, Mask
+from nonet.attention import npu
+from nonet.attention.bias import RelativeBias
+from nonet.attention.call import Call
+from nonet.attention.cuts import check_cuts
+from nonet.attention.mask import UniMask
+from nonet.attention.ops import attend
+from nonet.attention.table import IntervalTable
 from nonet.errors import ConfigError
 
-# Shapes: T packed query tokens, S packed key tokens, H heads, D head width, E value width, B sequences of a bucket,
-# Q and N the longest query and key run in it, K intervals a row.
-_FEW = 4  # a bucket of fewer sequences costs more in calls than it saves in padding
+# Shapes: T packed query tokens, S packed key tokens, B sequences, H query heads, G key heads (H a multiple), D width,
+# E value width, N queries and M keys of a dense batch.
+BACKENDS = ("auto", "triton", "sdpa", "npu", "reference")
+_MOST_WIDTH = 256
+_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def uni_attention(
@@ -27,123 +34,226 @@ def uni_attention(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Mask | IntervalMask,
-    cu_seqlens_q: Tensor,
+    mask: UniMask | IntervalTable,
+    cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    activation: str = "softmax",
     scale: float | None = None,
-) -> Tensor:
-    """Attention of packed queries [T, H, D] over packed keys [S, H, D] and values [S, H, E] -> [T, H, E].
+    scaling_length: float | None = None,
+    bias: RelativeBias | None = None,
+    sink: Tensor | None = None,
+    soft_cap: float | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """Queries [T, H, D] over keys [S, G, D] and values [S, G, E] -> [T, H, E]; dense, [B, H, N, D] -> [B, H, N, E].
 
-    cu_seqlens_q [B + 1] cuts the queries into sequences, cu_seqlens_k the keys (the same cuts when left out). A query
-    sees keys of its own sequence only, those the mask allows; with none it gives 0. scale: 1 / sqrt(D) when left out.
+    mask: a UniMask, or the table it made for this batch (one for all layers). cu_seqlens_q [B + 1] cuts the queries into
+    sequences, cu_seqlens_k the keys (the same cuts when left out); a dense batch needs none. activation "silu" is
+    HSTU's silu(score) / scaling_length. scale: 1 / sqrt(D) when left out. soft_cap: cap * tanh(score / cap), before the
+    bias. sink [H]: a logit beside the keys. return_lse: also the log-sum-exp [H, T] ([B, H, N] dense), without gradient.
+    backend: "auto" takes "triton" on CUDA, "npu" on Ascend, "sdpa" on a CPU, "reference" for what these two don't speak.
     """
-    cuts_q = cu_seqlens_q.long()
-    cuts_k = cuts_q if cu_seqlens_k is None else cu_seqlens_k.long()
-    _check(q, k, v, mask, cuts_q, cuts_k)
-    parts, places = [], []
-    for index in _buckets(cuts_q.diff().tolist(), cuts_k.diff().tolist()):
-        part, place = _bucket(q, k, v, mask, cuts_q, cuts_k, index.to(q.device), scale)
-        parts.append(part)
-        places.append(place)
-    if len(parts) == 1 and len(places[0]) == len(q):
-        return parts[0]
-    out = q.new_zeros(len(q), q.shape[1], v.shape[-1])
-    return out.index_copy(0, torch.cat(places), torch.cat(parts)) if parts else out
+    if q.ndim == 4:
+        return _dense(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse,
+            {"mask": mask, "activation": activation, "scale": scale, "scaling_length": scaling_length, "bias": bias, "sink": sink,
+                 "soft_cap": soft_cap, "backend": backend},
+        )  # fmt: skip
+    _check_tensors(q, k, v)
+    cu_q, cu_k = _cuts(q, k, cu_seqlens_q, cu_seqlens_k)
+    form, table = _table(mask, cu_q, cu_k, len(q), len(k))
+    _check_options(q, k, activation, scale, scaling_length, bias, sink, soft_cap)
+    call = Call(
+        cu_q if table is None else table.cu_q,
+        cu_k if table is None else table.cu_k,
+        form,
+        table,
+        q.shape[-1] ** -0.5 if scale is None else float(scale),
+        activation,
+        1.0 if scaling_length is None else float(scaling_length),
+        soft_cap,
+        sink,
+        bias,
+    )
+    out, lse = attend(q, k, v, call, _backend(backend, q, v, call))
+    return (out, lse) if return_lse else out
 
 
-def _buckets(n_q: list[int], n_k: list[int]) -> Iterator[Tensor]:
-    """Sequences that share a call, in their packed order; a bucket ends where lengths have halved."""
-    order = [b for b in sorted(range(len(n_q)), key=lambda b: (-n_k[b], -n_q[b])) if n_q[b] and n_k[b]]
-    begin = 0
-    for at in range(1, len(order) + 1):
-        rest = len(order) - at
-        if rest == 0 or (rest >= _FEW and at - begin >= _FEW and 2 * n_k[order[at]] <= n_k[order[begin]]):
-            yield torch.tensor(sorted(order[begin:at]))
-            begin = at
-
-
-def _bucket(
+def _dense(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Any,
-    cuts_q: Tensor,
-    cuts_k: Tensor,
-    index_B: Tensor,
-    scale: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Outputs [t, H, E] of the bucket's query tokens, and their places [t] among the packed ones."""
-    same = cuts_k is cuts_q
-    n_q_B, n_k_B = cuts_q.diff()[index_B], cuts_k.diff()[index_B]
-    token_q, slot_q, rows = _slots(cuts_q[index_B], n_q_B)
-    token_k, slot_k, keys = (token_q, slot_q, rows) if same else _slots(cuts_k[index_B], n_k_B)
-    shape = (len(index_B), rows, keys)
-    plain = same and isinstance(mask, Mask) and mask.causal and mask.window is None
-    seen_BQN = None if plain else _visible(mask, cuts_q[index_B], n_q_B, n_k_B, shape)
-    blind_BQ = None if seen_BQN is None else ~seen_BQN.any(-1)
-    if seen_BQN is not None and blind_BQ is not None:
-        seen_BQN = seen_BQN | blind_BQ[..., None]  # a row that sees nothing must not divide by zero
-    out_BHQE = scaled_dot_product_attention(
-        _padded(q, token_q, slot_q, len(index_B), rows),
-        _padded(k, token_k, slot_k, len(index_B), keys),
-        _padded(v, token_k, slot_k, len(index_B), keys),
-        attn_mask=None if seen_BQN is None else seen_BQN[:, None],
-        is_causal=plain,
-        scale=scale,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    return_lse: bool,
+    rest: dict[str, Any],
+) -> Any:
+    """[B, H, N, D] as B packed sequences of N."""
+    if k.ndim != 4 or v.ndim != 4 or cu_q is not None or cu_k is not None or not len(q) == len(k) == len(v):
+        raise ConfigError(
+            f"dense q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} want [B, H, N, D], [B, G, M, D] and "
+            "[B, G, M, E] and no cu_seqlens; for sequences of unlike lengths pack them: [T, H, D] with cu_seqlens_q."
+        )
+    batch, heads, queries, keys = *q.shape[:3], k.shape[2]
+    cuts = torch.arange(batch + 1, device=q.device, dtype=torch.int32)
+    packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    own_k = None if keys == queries else cuts * keys
+    out, lse = uni_attention(
+        *packed, cu_seqlens_q=cuts * queries, cu_seqlens_k=own_k, return_lse=True, **rest
     )
-    out_tHE = out_BHQE.transpose(1, 2).flatten(0, 1).index_select(0, slot_q)
-    if blind_BQ is not None:
-        out_tHE = out_tHE.masked_fill(blind_BQ.flatten()[slot_q][:, None, None], 0.0)
-    return out_tHE, token_q
+    out = out.unflatten(0, (batch, queries)).transpose(1, 2)
+    if not return_lse:
+        return out
+    return out, lse.unflatten(1, (batch, -1)).transpose(0, 1) if lse.shape[1] else lse.new_empty(
+        batch, heads, 0
+    )
 
 
-def _slots(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Packed token and padded slot of every token of these sequences, and the padded length."""
-    longest = int(length_B.max())
-    place_BQ = torch.arange(longest, device=start_B.device).expand(len(start_B), longest)
-    slot = (place_BQ < length_B[:, None]).flatten().nonzero().squeeze(1)
-    return (start_B[:, None] + place_BQ).flatten()[slot], slot, longest
-
-
-def _padded(x_THD: Tensor, token: Tensor, slot: Tensor, sequences: int, longest: int) -> Tensor:
-    """[B, H, longest, D], zeros behind each sequence."""
-    part = x_THD if len(token) == len(x_THD) else x_THD.index_select(0, token)
-    flat = x_THD.new_zeros(sequences * longest, *x_THD.shape[1:])
-    return flat.index_copy(0, slot, part).view(sequences, longest, *x_THD.shape[1:]).transpose(1, 2)
-
-
-def _visible(mask: Any, start_B: Tensor, n_q_B: Tensor, n_k_B: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """[B, Q, N] bool: the union of each row's intervals."""
-    _, rows, keys = shape
-    start_BQK, stop_BQK = mask.intervals(n_q_B, n_k_B, rows, start_B)
-    key_N = torch.arange(keys, device=n_q_B.device)
-    return ((key_N >= start_BQK[..., None]) & (key_N < stop_BQK[..., None])).any(2)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, mask: Any, cuts_q: Tensor, cuts_k: Tensor) -> None:
-    if not isinstance(mask, Mask | IntervalMask):
+def _cuts(q: Tensor, k: Tensor, cu_q: Tensor | None, cu_k: Tensor | None) -> tuple[Tensor, Tensor]:
+    if cu_q is None:
         raise ConfigError(
-            f"uni_attention cannot express the mask {type(mask).__name__}; it takes full(), causal(window=...) or "
-            "intervals(start, stop) of nonet.attention.mask."
+            "packed q [T, H, D] needs cu_seqlens_q [B + 1], where each sequence begins and the last ends."
         )
-    if isinstance(mask, IntervalMask) and len(mask.start) != len(q):
-        raise ConfigError(f"the mask has intervals for {len(mask.start)} queries, there are {len(q)}.")
-    if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or len(k) != len(v) or q.shape[1:] != k.shape[1:]:
-        raise ConfigError(
-            f"uni_attention takes q [T, H, D], k [S, H, D] and v [S, H, E], packed; got {tuple(q.shape)}, "
-            f"{tuple(k.shape)} and {tuple(v.shape)}."
-        )
-    for name, cuts, tokens in (("q", cuts_q, len(q)), ("k", cuts_k, len(k))):
-        if (
-            cuts.ndim != 1
-            or not len(cuts)
-            or int(cuts[0])
-            or int(cuts[-1]) != tokens
-            or bool((cuts.diff() < 0).any())
-        ):
+    cu_k = cu_q if cu_k is None else cu_k
+    for name, cuts in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
+        if cuts.device != q.device:
             raise ConfigError(
-                f"cu_seqlens_{name} must rise from 0 to the {tokens} tokens of {name}; got {cuts[:8].tolist()}"
-                f"{' ...' if len(cuts) > 8 else ''}."
+                f"{name} is on {cuts.device}, q on {q.device}; they must share a device. Move it with .to(q.device)."
             )
-    if len(cuts_q) != len(cuts_k):
-        raise ConfigError(f"{len(cuts_q) - 1} query sequences but {len(cuts_k) - 1} key sequences.")
+    check_cuts(cu_q, cu_k, len(q), len(k))
+    if cu_k is cu_q and len(q) != len(k):
+        raise ConfigError(
+            f"q has {len(q)} tokens and k {len(k)}; where they differ cu_seqlens_k [B + 1] must say how k is cut."
+        )
+    return cu_q, cu_k
+
+
+def _table(
+    mask: Any, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int
+) -> tuple[str, IntervalTable | None]:
+    """What the mask says about this batch: its form, and a table where the form does not say it all."""
+    if isinstance(mask, UniMask):
+        form = mask.form
+        if form == "full" or (form == "causal" and cu_k is cu_q):
+            return form, None
+        return "table", mask.table(cu_q, cu_k, tokens_q=tokens_q, tokens_k=tokens_k)
+    if not isinstance(mask, IntervalTable):
+        raise ConfigError(
+            f"uni_attention cannot express the mask {type(mask).__name__}; it takes a UniMask (UniMask.causal(), "
+            "UniMask.from_dense(...), ...) or the table of one."
+        )
+    made_q, made_k = mask.start.shape[1], _keys_of(mask, tokens_k)
+    same = (made_q, made_k) == (tokens_q, tokens_k) and mask.start.device == cu_q.device
+    if same and cu_q.device.type == "cpu" and not torch.compiler.is_compiling():
+        same = torch.equal(mask.cu_q, cu_q.int()) and torch.equal(mask.cu_k, cu_k.int())
+    if not same:
+        raise ConfigError(
+            f"this mask's table was made for {made_q} queries and {made_k} keys in {len(mask.cu_q) - 1} sequences on "
+            f"{mask.start.device}; this batch has {tokens_q} and {tokens_k} in {len(cu_q) - 1} on {cu_q.device}, or cuts them "
+            "elsewhere. Make it with mask.table(cu_seqlens_q, cu_seqlens_k)."
+        )
+    return "table", mask
+
+
+def _keys_of(table: IntervalTable, tokens_k: int) -> int:
+    """Keys that a table was made for, as far as that is known without asking a device."""
+    of_key = table.column_start if table.column_start is not None else table.word
+    if of_key is not None:
+        return len(of_key)
+    if table.cu_k.device.type == "cpu" and not torch.compiler.is_compiling():
+        return int(table.cu_k[-1])
+    return tokens_k
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    shapes = f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+    if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or k.shape[:2] != v.shape[:2] or q.shape[2] != k.shape[2]:
+        raise ConfigError(
+            f"uni_attention takes q [T, H, D], k [S, G, D] and v [S, G, E], packed, or all of them dense [B, H, N, D]; "
+            f"got {shapes}."
+        )
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ConfigError(
+            f"q {list(q.shape)} has {q.shape[1]} heads, k {list(k.shape)} has {k.shape[1]}; q's must be a multiple of k's."
+        )
+    if (not q.dtype == k.dtype == v.dtype or q.dtype not in _TYPES) and not torch.is_autocast_enabled(
+        q.device.type
+    ):
+        raise ConfigError(
+            f"q {shapes.split(',')[0]}..., k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must share one of "
+            "float32, bfloat16, float16 and float64. Cast them with .to()."
+        )
+    if not q.device == k.device == v.device:
+        raise ConfigError(
+            f"q, k and v are on {q.device}, {k.device} and {v.device}; they must share a device."
+        )
+    for name, width in (("q and k", q.shape[2]), ("v", v.shape[2])):
+        if not 0 < width <= _MOST_WIDTH:
+            raise ConfigError(
+                f"{name} have width {width} (shapes {shapes}); uni_attention takes 1 to {_MOST_WIDTH} a head."
+            )
+
+
+def _check_options(
+    q: Tensor,
+    k: Tensor,
+    activation: str,
+    scale: float | None,
+    scaling_length: float | None,
+    bias: Any,
+    sink: Tensor | None,
+    soft_cap: float | None,
+) -> None:
+    if activation not in ("softmax", "silu"):
+        raise ConfigError(f"activation is {activation!r}; it must be 'softmax' or 'silu'.")
+    if activation == "silu" and (scaling_length is None or scaling_length <= 0):
+        raise ConfigError(
+            f"scaling_length is {scaling_length}; activation 'silu' divides by it. Pin it to the longest sequence the model "
+            "is built for, not the batch's, or training and serving differ."
+        )
+    for name, value in (("scale", scale), ("soft_cap", soft_cap)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} is {value}; it must be above 0.")
+    if sink is not None and (
+        activation == "silu" or tuple(sink.shape) != (q.shape[1],) or sink.device != q.device
+    ):
+        raise ConfigError(
+            f"sink has shape {list(sink.shape)} on {sink.device}; it must be [{q.shape[1]}], a logit a head, on {q.device}, "
+            f"and needs a softmax; activation is {activation!r}."
+        )
+    if bias is not None:
+        if not isinstance(bias, RelativeBias):
+            raise ConfigError(
+                f"bias is a {type(bias).__name__}; it must be a RelativeBias (tables of O(N), not a dense [N, N])."
+            )
+        bias.check(q.shape[1], len(q), len(k))
+
+
+def _backend(name: str, q: Tensor, v: Tensor, call: Call) -> str:
+    """Which code computes. Asked for by name and not able: an error, never another one in silence."""
+    if name not in BACKENDS:
+        raise ConfigError(f"backend is {name!r}; there are {', '.join(BACKENDS)}.")
+    host = q.device.type == "cpu"
+    if name == "auto":
+        if q.is_cuda and q.dtype != torch.float64:
+            return "triton"
+        if npu.available(q, v, call):
+            return "npu"
+        return "sdpa" if host and call.plain else "reference"
+    if name == "triton" and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            f"backend 'triton' runs on CUDA; q is on {q.device}. Leave backend to 'auto', or set TRITON_INTERPRET=1 to "
+            "interpret the kernels on a CPU."
+        )
+    if name == "npu" and not npu.available(q, v, call):
+        raise ConfigError(
+            f"backend 'npu' computes a softmax without sink, bias or soft cap, of equal widths, on an Ascend device; q is on "
+            f"{q.device}. Use 'auto' or 'reference'."
+        )
+    if name == "sdpa" and not (host and call.plain):
+        raise ConfigError(
+            f"backend 'sdpa' computes a softmax without bias or soft cap on a CPU; this call has activation {call.activation!r}, "
+            f"soft_cap {call.soft_cap}, bias {'yes' if call.bias else 'no'}, on {q.device}. Use 'auto' or 'reference'."
+        )
+    return name

@@ -1,90 +1,253 @@
-"""Attention masks as data: which keys each query row sees, as K <= 4 intervals a row.
+"""UniMask: an attention mask as data, at most four row intervals a query; it knows nothing of the batch it will meet.
 
-A mask is a small frozen object that knows nothing of the batch it will meet; `intervals` turns it into numbers for
-sequences of given lengths. O(N) integers where a dense mask is O(N^2), and the form a tile scheduler wants: the whole
-HSTU mask family is exactly K = 2, a beam tree K = 4. NVIDIA's recsys-examples chose the same form for SID decoding.
+`table` turns it into O(N) integers for sequences of given lengths, where a dense mask is O(N^2): the whole HSTU family is
+two intervals a row, a beam tree of three levels four. `a & b` is the keys that both allow. NVIDIA's recsys-examples chose
+the same form for SID decoding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nonet.attention.compose import MOST_SLOTS, Both, Rule, fewest
+from nonet.attention.cuts import check_cuts
+from nonet.attention.hstu import Hstu, TargetGroups
+from nonet.attention.packed import Packed, PerSequence
+from nonet.attention.rules import BosInterval, Classes, Cross, Intervals
+from nonet.attention.runs import Dense, MaskMod
+from nonet.attention.segments import Segments
+from nonet.attention.spans import Causal, Full, PrefixLm, SinksWindow, Window
+from nonet.attention.table import IntervalTable
+from nonet.attention.tree import BeamTree
 from nonet.errors import ConfigError
 
-MOST_INTERVALS = 4
-
-# Shapes: B sequences, Q query rows of the longest, K intervals a row, T packed query tokens.
+# Shapes: T packed query tokens, S packed key tokens, B sequences, K intervals a row.
+# Predicates below are in places of one sequence: p of the query, k of the key, n keys. Queries are the newest of their
+# sequence, p = row + n_k - n_q; "numbers" are one int for all sequences or an int tensor [B].
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
-    """Visibility within a sequence of n_q queries and n_k keys, aligned at the newest token.
+class UniMask:
+    """Which keys of its sequence each query sees. Make one with the constructors below."""
 
-    Query q stands at key position p = q + n_k - n_q. It sees keys up to p when `causal`, all of them otherwise, and
-    of these only the newest `window` (p itself included) when there is a window.
-    """
+    rule: Rule
 
-    causal: bool = False
-    window: int | None = None
+    @staticmethod
+    def full() -> UniMask:
+        """Every key."""
+        return UniMask(Full())
 
-    def intervals(self, n_q_B: Tensor, n_k_B: Tensor, rows: int, start_B: Tensor) -> tuple[Tensor, Tensor]:
-        """First and past-the-last visible key [B, rows, K] of each query; empty where start >= stop.
+    @staticmethod
+    def causal(window: int | None = None) -> UniMask:
+        """k <= p; with `window` only the newest `window` of these, p included."""
+        if window is not None and window < 1:
+            raise ConfigError(
+                f"causal(window={window}): a window holds at least 1 key. Leave it out for no window."
+            )
+        return UniMask(Causal(window))
 
-        For sequences of these lengths whose queries begin at packed token `start_B`; `rows` is the longest.
+    @staticmethod
+    def causal_bottom_right() -> UniMask:
+        """k <= row + n_k - n_q: `causal` by the name that says where fewer queries than keys stand."""
+        return UniMask(Causal())
+
+    @staticmethod
+    def prefix_lm(prefix: PerSequence) -> UniMask:
+        """k < prefix or k <= p. Numbers of prefix keys."""
+        return UniMask(PrefixLm(prefix))
+
+    @staticmethod
+    def window(left: int, right: int = 0) -> UniMask:
+        """p - left <= k <= p + right."""
+        _at_least("window", 0, left=left, right=right)
+        return UniMask(Window(left, right))
+
+    @staticmethod
+    def sinks_window(sinks: int, window: int, *, sinks_see_all: bool = False) -> UniMask:
+        """k <= p and (k < sinks or k > p - window); with `sinks_see_all` the first `sinks` rows see every key."""
+        _at_least("sinks_window", 0, sinks=sinks, window=window)
+        return UniMask(SinksWindow(sinks, window, sinks_see_all))
+
+    @staticmethod
+    def semi_local(local: int, prefix: int) -> UniMask:
+        """k <= p and (p - k < local or k < prefix): ULTRA-HSTU's semi-local attention."""
+        _at_least("semi_local", 0, local=local, prefix=prefix)
+        return UniMask(SinksWindow(prefix, local))
+
+    @staticmethod
+    def document(cuts: Tensor, *, causal: bool = False) -> UniMask:
+        """Keys of the query's own document. cuts [M + 1]: packed key offsets of the documents."""
+        return UniMask(Segments(cuts, causal, 0))
+
+    @staticmethod
+    def session(cuts: Tensor, *, prefix: PerSequence = 0) -> UniMask:
+        """k <= p and (k in p's session or k < prefix). cuts [M + 1]: packed key offsets of the sessions."""
+        return UniMask(Segments(cuts, True, prefix))
+
+    @staticmethod
+    def hstu(
+        targets: PerSequence = 0,
+        *,
+        contextual: PerSequence = 0,
+        max_attn_len: int = 0,
+        min_full_attn_len: int = 0,
+    ) -> UniMask:
+        """[contextual | history | targets]: history causal and within `max_attn_len` (0: no limit; waived for the newest
+        `min_full_attn_len`), contextual rows see the history, targets see the history and themselves.
         """
-        place_BQ = torch.arange(rows, device=n_q_B.device) + (n_k_B - n_q_B)[:, None]
-        last_BQ = n_k_B[:, None].expand_as(place_BQ)
-        stop_BQ = torch.minimum(place_BQ + 1, last_BQ) if self.causal else last_BQ
-        start_BQ = torch.zeros_like(stop_BQ)
-        if self.window is not None:
-            start_BQ = (place_BQ - self.window + 1).clamp_min(0)
-        return start_BQ[..., None], stop_BQ[..., None]
+        _at_least("hstu", 0, max_attn_len=max_attn_len, min_full_attn_len=min_full_attn_len)
+        return UniMask(Hstu(targets, contextual, max_attn_len, min_full_attn_len))
 
+    @staticmethod
+    def target_groups(targets: PerSequence, size: int) -> UniMask:
+        """History causal; a target sees the history and, causally, its own group of `size`. Size 1: isolated targets."""
+        _at_least("target_groups", 1, size=size)
+        return UniMask(TargetGroups(targets, size))
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IntervalMask:
-    """Any mask of up to four intervals a row: start and stop [T, K] int64 over the packed queries, in key positions
-    of the query's own sequence. A row whose intervals are all empty sees nothing and gives 0.
-    """
+    @staticmethod
+    def beam_tree(history: PerSequence, parents: Tensor) -> UniMask:
+        """[history | level 0: W beams | level 1: W | ...]: the history, causally, and one's ancestors and oneself.
 
-    start: Tensor
-    stop: Tensor
+        parents [B, L - 1, W] or [L - 1, W]: for each level after the first, each beam's parent in the level before.
+        """
+        if parents.ndim not in (2, 3) or not parents.shape[-1] > 0 or parents.shape[-2] + 2 > MOST_SLOTS:
+            raise ConfigError(
+                f"beam_tree: parents have shape {list(parents.shape)}; wanted [B, L - 1, W] or [L - 1, W] with at most "
+                f"{MOST_SLOTS - 1} levels L (an ancestor a level and the history are {MOST_SLOTS} intervals)."
+            )
+        return UniMask(BeamTree(history, parents.shape[-1], parents))
 
-    def intervals(self, n_q_B: Tensor, n_k_B: Tensor, rows: int, start_B: Tensor) -> tuple[Tensor, Tensor]:
-        """As Mask.intervals."""
-        row_BQ = torch.arange(rows, device=n_q_B.device).expand(len(n_q_B), rows)
-        token_BQ = (start_B[:, None] + row_BQ).clamp_max(len(self.start) - 1)
-        inside_BQ1 = (row_BQ < n_q_B[:, None])[..., None]
-        stop_BQK = torch.minimum(self.stop[token_BQ], n_k_B[:, None, None])
-        return self.start[token_BQ].clamp_min(0), stop_BQK.masked_fill(~inside_BQ1, 0)
+    @staticmethod
+    def classes(sees: Tensor, words: Tensor) -> UniMask:
+        """(sees[q] & words[k]) != 0: scenario, role or modality words of 32 bits, sees [T] and words [S]. Compose with &."""
+        return UniMask(Classes(sees, words))
 
+    @staticmethod
+    def bos_interval(period: int) -> UniMask:
+        """k <= p, and every `period`-th key (k + 1 a multiple) only for p < k + period: the column form."""
+        _at_least("bos_interval", 1, period=period)
+        return UniMask(BosInterval(period))
 
-def full() -> Mask:
-    """Every query sees every key of its sequence."""
-    return Mask()
+    @staticmethod
+    def cross(time_q: Tensor | None = None, time_k: Tensor | None = None, *, strict: bool = False) -> UniMask:
+        """Every key of the other side; with times [T] and [S], those of time <= the query's (< if `strict`).
 
+        time_k must not fall within a sequence.
+        """
+        if (time_q is None) != (time_k is None):
+            raise ConfigError("cross: give both time_q [T] and time_k [S], or neither.")
+        return UniMask(Cross(time_q, time_k, strict))
 
-def causal(window: int | None = None) -> Mask:
-    """A query sees itself and what came before it; with `window` only the newest `window` of these, itself included."""
-    if window is not None and window < 1:
-        raise ConfigError(
-            f"causal(window={window}): a window holds at least 1 key. Leave it out for no window."
+    @staticmethod
+    def intervals(start: Tensor, stop: Tensor) -> UniMask:
+        """Explicit intervals: start and stop [T, K] integers, K <= 4; intervals of a row may overlap."""
+        if start.shape != stop.shape or start.ndim != 2:
+            raise ConfigError(
+                f"intervals: start {tuple(start.shape)} and stop {tuple(stop.shape)} must both be [tokens, intervals]."
+            )
+        if not 1 <= start.shape[1] <= MOST_SLOTS:
+            raise ConfigError(
+                f"intervals: {start.shape[1]} intervals a row; uni_attention expresses 1 to {MOST_SLOTS}. "
+                "Merge neighbours or split the call."
+            )
+        return UniMask(Intervals(start, stop))
+
+    @staticmethod
+    def from_dense(seen: Tensor | Sequence[Tensor]) -> UniMask:
+        """Exactly these bools: one [n_q, n_k] matrix, or one for each sequence; [B, N, N] is B matrices."""
+        return UniMask(Dense([seen] if isinstance(seen, Tensor) and seen.ndim == 2 else list(seen)))
+
+    @staticmethod
+    def from_mask_mod(mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], heads: int = 2) -> UniMask:
+        """FlexAttention's mask_mod(b, h, q, k), evaluated densely (O(N^2) time, blocks of rows), for the first `heads`."""
+        return UniMask(MaskMod(mod, heads))
+
+    def __and__(self, other: UniMask) -> UniMask:
+        return UniMask(Both(self.rule, other.rule))
+
+    @property
+    def form(self) -> str:
+        """ "full", "causal" or "table": what a backend may do without looking at a table."""
+        if isinstance(self.rule, Full):
+            return "full"
+        return "causal" if isinstance(self.rule, Causal) and self.rule.window is None else "table"
+
+    def table(
+        self,
+        cu_q: Tensor,
+        cu_k: Tensor | None = None,
+        *,
+        tokens_q: int | None = None,
+        tokens_k: int | None = None,
+    ) -> IntervalTable:
+        """The mask for sequences cut at cu_q and cu_k [B + 1] (cu_q's when left out).
+
+        Given tokens_q and tokens_k nothing is read back from the device, and the longest runs are bounded by them.
+        """
+        cu_k = cu_q if cu_k is None else cu_k
+        known = tokens_q is not None and tokens_k is not None
+        if not known:
+            check_cuts(cu_q, cu_k, None, None)
+        tokens_q = int(cu_q[-1]) if tokens_q is None else tokens_q
+        tokens_k = int(cu_k[-1]) if tokens_k is None else tokens_k
+        at = Packed.of(cu_q, cu_k, tokens_q, tokens_k)
+        rows = self.rule.rows(at)
+        slots = fewest(list(rows.slots))
+        made_q = cu_q.int()
+        start, stop = (torch.stack([slot[i].expand(tokens_q) for slot in slots]) for i in (0, 1))
+        return IntervalTable(
+            start=start.clamp_min(0).int(),
+            stop=torch.minimum(stop, at.keys_T).int(),
+            cu_q=made_q,
+            cu_k=made_q if cu_k is cu_q else cu_k.int(),
+            max_q=tokens_q if known else _longest(cu_q),
+            max_k=tokens_k if known else _longest(cu_k),
+            column_start=None if rows.column is None else rows.column[0].int(),
+            column_stop=None if rows.column is None else rows.column[1].int(),
+            sees=None if rows.words is None else rows.words[0].int(),
+            word=None if rows.words is None else rows.words[1].int(),
         )
-    return Mask(causal=True, window=window)
+
+    def to_dense(self, cu_q: Tensor, cu_k: Tensor | None = None) -> Tensor:
+        """[T, S] bool over the packed batch. O(N^2): for tests and small cases."""
+        from nonet.attention.dense import to_dense
+
+        return to_dense(self.table(cu_q, cu_k))
+
+    def to_flex(self, cu_q: Tensor, cu_k: Tensor | None = None) -> Any:
+        """FlexAttention's BlockMask over the packed batch."""
+        from nonet.attention.dense import to_flex
+
+        return to_flex(self.table(cu_q, cu_k))
+
+    def flops(
+        self,
+        cu_q: Tensor,
+        cu_k: Tensor | None = None,
+        *,
+        heads: int,
+        width: int,
+        value_width: int | None = None,
+        backward: bool = False,
+    ) -> int:
+        """Floating-point operations of visible pairs: two matrix products forward, five backward."""
+        from nonet.attention.dense import visible_pairs
+
+        value = width if value_width is None else value_width
+        per_pair = 2 * (3 * width + 2 * value) if backward else 2 * (width + value)
+        return visible_pairs(self.table(cu_q, cu_k)) * heads * per_pair
 
 
-def intervals(start: Tensor, stop: Tensor) -> IntervalMask:
-    """A mask of explicit intervals: start and stop [T, K] integers, K <= 4. Intervals of a row may overlap."""
-    if start.shape != stop.shape or start.ndim != 2:
-        raise ConfigError(
-            f"intervals: start {tuple(start.shape)} and stop {tuple(stop.shape)} must both be [tokens, intervals]."
-        )
-    if not 1 <= start.shape[1] <= MOST_INTERVALS:
-        raise ConfigError(
-            f"intervals: {start.shape[1]} intervals a row; uni_attention expresses 1 to {MOST_INTERVALS}. "
-            "Merge neighbours or split the call."
-        )
-    return IntervalMask(start.long(), stop.long())
+def _longest(cuts: Tensor) -> int:
+    return int(cuts.diff().max()) if len(cuts) > 1 else 0
+
+
+def _at_least(name: str, least: int, **values: int) -> None:
+    for argument, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name}({argument}={value}): at least {least}.")

@@ -16,6 +16,7 @@ from typing import Any
 
 _COMPARED = ("stages", "detail", "baselines", "paired", "rewards", "users", "tokenizer", "data", "rows")
 _APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
+_BESIDE = "roles={rollout: {collocate: trainer}}"
 Report = dict[str, Any]
 
 
@@ -39,19 +40,24 @@ def quickstart(seeds: list[int]) -> dict[str, Any]:
 
 
 def repeat(seed: int) -> dict[str, Any]:
-    """The same seed twice, and once with every role in a process of its own: are the metrics the same?"""
+    """The same seed twice, with every role in a process of its own, and collocated: are metrics and weights the same?"""
     with tempfile.TemporaryDirectory() as folder:
         first, _ = _run(Path(folder) / "first", f"seed={seed}")
         again, _ = _run(Path(folder) / "again", f"seed={seed}")
         apart, _ = _run(Path(folder) / "apart", f"seed={seed}", _APART)
-        bits = [_weights(Path(folder) / name) for name in ("first", "again", "apart")]
+        beside, _ = _run(Path(folder) / "beside", f"seed={seed}", _BESIDE)
+        bits = [_weights(Path(folder) / name) for name in ("first", "again", "apart", "beside")]
     rows = [
         {
             "run": name,
             "same metrics": all(report[key] == first[key] for key in _COMPARED),
             "same weights, bit for bit": found == bits[0],
         }
-        for name, report, found in (("again", again, bits[1]), ("every role apart", apart, bits[2]))
+        for name, report, found in (
+            ("again", again, bits[1]),
+            ("every role apart", apart, bits[2]),
+            ("rollout collocated with the trainer", beside, bits[3]),
+        )
     ]
     return {"rows": rows, "ratio": {"runs that differ": float(sum(not row["same metrics"] for row in rows))}}
 

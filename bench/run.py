@@ -13,22 +13,32 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from nonet.bench.attention import attention
+from nonet.bench.dispatch import dispatch
+from nonet.bench.embedding import embedding
+from nonet.bench.placement import placement
 from nonet.bench.quickstart import quickstart, repeat
+from nonet.bench.receipt import receipt
 from nonet.bench.startup import startup
 from nonet.errors import ConfigError
 
-_BENCHES: dict[str, Callable[[list[int]], dict[str, Any]]] = {
-    "startup": lambda seeds: startup(),
-    "repeat": lambda seeds: repeat(seeds[0]),
-    "quickstart": quickstart,
+_BENCHES: dict[str, Callable[[list[int], str], dict[str, Any]]] = {
+    "attention": lambda seeds, device: attention(device),
+    "dispatch": lambda seeds, device: dispatch(),
+    "embedding": lambda seeds, device: embedding(seeds),
+    "placement": lambda seeds, device: placement(),
+    "quickstart": lambda seeds, device: quickstart(seeds),
+    "receipt": lambda seeds, device: receipt(),
+    "repeat": lambda seeds, device: repeat(seeds[0]),
+    "startup": lambda seeds, device: startup(),
 }
 
 
-def run_bench(name: str, json_file: Path | None, seeds: list[int]) -> None:
+def run_bench(name: str, json_file: Path | None, seeds: list[int], device: str = "cpu") -> None:
     """Run one bench and print its rows. Raises ConfigError that lists the benches."""
     if name not in _BENCHES:
         raise ConfigError(f"there is no bench {name!r}; there are {', '.join(_BENCHES)}")
-    found = _BENCHES[name](seeds)
+    found = _BENCHES[name](seeds, device)
     versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
         "python": platform.python_version()
     }

@@ -292,6 +292,7 @@ class Supervised(Part):
     ahead: Annotated[
         Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
     ] = 3
+    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
 
     @model_validator(mode="after")
     def _length(self) -> Supervised:
@@ -359,6 +360,7 @@ class Reinforced(Part):
     rewards: dict[Word, RewardOptions]
     mismatch: Mismatch | None = None
     between: list[Between] = []
+    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
 
     @model_validator(mode="after")
     def _some(self) -> Reinforced:

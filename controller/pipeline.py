@@ -91,8 +91,9 @@ class Pipeline:
             if isinstance(body, Reinforced):
                 self._probe(name, "before")
             began = time.time()
-            if not run_stage(session, name, self.recorder, self._tick):
-                return False
+            with session.trace.span(name):
+                if not run_stage(session, name, self.recorder, self._tick):
+                    return False
             self._timed(name, time.time() - began)
         if isinstance(body, Reinforced):
             self._probe(name, "after")
@@ -102,6 +103,7 @@ class Pipeline:
     def _tick(self) -> bool:
         """Called between steps: take what the evaluator has finished; whether to stop."""
         self._collect()
+        self.session.trace.collect_due(self.session.binding.hosts.values())
         return self._stopped()
 
     def _evaluate(self, name: str, method: str, *args: str) -> None:
@@ -150,7 +152,9 @@ class Pipeline:
         )
         shown = self._shown_users()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
-        make_report(session.run, session.scenario, session.size(), self.wall_s)
+        session.trace.collect(session.binding.hosts.values())
+        work = {"idle": session.trace.idle(), "bytes_out": session.trace.bytes_out()}
+        make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)
 
     def _timed(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 
 from nonet.errors import ConfigError, DeadlineExceeded
 from nonet.workers.future import GroupFuture
@@ -99,14 +98,19 @@ class RewardPlayers:
         self.groups, self._timeouts_s = dict(groups), dict(timeouts_s)
 
     def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
-        """Scores by reward; futures. Raises DeadlineExceeded that names the reward that is late."""
-        scores = {name: group.score(beams) for name, group in self.groups.items()}
+        """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
+
+        Raises DeadlineExceeded that names the reward that is late.
+        """
+        scores = {
+            name: group.score(beams, timeout_s=self._timeouts_s[name], retries=1)
+            for name, group in self.groups.items()
+        }
         for name, future in scores.items():
-            _, late = ray.wait(
-                future.refs, num_returns=len(future.refs), timeout=self._timeouts_s[name], fetch_local=False
-            )
-            if late:
+            try:
+                future.settle()
+            except DeadlineExceeded:
                 raise DeadlineExceeded(
                     f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers"
-                )
+                ) from None
         return scores

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nonet.controller.options import Reinforced
 from nonet.controller.scenario import Scenario
-from nonet.controller.session import data_setup
 from nonet.controller.setups import reward_options
+from nonet.controller.sources import data_setup
 from nonet.controller.support import check_runnable
 from nonet.errors import ConfigError, DataError
 from nonet.models.metrics import parse_metric

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.options import Reinforced
+from nonet.controller.plan import Plan
+from nonet.controller.receipt import facts_of, make_receipt
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.models.baselines import BASELINES
@@ -20,9 +22,14 @@ _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 
 
 def make_report(
-    run: RunFolder, scenario: Scenario, weights: Mapping[str, int], wall_s: Mapping[str, float]
+    run: RunFolder,
+    scenario: Scenario,
+    weights: Mapping[str, int],
+    wall_s: Mapping[str, float],
+    work: Mapping[str, Mapping[str, float]],
+    plan: Plan | None = None,
 ) -> dict[str, Any]:
-    """Assemble and write report.json; returns it."""
+    """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out"} by group."""
     facts = run.read_json("results/tokenise.json")
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*BASELINES, *scenario.stages)}
@@ -41,13 +48,30 @@ def make_report(
         "tokenizer": facts["tokenizer"],
         "users": _users(comparison.get("shown", []), results),
         "wall_s": dict(wall_s),
+        **work,
         "rows": _rows(run),
         "peak_rss_bytes": 0,
         "weights": dict(weights),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
+    if plan:
+        report["receipt"] = _receipt(scenario, plan, facts["data"], report["rows"], wall_s)
     run.write_json("report.json", report)
     return report
+
+
+def _receipt(
+    scenario: Scenario,
+    plan: Plan,
+    data: Mapping[str, Any],
+    rows: Mapping[str, int],
+    wall_s: Mapping[str, float],
+) -> dict[str, Any]:
+    """Predicted beside measured; a finished run's report does not fail over its prediction, it says why there is none."""
+    try:
+        return make_receipt(scenario, plan, facts_of(data), rows, wall_s)
+    except Exception as error:
+        return {"note": f"no prediction: {type(error).__name__}: {error}", "stages": {}}
 
 
 def headline(found: Mapping[str, Any]) -> dict[str, float]:

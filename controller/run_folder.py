@@ -53,6 +53,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def trace(self) -> Path:
+        """Chrome trace of everybody's work."""
+        return self.path / "trace.json"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.json"
 

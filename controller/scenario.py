@@ -98,6 +98,9 @@ class Scenario(Part):
             if role.pool:
                 yield f"roles.{name}.pool", role.pool
         for stage, body in self.stages.items():
+            for name, role in body.roles.items():
+                if role.pool:
+                    yield f"stages.{stage}.roles.{name}.pool", role.pool
             if isinstance(body, Reinforced):
                 for name, reward in body.rewards.items():
                     if reward.pool:

@@ -13,7 +13,6 @@ Entering plans, binds, tokenises and opens; leaving stops every process. A kille
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,20 +22,22 @@ from typing import Any
 from nonet.controller import yaml
 from nonet.controller.checkpoint import Checkpoints, Manifest
 from nonet.controller.journal import Journal, cut_journal, read_journal
-from nonet.controller.options import Reinforced, is_reference
-from nonet.controller.placement import Binding, live_view
-from nonet.controller.plan import plan
+from nonet.controller.life import keep_alive
+from nonet.controller.options import Reinforced
+from nonet.controller.placement import Binding, plan_live
 from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
 from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
+from nonet.controller.sources import copy_own_files, data_setup
 from nonet.controller.support import check_runnable
-from nonet.errors import CheckpointError, ConfigError
+from nonet.controller.trace import CONTROLLER, open_trace
+from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.gang import STEP_DEADLINE_S
-from nonet.workers.group import WorkerGroup, ensure_ray
+from nonet.workers.group import WorkerGroup
+from nonet.workers.hosts import Life, ensure_ray
 from nonet.workers.setup import StageSetup
-from nonet.workers.tokenise import DataSetup
 
 _OPEN_S = 300.0
 
@@ -46,6 +47,8 @@ class Session:
 
     scenario   a Scenario, a path or a shipped name; folder: where its `file.py` references are (its own by default)
     run        the run's folder; a new one by default. With `resume` it must hold a commit.
+    life_s     above 0: processes are detached and end themselves after so long without a sign of this one; 0: they
+               end with the process that holds the session
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Session:
         run: RunFolder | None = None,
         resume: bool = False,
         changes: list[str] | None = None,
+        life_s: float = 0.0,
     ):
         loaded, beside = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
@@ -64,10 +68,12 @@ class Session:
         self.scenario, self.folder = loaded, folder or beside
         self.run = run or new_run(loaded.name)
         self.resume = resume
+        self._life_s = life_s
         self.checkpoints = Checkpoints(self.run.checkpoints)
         self.version = 0
         self.restored: Manifest | None = None
         self.seconds: dict[str, float] = {}
+        self.dead: list[str] = []
         self._stage: str | None = None
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
@@ -75,9 +81,10 @@ class Session:
     def __enter__(self) -> Session:
         try:
             for step in (self.bind, self.tokenise, self.open, self.restore):
-                began = time.perf_counter()
+                began = time.time()
                 step()
-                self.seconds[step.__name__] = time.perf_counter() - began
+                self.seconds[step.__name__] = time.time() - began
+                self.trace.add(CONTROLLER, step.__name__, began, time.time())
         except BaseException:
             self.close()
             raise
@@ -86,28 +93,45 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if value is not None and hasattr(self, "binding"):
+            self.dead = self.binding.dead()
+        self.close(at_once=bool(self.dead))
 
     def bind(self) -> None:
         """Write the folder, plan on the live cluster, start every process."""
         ensure_ray()
         self._write_folder()
-        self.plan = plan(self.scenario, live_view())
+        self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
         ask = self.scenario.evaluate
         stage = next(iter(targets(self.scenario)), None)
         specs = role_specs(
             self.scenario, self.run.sources, EvaluateSetup(tuple(ask.metrics), ask.width, stage)
         )
+        life = Life(self.run.id, self._life_s)
         envs = {name: pool.env.model_dump() for name, pool in self.scenario.pools.items() if pool.env}
-        self.binding = Binding(self.plan, specs, envs)
+        self.binding = Binding(self.plan, specs, life, envs)
+        if self._life_s:
+            self._pulse = keep_alive(self.binding.hosts.values(), self._life_s)
 
-    def close(self) -> None:
-        """Stop every process of the run; the folder stays resumable."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Stop every process of the run, `at_once` without a word to its roles; the folder stays resumable."""
+        if hasattr(self, "_pulse"):
+            self._pulse.stop()
         if hasattr(self, "binding"):
-            self.binding.stop()
+            if not at_once:
+                self.trace.collect(self.binding.hosts.values())
+            self.binding.stop(at_once=at_once)
         if hasattr(self, "journal"):
             self.journal.close()
+            self.trace.close()
+
+    def lost_because(self, error: NonetError) -> str | None:
+        """What to say of a failure that a lost worker caused; None where all workers are well."""
+        if isinstance(error, WorkerLost):
+            return str(error)
+        dead = self.dead
+        return f"{', '.join(dead)} died: {error}" if dead else None
 
     def _write_folder(self) -> None:
         text = yaml.dump(document(self.scenario))
@@ -121,15 +145,10 @@ class Session:
         else:
             self.run.path.mkdir(parents=True, exist_ok=True)
             self.run.sources.mkdir(exist_ok=True)
-            for use in self._own_files():
-                _copy_beside(self.folder, self.run.sources, use)
+            copy_own_files(self.scenario, self.folder, self.run.sources)
             self.run.scenario.write_text(text, encoding="utf-8")
         self.journal = Journal(self.run.journal)
-
-    def _own_files(self) -> Iterator[str]:
-        for _, _, options in reward_options(self.scenario):
-            if isinstance(options.use, str) and is_reference(options.use) and ".py" in options.use:
-                yield options.use.rsplit(":", 1)[0] if not options.use.endswith(".py") else options.use
+        self.trace = open_trace(self.run.trace)
 
     # --- artifacts --------------------------------------------------------------------------------------------------
 
@@ -183,7 +202,7 @@ class Session:
         return widths[0] if widths else 16
 
     def _group(self, role: str) -> WorkerGroup:
-        return self.binding.hosts[self.plan.group_of(role).name].view(role)
+        return WorkerGroup.of(self.binding.hosts[self.plan.group_of(role).name], role)
 
     def size(self) -> dict[str, int]:
         """Dense parameters and sparse rows there are now."""
@@ -232,6 +251,10 @@ class Session:
 
     def publish(self) -> int:
         """Give rollout the trainer's weights and rows under a new version; it serves that version only."""
+        with self.trace.span("publish"):
+            return self._publish()
+
+    def _publish(self) -> int:
         self.version += 1
         fused = self.rollout.group.hosts is self.trainer.group.hosts
         whole = fused and not self.trainer.apart and self.trainer.group.world == 1
@@ -250,6 +273,11 @@ class Session:
         last = done == stage.steps
         if not (now or last or done % self.scenario.checkpoint.every == 0):
             return None
+        with self.trace.span("commit", step=stage.first + done):
+            return self._commit(done, last)
+
+    def _commit(self, done: int, last: bool) -> Path:
+        stage = self.stage
         aside = self.checkpoints.aside(stage.first + done)
         writes = [self.trainer.group.save(str(aside)), self.trainer.shards.save(str(aside))]
         for write in writes:
@@ -309,35 +337,3 @@ class Session:
         self.journal.close()
         cut_journal(self.run.journal, manifest.journal)
         self.journal = Journal(self.run.journal)
-
-
-def data_setup(scenario: Scenario, folder: Path) -> DataSetup:
-    """What the tokenise stage is told."""
-    data = scenario.data
-    return DataSetup(
-        interactions=_beside(folder, data.interactions),
-        items=_beside(folder, data.items) if data.items else None,
-        columns=dict(data.columns),
-        keep=data.keep.model_dump(),
-        where=data.where,
-        split={"use": data.split.use, **data.split.options()},
-        targets=targets(scenario),
-        tokenizer={"use": scenario.tokenizer.use, **scenario.tokenizer.options()},
-        folder=str(folder),
-        seed=scenario.seed,
-    )
-
-
-def _beside(folder: Path, path: str) -> str:
-    """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are."""
-    return path if ":" in path or Path(path).is_absolute() else str(folder / path)
-
-
-def _copy_beside(source: Path, target: Path, use: str) -> None:
-    """Copy a file that the scenario names, keeping its relative place."""
-    origin = (source / use).resolve()
-    if not origin.is_file():
-        raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
-    place = target / (Path(use).name if Path(use).is_absolute() or ".." in Path(use).parts else use)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(origin, place)

@@ -1,18 +1,27 @@
 """SingleController: the actor that conducts a run. It plans, drives groups and commits; it holds references, never rows.
 
-`run` works; `poll`, `stop` and `rss_bytes` answer meanwhile on threads of their own.
+It works from the moment it is made, on a thread of its own, while `poll`, `renew`, `stop` and `rss_bytes` answer. Ray restarts
+it when it is killed: it then ends what its forerunner left and goes on from the newest commit. A lost worker is met the
+same way, without a restart. Without its driver's lease it commits, ends everything, and itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import threading
+import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from nonet.controller.checkpoint import Checkpoints
+from nonet.controller.journal import cut_journal
+from nonet.controller.life import Lease, Pulse, reap_run
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.recorder import Recorder
 from nonet.controller.run_folder import RunFolder
@@ -21,46 +30,58 @@ from nonet.controller.session import Session
 from nonet.errors import NonetError
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
+MOST_RECOVERIES = 3
 
 
-@ray.remote(num_cpus=0, concurrency_groups={"work": 1, "control": 3})
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a controller is to conduct.
+
+    folder     where the scenario's own files are; run: the run's folder
+    resume     go on from the newest commit
+    detached   no driver holds a lease: the run goes on by itself, and the controller ends with it
+    timeout_s  how long workers and run go on without a sign of life (CONTRACTS 2)
+    """
+
+    scenario: Scenario
+    folder: str
+    run: str
+    resume: bool = False
+    detached: bool = False
+    timeout_s: float = 60.0
+
+
+@ray.remote(num_cpus=0, concurrency_groups={"control": 4})
 class SingleController:
     """One run's conductor."""
 
-    def __init__(self, scenario: Scenario, folder: str, run: str, resume: bool):
-        self._session = Session(scenario, folder=Path(folder), run=RunFolder(Path(run)), resume=resume)
+    def __init__(self, task: Task):
+        self._task, self._run = task, RunFolder(Path(task.run))
+        self._run.path.mkdir(parents=True, exist_ok=True)
+        self._recorder = Recorder(self._run.path, self._run.id)
         self._stop = threading.Event()
-        self._recorder: Recorder | None = None
-
-    @ray.method(concurrency_group="work")
-    def run(self) -> dict[str, Any]:
-        """Run the pipeline: {"state": done | stopped | failed, "error", "traceback", "exit_code"}."""
-        Path(self._session.run.path).mkdir(parents=True, exist_ok=True)
-        self._recorder = Recorder(self._session.run.path, self._session.run.id)
-        try:
-            finished = Pipeline(self._session, self._recorder, self._stop.is_set).run()
-            return {"state": DONE if finished else STOPPED}
-        except NonetError as error:
-            return {
-                "state": FAILED,
-                "error": str(error),
-                "traceback": getattr(error, "traceback", ""),
-                "exit_code": error.exit_code,
-            }
-        except Exception as error:
-            return {
-                "state": FAILED,
-                "error": f"{type(error).__name__}: {error}",
-                "traceback": traceback.format_exc(),
-                "exit_code": 1,
-            }
-        finally:
-            self._recorder.close()
+        self._outcome: dict[str, Any] | None = None
+        self._over_since: float | None = None
+        self._lease = Lease(task.timeout_s, detached=task.detached)
+        self._again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._me = ray.get_runtime_context().current_actor
+        self._watch = Pulse(self._look_after_lease, task.timeout_s / 6)
+        threading.Thread(target=self._conduct, name="conduct", daemon=True).start()
 
     @ray.method(concurrency_group="control")
-    def poll(self, seen: int) -> list[dict[str, Any]]:
-        """Events after the first `seen`."""
-        return self._recorder.since(seen) if self._recorder else []
+    def poll(self, seen: int) -> dict[str, Any]:
+        """{"pid", "events" after the first `seen`, "outcome": None while it works}; also renews the lease.
+
+        outcome: {"state": done | stopped | failed, "error", "traceback", "exit_code"}. Another pid: events begin anew.
+        """
+        self._lease.renew()
+        outcome = self._outcome  # before the events, so that none of them comes after it
+        return {"pid": os.getpid(), "events": self._recorder.since(seen), "outcome": outcome}
+
+    @ray.method(concurrency_group="control")
+    def renew(self) -> None:
+        """The driver lives."""
+        self._lease.renew()
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
@@ -71,3 +92,77 @@ class SingleController:
     def rss_bytes(self) -> int:
         """Peak resident memory of this actor: it must not grow with the payload."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _conduct(self) -> None:
+        """The whole run; its outcome is what `poll` then tells."""
+        try:
+            outcome = {"state": DONE if self._with_recoveries() else STOPPED}
+        except NonetError as error:
+            trace = getattr(error, "traceback", "")
+            outcome = _failure(str(error), trace, error.exit_code)
+        except Exception as error:
+            outcome = _failure(f"{type(error).__name__}: {error}", traceback.format_exc(), 1)
+        with contextlib.suppress(Exception):
+            self._recorder.close()
+            self._run.write_json("outcome.json", {key: outcome.get(key) for key in ("state", "error")})
+        self._outcome = outcome
+        if self._task.detached or self._lease.over:
+            self._leave()
+
+    def _with_recoveries(self) -> bool:
+        """Run the pipeline, from the newest commit again after a lost worker. Whether it came to its end."""
+        resume, left = self._task.resume, MOST_RECOVERIES
+        if self._again:
+            reap_run(self._run.id)
+            resume = self._commit() is not None or self._forget_all()
+            self._recorder.event("note", text="the controller was restarted")
+        while True:
+            before = self._commit()
+            session = Session(
+                self._task.scenario,
+                folder=Path(self._task.folder),
+                run=self._run,
+                resume=resume,
+                life_s=self._task.timeout_s,
+            )
+            try:
+                return Pipeline(session, self._recorder, self._stop.is_set).run()
+            except NonetError as error:
+                lost = session.lost_because(error)
+                left = MOST_RECOVERIES if self._commit() != before else left - 1
+                if lost is None or left < 1 or self._lease.over:
+                    raise
+            reap_run(self._run.id)
+            resume = self._commit() is not None or self._forget_all()
+            where = "its newest commit" if resume else "the beginning"
+            self._recorder.event("note", text=f"{lost}; going on from {where}")
+
+    def _commit(self) -> Path | None:
+        found = Checkpoints(self._run.checkpoints).newest()
+        return found[0] if found else None
+
+    def _forget_all(self) -> bool:
+        """No commit was made: what the journal knows is void. Always False: there is nothing to resume."""
+        if self._run.journal.exists():
+            cut_journal(self._run.journal, 0)
+        return False
+
+    def _look_after_lease(self) -> None:
+        """Without a lease: ask for a commit, then, when that takes another time-out, end everything."""
+        if not self._lease.over:
+            return
+        if self._over_since is None:
+            self._over_since = time.monotonic()
+            self._stop.set()
+        if self._outcome is not None or time.monotonic() - self._over_since > self._task.timeout_s:
+            self._leave()
+
+    def _leave(self) -> None:
+        """End what is left of the run, and this actor, for good."""
+        self._watch.stop()
+        reap_run(self._run.id)
+        ray.kill(self._me, no_restart=True)
+
+
+def _failure(error: str, trace: str, exit_code: int) -> dict[str, Any]:
+    return {"state": FAILED, "error": error, "traceback": trace, "exit_code": exit_code}

@@ -38,7 +38,8 @@ def _supervised(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             return False
         stop = min(step + CHUNK_STEPS, stage.steps, (step // every + 1) * every)
         began = time.perf_counter()
-        records = session.trainer.train(stage, step, stop)
+        with session.trace.span(f"{name}.train", first=step, last=stop - 1):
+            records = session.trainer.train(stage, step, stop)
         seconds = time.perf_counter() - began
         events = sum(record["events"] for record in records)
         mean = sum(record["loss"] * record["events"] for record in records) / max(1.0, events)
@@ -64,9 +65,11 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             recorder.begin(name, stage.steps, step)
             shown_start = True
         began = time.perf_counter()
-        beams = session.rollout.generate(prompts)
-        scores = session.reward.score(beams)
-        record = session.trainer.update(beams, scores)
+        with session.trace.span(f"{name}.generate and score", step=step):
+            beams = session.rollout.generate(prompts)
+            scores = session.reward.score(beams)
+        with session.trace.span(f"{name}.update", step=step):
+            record = session.trainer.update(beams, scores)
         session.publish()
         means = {
             f"reward.{reward}": float(np.mean(future.get(STEP_DEADLINE_S)))

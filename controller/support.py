@@ -34,8 +34,6 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         if table.admit or table.evict or table.budget:
             yield f"sparse.tables.{name}: admit, evict, budget"
     for name, role in scenario.roles.items():
-        if role.collocate:
-            yield f"roles.{name}.collocate"
         if role.engine and role.engine.use != "ddp":
             yield f"roles.{name}.engine: {role.engine.use}"
         if name not in ("trainer", "rollout", "embedding", "evaluator"):
@@ -45,6 +43,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     if scenario.checkpoint.keep.best:
         yield "checkpoint.keep.best"
     for name, stage in scenario.stages.items():
+        if stage.roles:
+            yield f"stages.{name}.roles (roles that change between stages)"
         if isinstance(stage, Reinforced):
             yield from _missing_rl(f"stages.{name}", stage)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from nonet.controller.cluster import ClusterView, this_machine
 from nonet.controller.plan import Plan, plan
-from nonet.controller.run_folder import find_run, new_run
+from nonet.controller.run_folder import RunFolder, find_run, new_run
 from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario
 from nonet.deploy.driver import Run
 from nonet.deploy.driver import start as _start
+from nonet.deploy.driver import start_detached as _start_detached
 from nonet.deploy.panel import Panel
 from nonet.errors import ConfigError
 
@@ -53,6 +54,16 @@ def start(source: ScenarioFile | str | Path, *, run_dir: str | Path | None = Non
     """Start a run and return at once; `.wait()` blocks."""
     chosen = source if isinstance(source, ScenarioFile) else scenario(source)
     return _start(chosen.scenario, chosen.folder, new_run(chosen.scenario.name, run_dir), command=command)
+
+
+def start_detached(
+    source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = ""
+) -> RunFolder:
+    """Start a run that goes on without this process, on the cluster RAY_ADDRESS names; its folder."""
+    chosen = source if isinstance(source, ScenarioFile) else scenario(source)
+    folder = new_run(chosen.scenario.name, run_dir)
+    _start_detached(chosen.scenario, chosen.folder, folder, command=command)
+    return folder
 
 
 def run(

@@ -66,11 +66,22 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole commit in --run-dir.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave it to the cluster at RAY_ADDRESS and return at once.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario from its tables to its report."""
     from nonet.deploy import api
 
+    if detach:
+        started = api.start_detached(api.scenario(scenario, change), run_dir=run_dir, command=_command())
+        print(
+            json.dumps({"run": started.id})
+            if as_json
+            else f"{started.id} runs; end it with: nonet stop {started.id}"
+        )
+        return
     if resume:
         _finished(_resumed(scenario, change, run_dir), as_json)
         return
@@ -92,14 +103,31 @@ def plan(
     cluster: Annotated[
         Path | None, typer.Option(help="A cluster view (YAML); this machine by default.")
     ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Plan on a live Ray and what is free there: an address, or `auto`.")
+    ] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Say how fast each stage should be, from a calibration.")
+    ] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Rank other placements by predicted time.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what would run where, and the sizes that follow."""
-    from nonet.controller.cluster import read_view
-    from nonet.deploy import api
+    from nonet.deploy import api, planning
 
-    made = api.scenario(scenario, change).plan(read_view(cluster) if cluster else None)
-    print(json.dumps(made.as_dict(), indent=1) if as_json else made.text())
+    if search:
+        print(planning.searched(api.scenario(scenario, change), planning.view(cluster, address), as_json))
+        return
+    made = api.scenario(scenario, change).plan(planning.view(cluster, address))
+    predicted = planning.predicted(api.scenario(scenario, change), made) if predict else None
+    if as_json:
+        print(
+            json.dumps(made.as_dict() | ({"prediction": predicted.as_dict()} if predicted else {}), indent=1)
+        )
+    else:
+        print(made.text() + (f"\n\n{planning.prediction_text(predicted)}" if predicted else ""))
 
 
 @app.command()
@@ -113,6 +141,16 @@ def submit(
     from nonet.deploy.submit import submit_job
 
     sys.exit(submit_job(scenario, address, change or [], wait))
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run on the cluster at RAY_ADDRESS.")],
+) -> None:
+    """Stop a run after a commit, and end whatever is left of it."""
+    from nonet.deploy.driver import stop_run
+
+    print(stop_run(Path(run).name))
 
 
 @app.command()
@@ -207,6 +245,19 @@ def new(
 
 
 @app.command()
+def doctor(
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this node for predictions (about half a minute).")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: versions, devices, Ray, compiler, memory, folders."""
+    from nonet.deploy import doctor as checks
+
+    sys.exit(checks.main(calibrate, as_json))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of a scenario, for editors."""
     from nonet.controller.scenario import Scenario
@@ -248,16 +299,23 @@ def parity(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="quickstart, repeat or startup.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="attention, dispatch, embedding, placement, quickstart, receipt, repeat or startup.",
+        ),
+    ],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="quickstart: the seeds.")] = "7,8,9",
+    device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
 ) -> None:
     """Print the figures behind the README's tables."""
     from nonet.bench.run import run_bench
 
-    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")])
+    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")], device)
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:

@@ -1,11 +1,12 @@
 """The driver: starts a run's controller, shows what it says, and stops it when asked.
 
-It holds the run: when it ends, a local Ray ends with it; on a shared cluster the controller and its workers are its own and
-end too. The first Ctrl-C (or SIGTERM, as `ray job stop` sends) asks for a commit at the next step, the second leaves.
+It holds the run's lease and renews it: when it dies, a local Ray dies with it, and on a shared cluster the controller commits and
+ends everything. The first Ctrl-C (or SIGTERM, as `ray job stop` sends) asks for a commit at the next step, the second leaves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,29 +18,32 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller import preflight
+from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.deploy.memory import PeakMemory
 from nonet.deploy.panel import Panel
 from nonet.deploy.report import write_report
-from nonet.errors import NonetError, WorkerFailed
+from nonet.errors import ConfigError, NonetError, WorkerFailed, WorkerLost
 from nonet.models.baselines import BASELINES
 
 _POLL_S = 0.3
 _STOP_S = 120.0
+_RESTART_S = 120.0
 
 
 class Run:
     """A run under way or over: its folder, its state (running, done, stopped), and its report."""
 
-    def __init__(self, folder: RunFolder, work: Any, controller: Any, memory: PeakMemory):
+    def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float):
         self.folder, self.id = folder, folder.id
-        self._work, self._controller, self._memory = work, controller, memory
+        self._controller, self._memory = controller, memory
         self.state = "running"
         self._began = time.time()
         self._all_ours = (
             "RAY_ADDRESS" not in os.environ
         )  # a shared cluster's processes are not below this one
+        self._lease = Pulse(lambda: controller.renew.remote(), timeout_s / 6)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -48,18 +52,18 @@ class Run:
 
     def wait(self, panel: Panel | None = None) -> Run:
         """Show events until the end. Raises what made the run fail."""
-        import ray
-
-        seen, view = 0, EventView(panel)
+        seen, pid, view = 0, 0, EventView(panel)
         asked_at: float | None = None
         with _interrupts() as interrupted:
             while True:
-                done, _ = ray.wait([self._work], timeout=_POLL_S)
-                events = [] if done else ray.get(self._controller.poll.remote(seen))
-                seen += len(events)
-                view.show(events)
-                if done:
-                    break
+                answer = self._polled(seen)
+                if answer["pid"] != pid:  # another process conducts: its events begin anew
+                    seen, pid = (0, answer["pid"]) if pid else (seen, answer["pid"])
+                    answer = self._polled(seen)
+                seen += len(answer["events"])
+                view.show(answer["events"])
+                if answer["outcome"]:
+                    return self._ended(answer["outcome"])
                 if interrupted.count and asked_at is None:
                     asked_at = time.monotonic()
                     view.note("stopping after this step; once more to leave at once")
@@ -68,8 +72,27 @@ class Run:
                     self.state = "stopped"
                     self.close()
                     return self
-            view.show(ray.get(self._controller.poll.remote(seen)))
-        return self._ended(ray.get(self._work))
+                time.sleep(_POLL_S)
+
+    def _polled(self, seen: int) -> dict[str, Any]:
+        """What the controller says; while Ray restarts it, waits. Raises WorkerLost when it is gone for good."""
+        import ray
+
+        deadline = time.monotonic() + _RESTART_S
+        while True:
+            try:
+                return ray.get(self._controller.poll.remote(seen), timeout=_RESTART_S)
+            except ray.exceptions.ActorUnavailableError as error:
+                gone: Exception = error
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                gone, deadline = error, 0.0
+            if time.monotonic() > deadline:
+                self.close()
+                raise WorkerLost(
+                    f"the controller is gone ({' '.join(str(gone).split())[:200]}); "
+                    f"if there is a commit, go on with: nonet resume {self.id}"
+                ) from None
+            time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """Ask for a commit at the next step, then the end."""
@@ -79,9 +102,11 @@ class Run:
         """End the controller and what it started."""
         import ray
 
+        self._lease.stop()
         self._memory.__exit__()
         if self._controller is not None:
-            ray.kill(self._controller)
+            ray.kill(self._controller, no_restart=True)
+            reap_run(self.id)
             self._controller = None
 
     def _ended(self, outcome: dict[str, Any]) -> Run:
@@ -112,24 +137,74 @@ def start(
     scenario: Scenario, folder: Path, run: RunFolder, *, resume: bool = False, command: str = ""
 ) -> Run:
     """Check everything, then start the run; returns at once."""
-    import ray
-
+    timeout_s = orphan_timeout_s()
     if not resume:
         preflight.check(scenario, folder)
     memory = PeakMemory().__enter__()
-    from nonet.controller.single_controller import SingleController
-    from nonet.workers.group import ensure_ray
+    return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s)
+
+
+def start_detached(
+    scenario: Scenario, folder: Path, run: RunFolder, *, resume: bool = False, command: str = ""
+) -> None:
+    """As `start`, for a run that goes on without this process. Raises ConfigError without a cluster that outlives it."""
+    if not os.environ.get("RAY_ADDRESS") or os.environ["RAY_ADDRESS"] == "local":
+        raise ConfigError(
+            "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (e.g. auto), or leave --detach out"
+        )
+    if not resume:
+        preflight.check(scenario, folder)
+    _controller(scenario, folder, run, resume, command, detached=True)
+
+
+def _controller(
+    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
+) -> Any:
+    """Make the run's controller, after what earlier runs left without one has been ended."""
+    import ray
+
+    from nonet.controller.single_controller import SingleController, Task
+    from nonet.workers.hosts import NAMESPACE, ensure_ray
 
     ensure_ray()
+    if "RAY_ADDRESS" in os.environ:
+        reap()
     if command:
         run.write_json("command.json", {"command": command})
-    controller = SingleController.options(name=f"{run.id}/controller").remote(
-        scenario, str(folder), str(run.path), resume
-    )  # type: ignore[attr-defined]
+    task = Task(scenario, str(folder), str(run.path), resume, detached, orphan_timeout_s())
     try:
-        return Run(run, controller.run.remote(), controller, memory)
-    except ray.exceptions.RayError as error:
+        return SingleController.options(
+            name=f"{run.id}/{CONTROLLER}", namespace=NAMESPACE, lifetime="detached", max_restarts=-1
+        ).remote(task)  # type: ignore[attr-defined]
+    except (ray.exceptions.RayError, ValueError) as error:
         raise NonetError(f"the controller did not start: {error}") from None
+
+
+def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
+    """Stop a run on the cluster that RAY_ADDRESS names: a commit at the next step, then everything ends. What was done."""
+    import ray
+
+    from nonet.workers.hosts import NAMESPACE, ensure_ray
+
+    if not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError("`nonet stop` needs RAY_ADDRESS: a run of a local Ray is stopped with Ctrl-C")
+    ensure_ray()
+    try:
+        controller = ray.get_actor(f"{run}/{CONTROLLER}", NAMESPACE)
+    except ValueError:
+        left = reap_run(run)
+        return f"{run} has no controller; ended {left} processes and placement groups it had left"
+    deadline = time.monotonic() + timeout_s
+    try:
+        ray.get(controller.stop.remote(), timeout=10.0)
+        while time.monotonic() < deadline and not ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]:
+            time.sleep(_POLL_S)
+    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        pass  # it left by itself, or does not answer: either way what is left is ended below
+    with contextlib.suppress(Exception):
+        ray.kill(controller, no_restart=True)
+    reap_run(run)
+    return f"stopped {run}"
 
 
 class EventView:

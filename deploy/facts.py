@@ -13,7 +13,7 @@ from nonet.deploy.scores import label, number
 
 def facts(report: Mapping[str, Any], scenario: str) -> str:
     """The last section: the command, the scenario as resolved, wall time, memory, sizes and versions."""
-    body = _command(report) + _wall(report) + _sizes(report)
+    body = _command(report) + _wall(report) + _work(report) + _sizes(report)
     if scenario:
         body += collapsed("Scenario as resolved", f"<pre>{escape(scenario)}</pre>")
     return section("How it was made", body) if body else ""
@@ -48,6 +48,19 @@ def _wall(report: Mapping[str, Any]) -> str:
     if total:
         rows.append([row_name("total"), f"<td><b>{number(total, 1)} s</b></td><td></td><td></td>"])
     return table(["stage", "wall time", "rows trained", "speed"], rows, caption="Time") if rows else ""
+
+
+def _work(report: Mapping[str, Any]) -> str:
+    idle, sent = report.get("idle") or {}, report.get("bytes_out") or {}
+    rows = [
+        [
+            row_name(label(name)),
+            f"<td>{number(100 * share, 0)} %</td><td>{number(sent.get(name, 0) / 2**20, 1)} MiB</td>",
+        ]
+        for name, share in idle.items()
+    ]
+    note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
+    return table(["group", "idle", "bytes given back"], rows, caption=f"Work. {note}") if rows else ""
 
 
 def _sizes(report: Mapping[str, Any]) -> str:

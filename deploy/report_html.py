@@ -18,6 +18,7 @@ from nonet.deploy.curves import Curve
 from nonet.deploy.facts import facts, footer
 from nonet.deploy.markup import collapsed, note, row_name, section, table
 from nonet.deploy.people import people
+from nonet.deploy.receipt_html import receipt
 from nonet.deploy.scores import (
     ScoreRow,
     differences,
@@ -46,6 +47,7 @@ def page(
         people(report),
         _curves(curves, unread),
         _tokenizer(report),
+        receipt(report),
         facts(report, scenario),
     ]
     name = str(report.get("name") or report.get("run") or "run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nonet.controller.receipt import receipt_text
 from nonet.deploy.verdict import verdict
 
 
@@ -22,4 +23,5 @@ def summary(report: Mapping[str, Any]) -> str:
     lines.append(
         f"\n{wall:.0f} s" + (f", {peak / 1e9:.2f} GB at most (PSS of all processes)" if peak else "")
     )
-    return "\n".join(lines)
+    receipt = receipt_text(report.get("receipt") or {})
+    return "\n".join([*lines, *(["", receipt] if receipt else [])])

@@ -1,63 +1,63 @@
-"""What an exchange of the sparse world is about, agreed on by all ranks before any row travels.
+"""What an exchange of the sparse world is about: eight int64 that travel in front of the keys.
 
-One all-reduce (about 0.7 ms over gloo on one host) of int64[8]: the trainers' words and their negatives under
-max. Shards give the least value, so they only learn; trainers that differ show as max(word) != -max(-word).
+Every rank gets every trainer's header together with its keys, so a shard learns what is asked and trainers that differ
+are an error on all ranks, not a hang; it costs no collective of its own.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from nonet.errors import NonetError
 
-PULL, READ, PUSH, STOP = 1, 2, 3, 4
-_OPS = {PULL: "pull", READ: "read", PUSH: "push", STOP: "stop"}
-_LEAST = torch.iinfo(torch.int64).min
+PULL, READ, PUSH, STOP, TAKE, MOVE = 1, 2, 3, 4, 5, 6
+_OPS = {PULL: "pull", READ: "read", PUSH: "push", STOP: "stop", TAKE: "take", MOVE: "move"}
 _NO_LR = -1
+
+# A block's words: the header's own five, then how many keys follow, whether they are those of the last pull, and
+# whether the sender has more keys for somebody than the block can hold.
+WORDS, COUNT, SAME, MORE = 8, 5, 6, 7
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """An operation, the table's number, the step and the learning rate (None: the table's own)."""
+    """An operation, the table's number, the step, the learning rate (None: the table's own), the slice map's version."""
 
     op: int
     table: int = 0
     step: int = 0
     lr: float | None = None
+    slices: int = 0
 
     def words(self) -> list[int]:
-        """Four int64; a learning rate travels as its bits."""
+        """Five int64; a learning rate travels as its bits."""
         lr = _NO_LR if self.lr is None else struct.unpack("<q", struct.pack("<d", self.lr))[0]
-        return [self.op, self.table, self.step, lr]
+        return [self.op, self.table, self.step, lr, self.slices]
 
     @classmethod
     def of(cls, words: Sequence[int]) -> Header:
         """The header that gave these words."""
-        op, table, step, lr = words
-        return cls(op, table, step, None if lr == _NO_LR else struct.unpack("<d", struct.pack("<q", lr))[0])
+        op, table, step, lr, slices = words
+        rate = None if lr == _NO_LR else struct.unpack("<d", struct.pack("<q", lr))[0]
+        return cls(op, table, step, rate, slices)
 
     def text(self, names: Sequence[str]) -> str:
         """For a message, e.g. "push of 'item' at step 12"."""
         named = f" of {names[self.table]!r}" if self.op != STOP else ""
-        return f"{_OPS[self.op]}{named} at step {self.step} with lr {self.lr}"
+        return f"{_OPS[self.op]}{named} at step {self.step} with lr {self.lr} and slice map {self.slices}"
 
 
-def agree(header: Header | None, group: Any, names: Sequence[str]) -> Header:
-    """The header of this exchange on every rank; a trainer gives its own, a shard gives None."""
-    words = [_LEAST] * 8 if header is None else [*header.words(), *(-word for word in header.words())]
-    both = torch.tensor(words, dtype=torch.int64)
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-    most, least = both[:4].tolist(), (-both[4:]).tolist()
-    if most != least:
-        mine = "a shard" if header is None else f"this one asks a {header.text(names)}"
-        raise NonetError(
-            f"trainers of the sparse world differ in what they ask ({mine}; words {least} to {most}); "
-            "all of them must pull and push the same tables in the same order"
-        )
-    return Header.of(most)
+def agreed(mine: Header | None, headers: Iterable[Sequence[int]], names: Sequence[str]) -> Header:
+    """The one header that all trainers gave; `headers` are their words. Raises NonetError when they differ."""
+    first, *others = (Header.of(words) for words in headers)
+    for other in others:
+        if other != first:
+            asked = "this one is a shard" if mine is None else f"this one asks a {mine.text(names)}"
+            raise NonetError(
+                f"trainers of the sparse world differ in what they ask ({asked}; there are a "
+                f"{first.text(names)} and a {other.text(names)}); all of them must pull and push the same tables in "
+                "the same order"
+            )
+    return first

@@ -1,7 +1,7 @@
 """Which shard owns a key.
 
-A key's slice is `splitmix64(key) >> 48`, one of 65,536; shards own contiguous blocks of slices, so moving
-rows to another number of shards is a change of this map and never of a key's hash. The slices are RecIS's
+A key's slice is `splitmix64(key) >> 48`, one of 65,536. A `SliceMap` gives every slice a shard and carries a version, so
+moving rows to another number of shards is an edit of this table and never of a key's hash. The slices are RecIS's
 idea; the mixer is Steele, Lea and Flood, OOPSLA 2014.
 """
 
@@ -9,7 +9,10 @@ idea; the mixer is Steele, Lea and Flood, OOPSLA 2014.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -35,22 +38,95 @@ def slice_of(keys: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Slices [start, stop) that go from one shard to another."""
+
+    start: int
+    stop: int
+    source: int
+    target: int
+
+
 class SliceMap:
-    """65,536 slices dealt to `shards` contiguous blocks whose sizes differ by at most one."""
+    """65,536 slices dealt to `shards`: evenly in contiguous blocks, or by `owners` [65536]; never changed in place."""
 
-    shards: int
+    __slots__ = ("_dealt_evenly", "owners", "shards", "version")
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.shards <= SLICES:
+    def __init__(self, shards: int, owners: np.ndarray | None = None, version: int = 0):
+        if not 1 <= shards <= SLICES:
             raise ConfigError(
-                f"a table can have 1 to {SLICES} shards, got {self.shards}; lower the embedding workers"
+                f"a table can have 1 to {SLICES} shards, got {shards}; lower the embedding workers"
             )
+        self.owners = _even(shards) if owners is None else np.array(owners).astype(np.uint16)
+        self.shards, self.version, self._dealt_evenly = shards, version, owners is None
+        if self.owners.shape != (SLICES,) or int(self.owners.max()) >= shards:
+            raise ConfigError(
+                f"a slice map of {shards} shards wants {SLICES} owners below {shards}, "
+                f"got {list(self.owners.shape)} up to {int(self.owners.max())}"
+            )
+        self.owners.setflags(write=False)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, SliceMap)
+            and (self.shards, self.version) == (other.shards, other.version)
+            and np.array_equal(self.owners, other.owners)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
     def slices(self, shard: int) -> range:
-        """The slices that this shard owns."""
-        return range(SLICES * shard // self.shards, SLICES * (shard + 1) // self.shards)
+        """The slices that this shard owns, when they are one block. Raises ConfigError when they are several."""
+        if self._dealt_evenly:
+            return range(SLICES * shard // self.shards, SLICES * (shard + 1) // self.shards)
+        ranges = self.ranges(shard)
+        if len(ranges) > 1:
+            raise ConfigError(f"shard {shard} owns {len(ranges)} blocks of slices: ask ranges() for them")
+        return ranges[0] if ranges else range(0)
+
+    def ranges(self, shard: int) -> list[range]:
+        """The blocks of slices that this shard owns, in order."""
+        return runs(self.owners == shard)
 
     def owner(self, keys: np.ndarray) -> np.ndarray:
         """The shard of each int64 key [N], as int64 [N]."""
-        starts = np.array([self.slices(shard).start for shard in range(self.shards)], dtype=np.int64)
-        return np.searchsorted(starts, slice_of(keys), side="right") - 1
+        return self.owners[slice_of(keys)].astype(np.int64)
+
+    def moves(self, target: SliceMap, most: int = SLICES) -> list[Move]:
+        """What must move to become `target`, in blocks of at most `most` slices."""
+        pairs = self.owners.astype(np.int64) * SLICES + target.owners
+        edges = [0, *(np.flatnonzero(np.diff(pairs)) + 1).tolist(), SLICES]
+        return [
+            Move(start, min(start + most, stop), int(self.owners[start]), int(target.owners[start]))
+            for left, stop in itertools.pairwise(edges)
+            if self.owners[left] != target.owners[left]
+            for start in range(left, stop, most)
+        ]
+
+    def moved(self, moves: Iterable[Move]) -> SliceMap:
+        """The map after these moves, one version on."""
+        owners = self.owners.copy()
+        for move in moves:
+            owners[move.start : move.stop] = move.target
+        return SliceMap(self.shards, owners, self.version + 1)
+
+
+@cache
+def _even(shards: int) -> np.ndarray:
+    """The owner of each slice when blocks differ in size by at most one."""
+    starts = SLICES * np.arange(1, shards, dtype=np.int64) // shards
+    return np.searchsorted(starts, np.arange(SLICES), side="right").astype(np.uint16)
+
+
+def runs(chosen: np.ndarray) -> list[range]:
+    """The ranges of True in a mask [65536]."""
+    edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0)).tolist()
+    return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def within(keys: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
+    """Which keys [N] have their slice in one of the ranges, as bool [N]."""
+    member = np.zeros(SLICES, dtype=bool)
+    for block in ranges:
+        member[block.start : block.stop] = True
+    return member[slice_of(keys)]

@@ -1,7 +1,7 @@
 """What every sparse table can do, whoever stores it; one test suite holds for all.
 
-A table maps unbounded int64 keys to float32 rows with their optimizer state. Only `lookup(train=True)` and
-`load` make rows, only `apply` and `load` change them.
+A table maps unbounded int64 keys to rows with their optimizer state. Only `lookup(train=True)` and `load` make rows,
+only `apply` and `load` change them, only the table's own eviction and `load` forget them.
 """
 
 # Shapes: N keys, D width, S numbers of optimizer state in a row.
@@ -9,16 +9,17 @@ A table maps unbounded int64 keys to float32 rows with their optimizer state. On
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
-from nonet.errors import ConfigError
+from nonet.embedding.spec import TableSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+__all__ = ["DELETE", "UPSERT", "SparseTable", "TableSpec"]
 
 UPSERT, DELETE = "upsert", "delete"
 
@@ -29,10 +30,19 @@ class SparseTable(Protocol):
 
     name: str
     dim: int
+    spec: TableSpec
     absent: int
+    step: int
 
-    def lookup(self, keys: Tensor | np.ndarray, *, train: bool) -> Tensor:
-        """Rows [N, D] of keys [N], duplicates allowed; an absent key gets a row only when `train`."""
+    def __len__(self) -> int:
+        """How many rows are held."""
+        ...
+
+    def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
+        """Rows [N, D] of keys [N], duplicates allowed; an absent key gets a row only when `train` and admitted.
+
+        `step` is the step these rows are trained in, the next one unless batches are in flight.
+        """
         ...
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
@@ -40,34 +50,9 @@ class SparseTable(Protocol):
         ...
 
     def export(self, slices: range = ..., since: int | None = None) -> Iterator[pa.Table]:
-        """Columns key, row, state, step, op of the rows in these slices that changed after step `since`."""
+        """Columns key, row, state, step, op of the rows in these slices that changed or went after step `since`."""
         ...
 
     def load(self, tables: Iterable[pa.Table], slices: range = ...) -> None:
         """Upsert and delete what `export` gave, leaving out keys of other slices."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class TableSpec:
-    """How a table's rows are made and trained; everything a shard needs to hold its part of it."""
-
-    dim: int
-    optimizer: str = "rowwise_adagrad"
-    lr: float = 0.02
-    init_scale: float = 0.02
-    weight_decay: float = 0.0
-    eps: float | None = None
-
-    def __post_init__(self) -> None:
-        from nonet.embedding.optimizer import row_optimizer
-
-        row_optimizer(self.optimizer)
-        if self.dim < 1:
-            raise ConfigError(f"a sparse table's dim must be at least 1, got {self.dim}")
-        for name in ("lr", "init_scale", "weight_decay", "eps"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ConfigError(
-                    f"a sparse table's {name} must be a finite number of at least 0, got {value}"
-                )

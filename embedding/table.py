@@ -9,229 +9,178 @@ any order of arrival. On one core 5,000 keys of width 32 take 0.3 ms to look up 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.arrow import columns_of, table_of
+from nonet.embedding.arrow import RowColumns
+from nonet.embedding.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
 from nonet.embedding.index import KeyIndex
-from nonet.embedding.optimizer import row_optimizer
-from nonet.embedding.slices import SLICES, slice_of, splitmix64
-from nonet.embedding.store import TableSpec
-from nonet.errors import ConfigError, DataError
-from nonet.random import key as random_key
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_ALL = range(SLICES)
-_EXPORT_ROWS = 1 << 16
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from nonet.embedding.optimizer import Step
+from nonet.embedding.policy import ZERO_SCORE, Admission, due_slices, expired, score_bits, surplus
+from nonet.embedding.slices import slice_of
+from nonet.errors import ConfigError
 
 
-class NumPyTable:
-    """The SparseTable protocol on NumPy arrays.
+class NumPyTable(BaseTable):
+    """The SparseTable protocol on NumPy arrays; numbers are float32, rounded where the table stores halves."""
 
-    `absent` counts the keys that `lookup(train=False)` did not find and answered with zeros. `step` is the
-    last step applied; steps count over the whole run and never go back, since `export(since=...)` relies on
-    them.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        dim: int,
-        *,
-        seed: int,
-        optimizer: str = "rowwise_adagrad",
-        lr: float = 0.02,
-        init_scale: float = 0.02,
-        weight_decay: float = 0.0,
-        eps: float | None = None,
-    ):
-        self.name, self.dim, self.seed = name, dim, seed
-        self.spec = TableSpec(dim, optimizer, lr, init_scale, weight_decay, eps)
-        self.absent, self.step = 0, 0
-        self._optimizer = row_optimizer(optimizer)
-        self._eps = self._optimizer.eps if eps is None else eps
-        self._base = np.uint64(random_key(seed, "embedding", name))
+    def __init__(self, name: str, dim: int, *, seed: int, **settings):
+        super().__init__(name, dim, seed=seed, **settings)
         self.clear()
-
-    @classmethod
-    def of(cls, name: str, spec: TableSpec, seed: int) -> NumPyTable:
-        """The table that `spec` describes."""
-        return cls(
-            name,
-            spec.dim,
-            seed=seed,
-            optimizer=spec.optimizer,
-            lr=spec.lr,
-            init_scale=spec.init_scale,
-            weight_decay=spec.weight_decay,
-            eps=spec.eps,
-        )
 
     def __len__(self) -> int:
         return len(self._index)
 
     @property
     def keys(self) -> np.ndarray:
-        """The keys held [R], in the order of arrival; a view, not to be written to."""
+        """The keys held [R], in no promised order; a view, not to be written to."""
         return self._index.keys
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows held, their state, keys and steps."""
-        return len(self) * (4 * (self.dim + self._state.shape[1]) + 16)
 
     def clear(self) -> None:
         """Forget every row, and count steps from 0 again."""
-        self.step = 0
+        self.step, self.refused, self.dropped = 0, 0, 0
+        self.deleted.forget(np.iinfo(np.int64).max)
         self._index = KeyIndex()
+        self._admission = Admission(self.spec, self._base)
         self._rows = np.empty((0, self.dim), dtype=np.float32)
-        self._state = np.empty((0, self._optimizer.state_width(self.dim)), dtype=np.float32)
-        self._touched = np.empty(0, dtype=np.int64)
+        self._state = np.empty((0, self._state_width), dtype=np.float32)
+        self._touched, self._seen, self._uses = (np.empty(0, dtype=np.int64) for _ in range(3))
 
-    def lookup(self, keys: Tensor | np.ndarray, *, train: bool) -> Tensor:
-        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train`, else zeros and counted."""
-        wanted = _int64(keys)
+    def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
+        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+        wanted = int64_keys(keys)
+        step = self.step + 1 if step is None else step
         found = self._index.find(wanted)
-        missing = found < 0
-        if train and missing.any():
-            self._create(np.unique(wanted[missing]))
-            found = self._index.find(wanted)
-        elif missing.any():
-            self.absent += int(missing.sum())
-            rows = np.zeros((len(wanted), self.dim), dtype=np.float32)
-            rows[~missing] = self._rows[found[~missing]]
-            return torch.from_numpy(rows)
-        return torch.from_numpy(self._rows[found])
+        if train:
+            if (found < 0).any():
+                self._create(np.unique(wanted[found < 0]), step)
+                found = self._index.find(wanted)
+                self.refused += int((found < 0).sum())
+            self._mark_seen(np.unique(found[found >= 0]), step)
+        else:
+            self.absent += int((found < 0).sum())
+        rows = np.full((len(wanted), self.dim), self.spec.default, dtype=np.float32)
+        rows[found >= 0] = self._rows[found[found >= 0]]
+        return torch.from_numpy(rows)
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
-        """Sum the gradients [N, D] of equal keys in position order, then take one step on each row."""
+        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        wanted = int64_keys(keys)
+        self._check_grads(wanted, grads)
+        before = self.step
         self._advance(step)
-        unique, inverse = np.unique(_int64(keys), return_inverse=True)
-        if not unique.size:
-            return
+        unique, inverse = np.unique(wanted, return_inverse=True)
         rows = self._index.find(unique)
-        if (rows < 0).any():
-            lost = unique[rows < 0]
-            raise DataError(
-                f"table {self.name!r} got gradients for {len(lost)} keys that have no row, first "
-                f"{lost[:5].tolist()}; look keys up with train=True before applying gradients to them"
-            )
+        if (rows < 0).any() and self.spec.admits_all and not self.spec.evicts:
+            raise self._without_row(unique[rows < 0])
         # index_add_ adds along dimension 0 one position after another: the order the protocol promises.
         summed = torch.zeros(len(unique), self.dim)
         summed.index_add_(0, torch.from_numpy(inverse), grads.detach().to(torch.float32))
-        self._update(rows, summed.numpy(), self.spec.lr if lr is None else lr)
+        kept = rows >= 0
+        self.dropped += int((~kept[inverse]).sum())
+        self._update(rows[kept], summed.numpy()[kept], self.spec.lr if lr is None else lr)
+        self._touched[rows[kept]] = step
+        if self.spec.evicts:
+            self._sweep(before, step)
+
+    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
+        """Set the scores [N] that evict="score" goes by, 0 at first; returns how many keys have no row."""
+        if self.spec.evict != "score":
+            raise ConfigError(f"table {self.name!r} evicts by {self.spec.evict or 'nothing'!r}, not by score")
+        rows = self._index.find(int64_keys(keys))
+        self._uses[rows[rows >= 0]] = score_bits(np.asarray(scores))[rows >= 0]
+        return int((rows < 0).sum())
+
+    def _create(self, keys: np.ndarray, step: int) -> None:
+        keys = keys[self._admission.admitted(keys, step)]
+        rows = self._append(keys)
+        self._rows[rows] = self.initial(keys)
+        self._state[rows] = 0
+        # A row made for a step is part of that step's changes.
         self._touched[rows] = step
+        self._seen[rows], self._uses[rows] = 0, ZERO_SCORE if self.spec.evict == "score" else 0
 
-    def export(self, slices: range = _ALL, since: int | None = None) -> Iterator[pa.Table]:
-        """The rows of these slices made or changed after step `since`, by slice and key, 65,536 at a time.
+    def _mark_seen(self, rows: np.ndarray, step: int) -> None:
+        if self.spec.evict != "score":
+            self._uses[rows] += (self._seen[rows] != step) | (self._uses[rows] == 0)
+        self._seen[rows] = step
 
-        The order depends on the keys alone, so equal tables export equal bytes.
-        """
+    def _append(self, keys: np.ndarray) -> np.ndarray:
+        rows = self._index.add(keys)
+        if len(self) > len(self._rows):
+            capacity = max(len(self), 2 * len(self._rows), 1024)
+            for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
+                setattr(self, name, _grown(getattr(self, name), capacity))
+        return rows
+
+    def _update(self, rows: np.ndarray, grads: np.ndarray, lr: float) -> None:
+        values, state = self._rows[rows], self._state[rows]
+        spec = self.spec
+        step = Step(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        self._optimizer.apply(values, state, grads, step)
+        self._rows[rows], self._state[rows] = self._stored(values), state
+
+    def _sweep(self, before: int, step: int) -> None:
+        if self.spec.ttl_steps:
+            self._evict(expired(self.spec, self.keys, self._seen[: len(self)], before, step), step)
+            due = due_slices(self.spec.ttl_steps, before, step)
+            self._admission.expire(due, step - self.spec.ttl_steps)
+        if self.spec.quota:
+            count = len(self)
+            self._evict(surplus(self.spec, self.keys, self._seen[:count], self._uses[:count], step), step)
+
+    def _evict(self, rows: np.ndarray, step: int) -> None:
+        gone = self.keys[rows].copy()
+        self._delete(gone)
+        self.deleted.add(gone, step)
+
+    def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
         place = slice_of(self.keys)
         chosen = (place >= slices.start) & (place < slices.stop)
         if since is not None:
             chosen &= self._touched[: len(self)] > since
         rows = np.flatnonzero(chosen)
         rows = rows[np.lexsort((self.keys[rows], place[rows]))]
-        for start in range(0, len(rows), _EXPORT_ROWS):
-            part = rows[start : start + _EXPORT_ROWS]
-            yield table_of(self.keys[part], self._rows[part], self._state[part], self._touched[part])
-
-    def load(self, tables: Iterable[pa.Table], slices: range = _ALL) -> None:
-        """Upsert or delete the rows of `export`'s tables whose key lies in `slices`; later tables win."""
-        for table in tables:
-            part = columns_of(table, self.name, self.dim, self._state.shape[1])
-            place = slice_of(part.key)
-            mine = (place >= slices.start) & (place < slices.stop)
-            self._delete(part.key[mine & part.deleted])
-            kept = mine & ~part.deleted
-            self._upsert(part.key[kept], part.row[kept], part.state[kept], part.step[kept])
-
-    def touched_since(self, step: int) -> np.ndarray:
-        """Keys of the rows made or changed after `step`, sorted."""
-        return np.sort(self.keys[self._touched[: len(self)] > step])
-
-    def state_hash(self) -> str:
-        """A sha256 over keys, rows, optimizer state and steps, the same for any order of arrival."""
-        order = np.argsort(self.keys)
-        digest = hashlib.sha256(f"{self.name}/{self.dim}/{self.spec.optimizer}".encode())
-        for column in (self.keys, self._rows, self._state, self._touched):
-            digest.update(np.ascontiguousarray(column[order]).tobytes())
-        return digest.hexdigest()
-
-    def initial(self, keys: np.ndarray) -> np.ndarray:
-        """The first values [N, D] of the rows of these keys: uniform in [-init_scale, init_scale)."""
-        stream = splitmix64(keys.astype(np.uint64) ^ self._base)
-        columns = np.arange(1, self.dim + 1, dtype=np.uint64) * _GOLDEN
-        bits = splitmix64(stream[:, None] + columns[None, :]) >> np.uint64(40)
-        unit = bits.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
-        return unit * np.float32(self.spec.init_scale)
-
-    def _create(self, keys: np.ndarray) -> np.ndarray:
-        rows = self._append(keys)
-        self._rows[rows] = self.initial(keys)
-        self._state[rows] = 0
-        # A row made after the last applied step is part of the next one's changes.
-        self._touched[rows] = self.step + 1
-        return rows
-
-    def _append(self, keys: np.ndarray) -> np.ndarray:
-        rows = self._index.add(keys)
-        if len(self) > len(self._rows):
-            capacity = max(len(self), 2 * len(self._rows), 1024)
-            self._rows = _grown(self._rows, capacity)
-            self._state = _grown(self._state, capacity)
-            self._touched = _grown(self._touched, capacity)
-        return rows
-
-    def _advance(self, step: int) -> None:
-        if step < self.step:
-            raise ConfigError(
-                f"table {self.name!r} was applied at step {self.step} and then at step {step}; "
-                "count steps over the whole run, or clear() the table first"
+        for start in range(0, len(rows), EXPORT_ROWS):
+            part = rows[start : start + EXPORT_ROWS]
+            policy = (self._seen[part], self._uses[part]) if self.spec.evicts else (None, None)
+            upserts = np.zeros(len(part), dtype=bool)
+            yield RowColumns(
+                self.keys[part], self._rows[part], self._state[part], self._touched[part], upserts, *policy
             )
-        self.step = step
 
-    def _update(self, rows: np.ndarray, grads: np.ndarray, lr: float) -> None:
-        values, state = self._rows[rows], self._state[rows]
-        if self.spec.weight_decay:
-            values *= np.float32(1 - lr * self.spec.weight_decay)
-        self._optimizer.rule(values, state, grads, lr, self._eps)
-        self._rows[rows], self._state[rows] = values, state
+    def _holds(self, keys: np.ndarray) -> np.ndarray:
+        return self._index.find(keys) >= 0
 
-    def _upsert(self, keys: np.ndarray, values: np.ndarray, state: np.ndarray, step: np.ndarray) -> None:
-        fresh = np.unique(keys[self._index.find(keys) < 0])
-        self._append(fresh)
-        rows = self._index.find(keys)
-        self._rows[rows], self._state[rows], self._touched[rows] = values, state, step
-        self.step = max(self.step, int(step.max(initial=0)))
+    def _upsert(self, rows: RowColumns) -> None:
+        self._append(np.unique(rows.key[self._index.find(rows.key) < 0]))
+        at = self._index.find(rows.key)
+        self._rows[at], self._state[at], self._touched[at] = self._stored(rows.row), rows.state, rows.step
+        self._seen[at] = rows.step if rows.seen is None else rows.seen
+        self._uses[at] = 1 if rows.uses is None else rows.uses
+        for key in rows.key.tolist() if self._admission.waiting else ():
+            self._admission.waiting.pop(key, None)
 
     def _delete(self, keys: np.ndarray) -> None:
         gone = self._index.find(keys)
         kept = np.setdiff1d(np.arange(len(self)), gone[gone >= 0])
         if len(kept) < len(self):
-            self._rows, self._state, self._touched = self._rows[kept], self._state[kept], self._touched[kept]
+            for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
+                setattr(self, name, getattr(self, name)[kept])
             self._index.keep(kept)
+
+    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
+        waiting = self._admission.waiting
+        return np.array(list(waiting), dtype=np.int64), np.array(list(waiting.values()), dtype=np.int64)
+
+    def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
+        self._admission.waiting.update(zip(keys.tolist(), packed.tolist(), strict=True))
 
 
 def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
     larger = np.zeros((capacity, *array.shape[1:]), dtype=array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-def _int64(keys: Tensor | np.ndarray) -> np.ndarray:
-    array = keys if isinstance(keys, np.ndarray) else keys.detach().cpu().numpy()
-    if array.ndim != 1 or array.dtype != np.int64:
-        raise DataError(
-            f"sparse keys must be int64 [n], got {array.dtype} {list(array.shape)}; convert them first"
-        )
-    return array

@@ -1,36 +1,47 @@
 """Sparse rows over ranks: pull rows before a step, push their gradients after it.
 
-All trainers call the same operations in the same order. Each begins with a header that every rank sees, so
-that a shard in `serve` learns what is asked and a trainer that differs is an error at once, not a hang. Then
-counts, keys and rows travel by all-to-all. The owner sums a key's gradients in rank order, so a world of one
-trainer and one shard equals a single process bit for bit, and W ranks equal it up to float addition's order.
-5,000 keys of width 32 between two processes on two busy cores: 4.6 ms a pull, 3.3 ms a push over gloo; a world
-of one process touches its table directly, 0.3 and 0.9 ms.
+All trainers call the same operations in the same order; a shard in `serve` learns from the keys' header what is asked, and a
+trainer that differs is an error at once, not a hang. A key travels once a batch however often it occurs. The trainer
+sums a key's gradients in position order and the owner sums those in rank order, so any number of shards equals one bit
+for bit, a world of one trainer equals a single process bit for bit, and W trainers equal it up to float addition's order.
+8,192 keys of width 64 between two processes: `nonet.bench.embedding_wire`.
 """
 
-# Shapes: N keys of one rank, M keys that one shard receives from all ranks, W ranks, D width.
+# Shapes: N keys of one rank, U distinct ones, M keys that one shard receives from all ranks, W ranks, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nonet.embedding.header import PULL, PUSH, READ, STOP, Header, agree
+from nonet.embedding.bulk import packed, packed_bytes, take
+from nonet.embedding.codec import codec
+from nonet.embedding.core import make_table
+from nonet.embedding.fast_route import best_router
+from nonet.embedding.header import MOVE, PULL, PUSH, READ, STOP, TAKE, Header
 from nonet.embedding.layout import Layout
-from nonet.embedding.slices import SliceMap
-from nonet.embedding.store import TableSpec
-from nonet.embedding.table import NumPyTable
-from nonet.errors import ConfigError, DataError, WorkerLost
+from nonet.embedding.native_table import NativeTable
+from nonet.embedding.reshard import arrive, check_moves, given_rows, leave, moves_of, route_of
+from nonet.embedding.route import Route, Router, route
+from nonet.embedding.slices import Move, SliceMap
+from nonet.embedding.snapshot import History
+from nonet.embedding.store import SparseTable, TableSpec
+from nonet.embedding.wire import NOTHING, Asked, Wire
+from nonet.errors import ConfigError, DataError
+
+MakeTable = Callable[[str, TableSpec, int], SparseTable]
 
 
 class SparseWorld:
     """This rank's part of the sparse world; `tables` are the rows it holds (none on a rank that only trains).
 
-    The waits' deadline is the process group's timeout.
+    `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` builds a table, `router` finds
+    distinct keys and their owners. The waits' deadline is the process group's timeout.
     """
 
     def __init__(
@@ -40,45 +51,125 @@ class SparseWorld:
         seed: int,
         layout: Layout | None = None,
         group: Any = None,
+        wire: str = "fp32",
+        make: MakeTable = make_table,
+        router: Router | None = None,
+        slices: SliceMap | None = None,
     ):
         self.specs = dict(specs)
         self.layout = Layout.single() if layout is None else layout
-        self.slices = SliceMap(len(self.layout.shards))
+        self.slices = SliceMap(len(self.layout.shards)) if slices is None else slices
         self._group, self._names = group, list(self.specs)
+        self.codec, self._router = codec(wire), router or best_router()
         held = self.specs.items() if self.layout.holds else ()
-        self.tables = {name: NumPyTable.of(name, spec, seed) for name, spec in held}
-        self._check_group()
+        self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in held}
+        self.histories = {name: History(table) for name, table in self.tables.items()}
+        self._check()
+        self.wire = Wire(self.layout, group, self._names)
+        self._routes: dict[str, Route] = {}
 
     @property
     def owned(self) -> range:
-        """The slices whose rows this rank holds."""
-        if not self.layout.holds:
-            return range(0)
-        return self.slices.slices(self.layout.rank - self.layout.shards.start)
+        """The slices whose rows this rank holds, when they are one block."""
+        return self.slices.slices(self.shard) if self.layout.holds else range(0)
+
+    @property
+    def ranges(self) -> list[range]:
+        """The blocks of slices whose rows this rank holds."""
+        return self.slices.ranges(self.shard) if self.layout.holds else []
+
+    @property
+    def shard(self) -> int:
+        """This rank's number among the shards."""
+        return self.layout.rank - self.layout.shards.start
+
+    def wire_bytes(self, table: str) -> int:
+        """Bytes of one row of this table on the wire."""
+        return self.codec.row_bytes(self.specs[table].dim)
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
         """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows."""
-        self._need_trainer("pull")
-        number = self._number(table)
+        number = self._number(table, "pull")
         if self.layout.world == 1:
-            return self.tables[table].lookup(keys, train=train)
-        route = self._route(keys)
-        self._begin(Header(PULL if train else READ, number))
-        return self._exchange_rows(table, route, train)
+            return self._lookup(table, _array(keys), train)
+        plan = self._routes[table] = self._route(keys)
+        header = self._header(PULL if train else READ, number)
+        if self.layout.holds and self.codec.name == "fp32":
+            return self._pull_fused(table, plan, header)
+        return plan.spread(self._answer_rows(self.wire.ask(header, plan), plan.counts))
+
+    def _pull_fused(self, table: str, plan: Route, header: Header) -> Tensor:
+        """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
+        rank, train = self.layout.rank, header.op == PULL
+        start = sum(plan.counts[:rank])
+        own = plan.keys[start : start + plan.counts[rank]]
+        rows = self.wire.room(len(plan.keys), self.specs[table].dim)
+        first = (
+            start == 0
+        )  # own rows stand before the others' where that is the route's order, else after them
+        others = len(rows) - len(own)
+        mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
+        asked = self.wire.ask(
+            header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
+        )
+        counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
+        answer = self._lookup(table, asked.keys, train)
+        self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
+        return plan.moved(start, len(own), first).spread(rows)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Apply the gradients [N, D] of keys [N] as one optimizer step; every trainer calls it."""
-        self._need_trainer("push")
-        number = self._number(table)
+        number = self._number(table, "push")
         expected = (len(keys), self.specs[table].dim)
         if tuple(grads.shape) != expected:
             raise DataError(f"push to table {table!r} wants gradients {expected}, got {tuple(grads.shape)}")
         if self.layout.world == 1:
-            self.tables[table].apply(keys, grads, step, lr)
+            self._apply(table, _array(keys), grads, step, lr)
             return
-        route = self._route(keys)
-        self._begin(Header(PUSH, number, step, lr))
-        self._exchange_grads(table, route, grads, step, lr)
+        plan = self._routes.pop(table, None)
+        same = plan is not None and np.array_equal(plan.asked, _array(keys))
+        plan = plan if plan is not None and same else self._route(keys)
+        asked = self.wire.ask(self._header(PUSH, number, step, lr), plan, same)
+        self._take_grads(asked, plan.reduce(grads.detach().to(torch.float32)), plan.counts)
+
+    def take(self, table: str, keys: Tensor) -> tuple[Route, Tensor]:
+        """Distinct rows with their optimizer state and steps, as `packed` bytes [U, B], and the route to them.
+
+        What a pipeline keeps while a batch is in flight. Absent rows are made.
+        """
+        number = self._number(table, "take")
+        plan = self._route(keys)
+        if self.layout.world == 1:
+            return plan, self._packed(table, plan.keys)
+        asked = self.wire.ask(self._header(TAKE, number), plan)
+        return plan, self._answer_packed(asked, plan.counts)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Move slices between shards; every trainer calls it between steps. See `reshard`."""
+        if not self.layout.trains:
+            raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not move()")
+        check_moves(moves, self.slices)
+        if self.layout.world > 1:
+            self.wire.ask(self._header(MOVE), route_of(moves, self.layout.shards, self.layout.world))
+        self._move(moves)
+
+    def _move(self, moves: Sequence[Move]) -> None:
+        """Give, get and forget the rows of these moves, table by table, then go by the map after them."""
+        first = self.layout.shards.start
+        for name in self._names if self.layout.world > 1 else ():
+            given: list[list[Move]] = [[] for _ in range(self.layout.world)]
+            for move in moves:
+                if self.layout.holds and move.source == self.shard:
+                    given[first + move.target].append(move)
+            blobs = [given_rows(self.tables[name], some) if some else NOTHING for some in given]
+            for rank, blob in enumerate(self.wire.blobs(blobs)):
+                if given[rank]:
+                    leave(self.histories[name], given[rank])
+                if len(blob):
+                    arrive(self.histories[name], blob)
+        self.slices = self.slices.moved(moves)
+        self._routes.clear()
+        self.wire.forget()
 
     def serve(self) -> int:
         """A shard's loop: take part in the trainers' exchanges until they stop; returns their number."""
@@ -87,88 +178,92 @@ class SparseWorld:
                 f"{self.layout} trains, so it takes part by pull and push; only a shard apart serves"
             )
         exchanges = 0
+        nobody = [0] * self.layout.world
         while True:
-            header = self._begin(None)
-            if header.op == STOP:
+            asked = self.wire.ask(None, None)
+            op = asked.header.op
+            if op == STOP:
                 return exchanges
-            table, route = self._names[header.table], self._route(torch.empty(0, dtype=torch.int64))
-            if header.op == PUSH:
-                grads = torch.empty(0, self.specs[table].dim)
-                self._exchange_grads(table, route, grads, header.step, header.lr)
+            if op == PUSH:
+                dim = self.specs[self._names[asked.header.table]].dim
+                self._take_grads(asked, torch.empty(0, dim), nobody)
+            elif op == TAKE:
+                self._answer_packed(asked, nobody)
+            elif op == MOVE:
+                self._move(moves_of(asked.keys, len(self.layout.trainers)))
             else:
-                self._exchange_rows(table, route, header.op == PULL)
+                self._answer_rows(asked, nobody)
             exchanges += 1
 
     def stop(self) -> None:
         """Let the shards' `serve` return; every trainer calls it. Nothing to do where no shard is apart."""
         if self.layout.trains and self.layout.trainers != self.layout.shards:
-            self._begin(Header(STOP))
+            self.wire.ask(self._header(STOP), None)
 
-    def _exchange_rows(self, table: str, route: _Route, train: bool) -> Tensor:
-        asked, counts = self._send_keys(route)
-        nothing = torch.empty(0, self.specs[table].dim)
-        answer = self.tables[table].lookup(asked, train=train) if self.layout.holds else nothing
-        sorted_rows = torch.empty(len(route.keys), self.specs[table].dim)
-        self._all_to_all(sorted_rows, answer, route.counts, counts)
-        rows = torch.empty_like(sorted_rows)
-        rows[route.order] = sorted_rows
-        return rows
-
-    def _exchange_grads(self, table: str, route: _Route, grads: Tensor, step: int, lr: float | None) -> None:
-        keys, counts = self._send_keys(route)
-        received = torch.empty(len(keys), self.specs[table].dim)
-        mine = grads.detach().to(torch.float32)[route.order].contiguous()
-        self._all_to_all(received, mine, counts, route.counts)
+    def _answer_rows(self, asked: Asked, counts: list[int]) -> Tensor:
+        """The rows [U, D] that this rank asked for, having answered what the others asked."""
+        table = self._names[asked.header.table]
         if self.layout.holds:
-            self.tables[table].apply(keys, received, step, lr)
+            answer = self._lookup(table, asked.keys, asked.header.op == PULL)
+        else:
+            answer = torch.empty(0, self.specs[table].dim)
+        return self.wire.rows(answer, self.codec, asked.counts, counts)
 
-    def _send_keys(self, route: _Route) -> tuple[Tensor, list[int]]:
-        """The keys [M] that other ranks ask of this one, in rank order, and how many each asks."""
-        counts = torch.empty(self.layout.world, dtype=torch.int64)
-        self._all_to_all(counts, torch.tensor(route.counts), None, None)
-        asked = torch.empty(int(counts.sum()), dtype=torch.int64)
-        self._all_to_all(asked, route.keys, counts.tolist(), route.counts)
-        return asked, counts.tolist()
+    def _take_grads(self, asked: Asked, grads: Tensor, counts: list[int]) -> None:
+        table = self._names[asked.header.table]
+        received = self.wire.rows(grads, self.codec, counts, asked.counts)
+        if self.layout.holds:
+            self._apply(table, asked.keys, received, asked.header.step, asked.header.lr)
 
-    def _route(self, keys: Tensor) -> _Route:
-        owner = torch.from_numpy(self.slices.owner(keys.numpy())) + self.layout.shards.start
-        order = torch.argsort(owner, stable=True)
-        counts = torch.bincount(owner, minlength=self.layout.world)
-        return _Route(keys[order].contiguous(), order, counts.tolist())
+    def _answer_packed(self, asked: Asked, counts: list[int]) -> Tensor:
+        table = self._names[asked.header.table]
+        nothing = torch.empty(0, packed_bytes(self.specs[table]), dtype=torch.uint8)
+        answer = self._packed(table, asked.keys) if self.layout.holds else nothing
+        return self.wire.bytes_of(answer, asked.counts, counts)
 
-    def _begin(self, header: Header | None) -> Header:
-        try:
-            return agree(header, self._group, self._names)
-        except RuntimeError as cause:
-            raise self._lost(cause) from cause
+    def _packed(self, table: str, keys: np.ndarray) -> Tensor:
+        self._lookup(table, keys, True)
+        with self.histories[table].lock:
+            return packed(take(self.tables[table], keys))
 
-    def _all_to_all(
-        self, out: Tensor, given: Tensor, out_counts: list[int] | None, counts: list[int] | None
-    ) -> None:
-        try:
-            dist.all_to_all_single(out, given, out_counts, counts, group=self._group)
-        except RuntimeError as cause:
-            raise self._lost(cause) from cause
+    def _lookup(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
+        history = self.histories[table]
+        with history.making(keys) if train else history.lock:
+            return self.tables[table].lookup(keys, train=train)
 
-    def _lost(self, cause: RuntimeError) -> WorkerLost:
-        first_line = str(cause).splitlines()[0]
-        return WorkerLost(
-            f"{self.layout} of the sparse world waited for the other ranks in vain: {first_line}; "
-            "one of them is gone or late: restart the whole gang from the last commit"
-        )
+    def _lookup_into(self, table: str, keys: np.ndarray, train: bool, out: Tensor) -> None:
+        history, held = self.histories[table], self.tables[table]
+        with history.making(keys) if train else history.lock:
+            if isinstance(held, NativeTable):
+                held.lookup(keys, train=train, out=out)
+            else:
+                out.copy_(held.lookup(keys, train=train))
 
-    def _number(self, table: str) -> int:
+    def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
+        with self.histories[table].changing(keys, step):
+            self.tables[table].apply(keys, grads, step, lr)
+
+    def _route(self, keys: Tensor) -> Route:
+        layout = self.layout
+        return route(_array(keys), self.slices, layout.world, layout.shards.start, self._router)
+
+    def _header(self, op: int, table: int = 0, step: int = 0, lr: float | None = None) -> Header:
+        return Header(op, table, step, lr, self.slices.version)
+
+    def _number(self, table: str, verb: str) -> int:
+        if not self.layout.trains:
+            raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not {verb}()")
         if table not in self.specs:
             raise ConfigError(
                 f"there is no sparse table {table!r}; there are: {', '.join(self._names) or 'none'}"
             )
         return self._names.index(table)
 
-    def _need_trainer(self, verb: str) -> None:
-        if not self.layout.trains:
-            raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not {verb}()")
-
-    def _check_group(self) -> None:
+    def _check(self) -> None:
+        if self.slices.shards != len(self.layout.shards):
+            raise ConfigError(
+                f"the slice map has {self.slices.shards} shards, the sparse world {len(self.layout.shards)}"
+            )
         if self.layout.world == 1:
             return
         if not dist.is_initialized():
@@ -180,10 +275,10 @@ class SparseWorld:
             raise ConfigError(f"the layout says {self.layout}, the process group says rank {rank} of {size}")
 
 
-class _Route:
-    """A rank's keys [N] sorted by owner, the order that sorted them, and how many go to each rank [W]."""
-
-    __slots__ = ("counts", "keys", "order")
-
-    def __init__(self, keys: Tensor, order: Tensor, counts: list[int]):
-        self.keys, self.order, self.counts = keys, order, counts
+def _array(keys: Tensor) -> np.ndarray:
+    array = keys.detach().cpu().numpy()
+    if array.ndim != 1 or array.dtype != np.int64:
+        raise DataError(
+            f"sparse keys must be int64 [n], got {array.dtype} {list(array.shape)}; convert them first"
+        )
+    return array

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nonet.attention.attention import uni_attention
-from nonet.attention.mask import causal
+from nonet.attention.mask import UniMask
 
 # Shapes: T packed positions, B sequences, D width, H heads, E = D / H.
 _BASE = 1000.0  # slowest rotation: a history of 50 events turns by 0.05 of it
@@ -29,7 +29,9 @@ class Block(nn.Module):
 
     def forward(self, x_TD: Tensor, cuts_B1: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         q, k, v = self.qkv(self.attend_norm(x_TD)).unflatten(-1, (3, self.heads, -1)).unbind(1)
-        seen_THE = uni_attention(rotate(q, turn), rotate(k, turn), v, mask=causal(), cu_seqlens_q=cuts_B1)
+        seen_THE = uni_attention(
+            rotate(q, turn), rotate(k, turn), v, mask=UniMask.causal(), cu_seqlens_q=cuts_B1
+        )
         x_TD = x_TD + functional.dropout(self.merge(seen_THE.flatten(1)), self.dropout, self.training)
         thought_TD = self.narrow(functional.relu(self.widen(self.think_norm(x_TD))))
         return x_TD + functional.dropout(thought_TD, self.dropout, self.training)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nonet.embedding.checkpoint import load, save
 from nonet.embedding.layout import Layout
 from nonet.embedding.reader import make_update
 from nonet.embedding.store import TableSpec
 from nonet.embedding.world import SparseWorld
-from nonet.workers.files import read_tables, write_tables
 from nonet.workers.gang import Gang, Membership, join, leave
 from nonet.workers.method import PerRank, method
 from nonet.workers.setup import RunSetup
@@ -56,21 +56,15 @@ class EmbeddingShard(DistributeWorker):
         return {name: len(table) for name, table in self.sparse.tables.items()}
 
     @method()
-    def save(self, folder: str) -> None:
-        """Write the owned rows of each table to folder/sparse/<table>-<rank>.arrow."""
-        for name, table in self.sparse.tables.items():
-            write_tables(
-                Path(folder) / "sparse" / f"{name}-{self.rank}.arrow", table.export(self.sparse.owned)
-            )
-        return {name: len(table) for name, table in self.sparse.tables.items()}
+    def save(self, folder: str) -> dict[str, int]:
+        """Write the owned rows of each table under folder/sparse/; how many there are."""
+        save(self.sparse, Path(folder)).wait()
+        return self.rows()
 
     @method()
     def load(self, folder: str) -> None:
         """Read the owned slices out of every shard's file, whatever the number of shards that wrote them."""
-        for name, table in self.sparse.tables.items():
-            table.clear()
-            files = sorted((Path(folder) / "sparse").glob(f"{name}-*.arrow"))
-            table.load((read_tables(path) for path in files), self.sparse.owned)
+        load(self.sparse, Path(folder))
 
     @method(collect="concat")
     def export(self, version: int) -> list[dict[str, Any]]:

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nonet.embedding.checkpoint import update_of
 from nonet.embedding.reader import ReplicaReader
+from nonet.embedding.store import TableSpec
 from nonet.models.baselines import BASELINES, Popularity
 from nonet.models.metrics import paired, per_event, rank_of_target_np, summarise, tie_order
 from nonet.models.model import build_model
@@ -26,7 +28,6 @@ from nonet.samples.prompts import event_at, prompts, seen
 from nonet.samples.sequences import TEST, VALID
 from nonet.workers.dense import load_model
 from nonet.workers.device import HOST, claim
-from nonet.workers.files import read_tables
 from nonet.workers.method import Replicate, method
 from nonet.workers.setup import RunSetup
 from nonet.workers.worker import DistributeWorker
@@ -198,14 +199,7 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
     model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
     load_model(model, folder / "dense")
     reader = ReplicaReader({name: spec["dim"] for name, spec in run.tables.items()})
-    tables = {
-        name: [
-            read_tables(path).select(["key", "row", "op"])
-            for path in sorted((folder / "sparse").glob(f"{name}-*.arrow"))
-        ]
-        for name in run.tables
-    }
-    reader.apply({"version": 0, "base": None, "tables": tables})
+    reader.apply(update_of(folder, {name: TableSpec(**spec) for name, spec in run.tables.items()}))
     return Recommender(model, reader, dict(run.features), corpus, run.history)
 
 

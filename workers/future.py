@@ -7,35 +7,80 @@ another group it travels unfetched. A bare `.get()` is one `ray.get` and no `ray
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from nonet.errors import DeadlineExceeded, NonetError, WorkerFailed, WorkerLost
+from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed, WorkerLost
 from nonet.workers import rows
+
+if TYPE_CHECKING:
+    from nonet.workers.hosts import Hosts, Message
 
 
 class GroupFuture:
-    """Results of `role.method` on every rank; `collect` says how they become one value."""
+    """Results of `role.method` on every rank; `collect` says how they become one value.
 
-    def __init__(self, refs: list[Any], role: str, method: str, collect: str):
+    timeout_s, retries   as given at the call; `sent` is what was sent, to ask a restarted rank again
+    """
+
+    def __init__(
+        self,
+        refs: list[Any],
+        hosts: Hosts,
+        role: str,
+        method: str,
+        collect: str,
+        timeout_s: float | None = None,
+        retries: int = 0,
+        sent: Message | None = None,
+    ):
         self.refs, self.role, self.method, self.collect = refs, role, method, collect
+        self._hosts, self._actors, self._sent = hosts, list(hosts.actors), sent
+        self._timeout_s, self._retries = timeout_s, retries
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._counts: list[Any] | None = None
 
     def get(self, timeout_s: float | None = None) -> Any:
         """The collected value.
 
         Raises DeadlineExceeded naming the ranks that have not answered, WorkerLost, WorkerFailed.
         """
-        try:
-            return self._collected(ray.get(self.refs, timeout=timeout_s))
-        except GetTimeoutError:
-            raise DeadlineExceeded(
-                f"{self.role}.{self.method}: no answer within {timeout_s:g} s from rank {self._pending()} of {len(self.refs)}"
-            ) from None
-        except (RayActorError, RayTaskError) as error:
-            raise self._translated(error) from None
+        while True:
+            try:
+                return self._collected(ray.get(self.refs, timeout=self._left(timeout_s)))
+            except GetTimeoutError:
+                raise self._late(timeout_s) from None
+            except (RayActorError, RayTaskError) as error:
+                self._ask_again(error)
+
+    def settle(self, timeout_s: float | None = None) -> GroupFuture:
+        """Wait until every rank has a result, asking lost ranks again, without fetching any. Raises as `get`."""
+        while True:
+            _, late = ray.wait(
+                self.refs, num_returns=len(self.refs), timeout=self._left(timeout_s), fetch_local=False
+            )
+            if late:
+                raise self._late(timeout_s)
+            try:
+                ray.get(self.counts(), timeout=30.0)
+                return self
+            except GetTimeoutError:
+                raise self._late(30.0) from None
+            except (RayActorError, RayTaskError) as error:
+                self._counts = None
+                self._ask_again(error)
+
+    def counts(self) -> list[Any]:
+        """References to the row counts of the ranks' results, counted where the results are."""
+        if self._counts is None:
+            self._counts = [
+                actor.count.remote(ref) for actor, ref in zip(self._actors, self.refs, strict=True)
+            ]
+        return self._counts
 
     def done(self) -> bool:
         """Whether every rank has answered; never waits."""
@@ -49,17 +94,38 @@ class GroupFuture:
         ranks = {ref: rank for rank, ref in enumerate(self.refs)}
         pending = list(self.refs)
         while pending:
-            (ready, *_), pending = ray.wait(pending, num_returns=1)
+            ready, pending = ray.wait(pending, num_returns=1, timeout=self._left(None))
+            if not ready:
+                raise self._late(None)
+            rank = ranks[ready[0]]
             try:
-                yield ranks[ready], ray.get(ready)
+                yield rank, ray.get(ready[0])
             except (RayActorError, RayTaskError) as error:
-                raise self._translated(error) from None
+                raise translated(error, self.role, rank, self.method) from None
 
     async def _gather(self) -> Any:
-        try:
-            return self._collected(await asyncio.gather(*self.refs))
-        except (RayActorError, RayTaskError) as error:
-            raise self._translated(error) from None
+        while True:
+            try:
+                values = await asyncio.wait_for(asyncio.gather(*self.refs), self._left(None))
+                return self._collected(values)
+            except TimeoutError:
+                raise self._late(None) from None
+            except (RayActorError, RayTaskError) as error:
+                await asyncio.to_thread(self._ask_again, error)
+
+    def _left(self, timeout_s: float | None) -> float | None:
+        """Seconds to wait: what the caller of get says, else what is left of the call's own deadline."""
+        if timeout_s is not None or self._deadline is None:
+            return timeout_s
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _late(self, timeout_s: float | None) -> DeadlineExceeded:
+        done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
+        pending = ", ".join(str(rank) for rank, ref in enumerate(self.refs) if ref not in done)
+        waited = timeout_s if timeout_s is not None else self._timeout_s
+        return DeadlineExceeded(
+            f"{self.role}.{self.method}: no answer within {waited:g} s from rank {pending} of {len(self.refs)}"
+        )
 
     def _collected(self, values: list[Any]) -> Any:
         if self.collect == "concat":
@@ -71,18 +137,44 @@ class GroupFuture:
             return total / len(values) if self.collect == "mean" else total
         return values
 
-    def _pending(self) -> str:
-        done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
-        return ", ".join(str(rank) for rank, ref in enumerate(self.refs) if ref not in done)
+    def _ask_again(self, error: Exception) -> None:
+        """Send a lost rank its call once more, or raise what was wrong.
 
-    def _translated(self, error: RayActorError | RayTaskError) -> NonetError:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, WorkerFailed):
-            return cause
-        if isinstance(cause, RayActorError) or isinstance(error, RayActorError):
-            return WorkerLost(
-                f"a worker of {self.role!r} died during {self.method}: {' '.join(str(cause or error).split())}"
-            )
-        return WorkerFailed(
-            f"{self.role}.{self.method}: {cause or error}", role=self.role, traceback=str(error)
-        )
+        A call that a restarted rank refused did not run and is repeated; one that may have run only within `retries`.
+        """
+        rank, error = self._failed(error)
+        wrong = translated(error, self.role, rank, self.method)
+        refused = isinstance(wrong, NotAdmitted)
+        if rank < 0 or self._sent is None or not isinstance(wrong, WorkerLost):
+            raise wrong from None
+        self._hosts.hurt[rank] = str(wrong)
+        if not refused and self._retries < 1:
+            raise wrong from None
+        self._retries -= not refused
+        self._hosts.revive(rank, str(wrong))
+        self.refs[rank] = self._hosts.send(self._sent, rank)
+
+    def _failed(self, error: Exception) -> tuple[int, Exception]:
+        """The first rank whose result is an error, and that error; -1 where none is found."""
+        for rank, ref in enumerate(self.refs):
+            try:
+                ready, _ = ray.wait([ref], timeout=0)
+                if ready:
+                    ray.get(ref, timeout=0)
+            except (RayActorError, RayTaskError) as found:
+                return rank, found
+            except GetTimeoutError:
+                continue
+        return -1, error
+
+
+def translated(error: Exception, role: str, rank: int, method: str) -> NonetError:
+    """Ray's error as ours: a worker's own words where it has spoken, else who died, during what, and Ray's cause."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, NonetError):
+        return cause
+    who = f"{role}-{rank}" if rank >= 0 else f"a worker of {role!r}"
+    words = " ".join(str(cause or error).split())
+    if isinstance(cause, RayActorError) or isinstance(error, RayActorError):
+        return WorkerLost(f"{who} died during {method}: {words}", role=role, rank=rank)
+    return WorkerFailed(f"{who}: {method}: {words}", role=role, rank=rank, traceback=str(error))

@@ -11,6 +11,10 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from nonet.errors import ConfigError
+from nonet.workers.device import device
+from nonet.workers.worker import Place
+
 STEP_DEADLINE_S = 120.0
 
 
@@ -66,6 +70,23 @@ def join(gang: Gang, rank: int, backend: str = "gloo", trainers_backend: str = "
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=gang.world, timeout=timeout)
     trainers = dist.new_group(list(range(gang.trainers)), timeout=timeout, backend=trainers_backend)
     return Membership(rank, gang.world, dist.group.WORLD, trainers, store, gang.trainers)
+
+
+def meet(place: Place) -> Any:
+    """The process group of one role's ranks, made on the first call: rank 0 serves the store on the socket it holds."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return dist.group.WORLD
+    address, port = place.meeting
+    if not port:
+        raise ConfigError(f"{place.role}-{place.rank} is in no group: a process group needs a WorkerGroup")
+    timeout = datetime.timedelta(seconds=2 * STEP_DEADLINE_S)
+    listener = {"master_listen_fd": place.listener.detach()} if place.rank == 0 else {}
+    store = dist.TCPStore(address, port, is_master=place.rank == 0, timeout=timeout, **listener)
+    backend = device(place.device.partition(":")[0]).backend
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
+    return dist.group.WORLD
 
 
 def leave(membership: Membership) -> None:

@@ -1,24 +1,29 @@
 """The process behind a worker: one Ray actor that holds one role, or several fused ones.
 
 Two concurrency groups: `work` (one thread: role methods and collectives, in order) and `control` (two threads: ping,
-stacks, counters), which never touches a process group, so a worker deep in a collective still answers.
+stacks, counters), which never touches a process group, so a worker deep in a collective still answers. A host that Ray
+restarted holds no roles and takes no calls until its group has built it again.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
-from nonet.errors import ConfigError, WorkerFailed
-from nonet.workers import rows
+from nonet.errors import ConfigError, NotAdmitted, StaleVersion, WorkerFailed
+from nonet.workers import rows, wire
+from nonet.workers.call import arguments, named, unpacked
+from nonet.workers.keeper import Keeper
+from nonet.workers.spans import Spans
 from nonet.workers.worker import DistributeWorker, Place
 
 
@@ -32,60 +37,108 @@ class RoleSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """How one parameter is put together from the flat values of a call.
+class Whereabouts:
+    """Where a host is: Ray's node id (short), the node's address, a port it holds for the group to meet at, device ids."""
 
-    take    how many of them it is joined from
-    share   (rank, world) to cut after joining, when group sizes differ
-    parts   for a dict of futures: how each of its values is put together
-    """
-
-    name: str
-    take: int = 1
-    share: tuple[int, int] | None = None
-    parts: tuple[Argument, ...] = ()
+    node: str
+    address: str
+    port: int
+    devices: tuple[str, ...]
 
 
 @ray.remote(concurrency_groups={"work": 1, "control": 2})
 class Host:
-    """One worker process."""
+    """One worker process. `orphan_timeout_s`: it exits when it hears nothing from its controller for so long (0: never)."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
         self._place = place
         self._roles: dict[str, DistributeWorker] = {}
-        self._spans: list[tuple[str, float, float]] = []
         self._busy = ""
+        self._epoch = 0
+        self._context = ray.get_runtime_context()
+        self._spans = Spans(place.role)
+        self._socket = socket.socket()
+        self._socket.bind(("", 0))
+        self._socket.listen(place.world + 8)
+        self._where = self._whereabouts()
+        self._keeper = Keeper(orphan_timeout_s)
+
+    def __repr__(self) -> str:
+        """What Ray's dashboard, logs and traces call this worker: rollout-3@1f2e3d4c-npu5."""
+        ids = "".join(f"-{self._place.device.partition(':')[0]}{i}" for i in self._where.devices)
+        return f"{self._place.role}-{self._place.rank}@{self._where.node}{ids}"
+
+    @ray.method(concurrency_group="control")
+    def where(self) -> Whereabouts:
+        """Where this host is."""
+        return self._where
 
     @ray.method(concurrency_group="work")
-    def build(self, specs: dict[str, RoleSpec]) -> dict[str, Any]:
-        """Construct every role, give each its peers, then set all up in order. Returns node and process id."""
+    def build(self, specs: dict[str, RoleSpec], *everyone: Whereabouts) -> dict[str, Any]:
+        """Construct every role, give each its peers, then set all up in order. Returns node, process id and name."""
         if self._place.threads:
             _steady(self._place.threads)
+        neighbours = [rank for rank, other in enumerate(everyone) if other.node == self._where.node]
+        place = replace(
+            self._place,
+            node=self._where.node,
+            local_rank=neighbours.index(self._place.rank) if everyone else 0,
+            meeting=(everyone[0].address, everyone[0].port) if everyone else ("", 0),
+            listener=self._socket,
+        )
+        roles: dict[str, DistributeWorker] = {}
         for role, spec in specs.items():
             worker = spec.cls(*spec.args, **(spec.kwargs or {}))
-            worker.place = replace(self._place, role=role, peers=self._roles)
-            self._roles[role] = worker
-        for role, worker in self._roles.items():
-            self._guarded(role, "setup", worker.setup)
-        return {"node": self._place.node, "pid": os.getpid()}
+            worker.place = replace(place, role=role, peers=roles)
+            roles[role] = worker
+        for role, worker in roles.items():
+            self._guarded(f"{role}.setup", worker.setup, (), {})
+        self._roles = roles
+        wire.speak()
+        return {"node": self._where.node, "pid": os.getpid(), "name": repr(self)}
 
     @ray.method(concurrency_group="work")
-    def call(self, role: str, method: str, layout: tuple[Argument, ...], *flat: Any) -> Any:
-        """Run one role method; errors come back as WorkerFailed with role, rank and traceback."""
-        values = iter(flat)
-        kwargs = {argument.name: _assemble(argument, values) for argument in layout}
-        return self._guarded(role, method, getattr(self._roles[role], method), **kwargs)
+    def call(self, *flat: Any) -> Any:
+        """Run the role method that the task's name says, its parameters in order.
+
+        Errors come back as WorkerFailed with role, rank and traceback.
+        """
+        name = self._context.get_task_name()
+        return self._guarded(name, self._method(name), flat, {})
+
+    @ray.method(concurrency_group="work")
+    def call_with(self, data: bytes, *flat: Any) -> Any:
+        """As `call`, with a header that says how the parameters are put together from the values."""
+        name = self._context.get_task_name()
+        return self._guarded(name, self._method(name), (), self._arguments(data, flat))
+
+    @ray.method(concurrency_group="work", num_returns="streaming")
+    def stream(self, data: bytes, *flat: Any) -> Iterator[Any]:
+        """As `call_with`, of a method that yields; each value goes out as it is made."""
+        name = self._context.get_task_name()
+        yield from self._guarded(name, self._method(name), (), self._arguments(data, flat))
+
+    @ray.method(concurrency_group="control")
+    def count(self, value: Any) -> int:
+        """Rows of a result of this host, asked for by reference when a group of another size takes it on."""
+        return rows.count(value)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> str:
-        """What the work thread is doing now, "" when idle."""
+        """What the work thread is doing now, "" when idle. Tells the host that its controller lives."""
+        self._keeper.heard()
         return self._busy
 
     @ray.method(concurrency_group="control")
-    def spans(self) -> list[tuple[str, float, float]]:
-        """(role.method, start, end) of every call since the last time asked; unix seconds."""
-        spans, self._spans = self._spans, []
-        return spans
+    def admitted(self, epoch: int | None = None) -> bool:
+        """Whether roles are built here; with `epoch`, calls of an older gang epoch are refused from now on."""
+        self._epoch = max(self._epoch, epoch or 0)
+        return bool(self._roles)
+
+    @ray.method(concurrency_group="control")
+    def spans(self) -> list[tuple[str, float, float, int]]:
+        """(role.method, start, end, bytes out) of every call since the last time asked; unix seconds."""
+        return self._spans.take()
 
     @ray.method(concurrency_group="control")
     def dump_stacks(self) -> str:
@@ -101,27 +154,49 @@ class Host:
         for worker in reversed(self._roles.values()):
             worker.teardown()
 
-    def _guarded(self, role: str, method: str, function: Any, **kwargs: Any) -> Any:
-        start, self._busy = time.time(), f"{role}.{method}"
-        try:
-            return function(**kwargs)
-        except Exception as error:
-            where = f"{role}-{self._place.rank} on {self._place.node}"
-            text = (
-                str(error)
-                if isinstance(error, ConfigError)
-                else f"{where}: {method} raised {type(error).__name__}: {error}"
+    def _whereabouts(self) -> Whereabouts:
+        ids = [i for found in self._context.get_accelerator_ids().values() for i in found]
+        return Whereabouts(
+            self._context.get_node_id()[:8],
+            ray.util.get_node_ip_address(),
+            self._socket.getsockname()[1],
+            tuple(ids),
+        )
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        role, method, epoch = named(name)
+        if role not in self._roles:
+            raise NotAdmitted(f"{self!r} was restarted and holds no {role!r} yet; the call did not run")
+        if epoch < self._epoch:
+            raise StaleVersion(
+                f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} came too late and did not run"
             )
-            raise WorkerFailed(
-                text,
-                role=role,
-                rank=self._place.rank,
-                traceback=traceback.format_exc(),
-                caller_fault=isinstance(error, ConfigError),
-            ) from None
+        return getattr(self._roles[role], method)
+
+    def _arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
+        return arguments(unpacked(data), flat, self._place.rank, self._place.world, ray.get)
+
+    def _guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        start, self._busy = time.time(), name
+        result = None
+        try:
+            result = function(*args, **kwargs)
+            wire.speak()
+            return result
+        except Exception as error:
+            raise self._failure(name, error) from None
         finally:
             self._busy = ""
-            self._spans.append((f"{role}.{method}", start, time.time()))
+            self._keeper.heard()
+            self._spans.add(name, start, time.time(), result)
+
+    def _failure(self, name: str, error: Exception) -> WorkerFailed:
+        role, method, _ = named(name)
+        fault = isinstance(error, ConfigError)
+        text = str(error) if fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
+        return WorkerFailed(
+            text, role=role, rank=self._place.rank, traceback=traceback.format_exc(), caller_fault=fault
+        )
 
 
 def _steady(threads: int) -> None:
@@ -131,15 +206,3 @@ def _steady(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nobody reads it; filling costs time
-
-
-def _assemble(argument: Argument, values: Iterator[Any]) -> Any:
-    if argument.parts:
-        return {part.name: _assemble(part, values) for part in argument.parts}
-    taken = [next(values) for _ in range(argument.take)]
-    if argument.share is None:
-        return taken[0]
-    rank, world = argument.share
-    whole = rows.join(taken)
-    start, stop = rows.shares(rows.count(whole), world)[rank]
-    return rows.cut(whole, start, stop)

@@ -4,7 +4,7 @@
     def double(self, rows, scale): ...
 
 Nothing is sharded by guess: a list, dict, array, tensor or table without a marker is an error that says which to choose.
-Scalars, text, None and handles are replicated.
+Scalars, text, None and handles are replicated. `timeout_s` and `retries` belong to every call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 
 from nonet.errors import ConfigError
 
-Collect = Literal["concat", "list", "first", "sum", "mean"]
+Collect = Literal["concat", "list", "first", "sum", "mean", "stream"]
+CALL_OPTIONS = ("timeout_s", "retries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,20 @@ class Method:
     markers: dict[str, Marker]
     collect: Collect
     idempotent: bool
+    remember: bool
 
 
-def method(*, collect: Collect = "list", idempotent: bool = False, **markers: Marker) -> Callable:
-    """Declare a group method. `collect`: concat | list | first | sum | mean. Raises ConfigError on an unknown word."""
+def method(
+    *, collect: Collect = "list", idempotent: bool = False, remember: bool = False, **markers: Marker
+) -> Callable:
+    """Declare a group method.
+
+    collect      concat | list | first | sum | mean | stream (a method that yields)
+    idempotent   running it twice does no harm: calls may ask for `retries`
+    remember     a worker that was restarted hears the last such call again before it is admitted
+
+    Raises ConfigError on an unknown word, and on a parameter named like a call option (timeout_s, retries).
+    """
     if collect not in get_args(Collect):
         raise ConfigError(f"collect={collect!r} is not one of {', '.join(get_args(Collect))}")
 
@@ -65,7 +76,12 @@ def method(*, collect: Collect = "list", idempotent: bool = False, **markers: Ma
                 raise ConfigError(
                     f"@method marks {name!r}, which {function.__qualname__} has not; it has {', '.join(known)}"
                 )
-        function.__nonet_method__ = Method(dict(markers), collect, idempotent)  # type: ignore[attr-defined]
+        for name in CALL_OPTIONS:
+            if name in known:
+                raise ConfigError(
+                    f"{function.__qualname__} has a parameter {name!r}, which every group call has: name it otherwise"
+                )
+        function.__nonet_method__ = Method(dict(markers), collect, idempotent, remember)  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -88,3 +104,10 @@ def signature(function: Callable) -> inspect.Signature:
     """The signature without `self`."""
     whole = inspect.signature(function)
     return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+@cache
+def positional(function: Callable) -> tuple[str, ...]:
+    """Names of the parameters that may be given by position, in order, `self` left out."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(name for name, known in signature(function).parameters.items() if known.kind in kinds)

@@ -34,7 +34,7 @@ class RewardWorker(DistributeWorker):
         self.reward.device = self.device
         self.reward.setup()
 
-    @method(folders=Replicate)
+    @method(folders=Replicate, remember=True)
     def open(self, folders: Mapping[str, str]) -> None:
         """Open the item columns that the reward asks for."""
         table = read_items(folders)
@@ -45,7 +45,7 @@ class RewardWorker(DistributeWorker):
                 )
             self._columns[column] = as_array(table[column])
 
-    @method(collect="concat", rollouts=Shard)
+    @method(collect="concat", rollouts=Shard, idempotent=True)
     def score(self, rollouts: Mapping[str, Any]) -> np.ndarray:
         """Scores [U, W] float32 of Rollouts on the wire, 0 where there is no beam."""
         return score_checked(self.reward, self.name, join(from_wire(rollouts), self._columns))

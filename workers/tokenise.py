@@ -84,10 +84,19 @@ class Tokeniser(DistributeWorker):
                     if not (seq.split[seq.offsets[u] : seq.offsets[u + 1]] == TEST).any()
                 )
             ),
+            **_lengths(seq),
             "held_out": held_out,
             "notice": notice(data.interactions) or "",
         }
         return {"artifacts": written, "data": facts, "tokenizer": tokens.report}
+
+
+def _lengths(seq: Any) -> dict[str, Any]:
+    """What predictions need: how unequal users' training lengths are, and what share of events each target keeps."""
+    train = seq.split == TRAIN
+    lengths = np.add.reduceat(train.astype(np.int64), seq.offsets[:-1])
+    shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}
+    return {"train_spread": float(lengths.std() / max(1e-9, lengths.mean())), "trained_share": shares}
 
 
 def _write_sequences(folder: Path, seq: Any, items: pa.Table) -> None:

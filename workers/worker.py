@@ -21,6 +21,7 @@ class Place:
     device              "cpu", "cuda:0", ...
     threads             torch threads it may use; 0: the role needs no torch
     peers               the other roles in the same process (fused), by role
+    meeting, listener   where the group's ranks meet, and rank 0's socket there
     """
 
     role: str = "worker"
@@ -31,6 +32,8 @@ class Place:
     device: str = "cpu"
     threads: int = 1
     peers: dict[str, Any] = field(default_factory=dict)
+    meeting: tuple[str, int] = ("", 0)
+    listener: Any = None
 
 
 class DistributeWorker:
@@ -51,6 +54,10 @@ class DistributeWorker:
         return self.place.device
 
     @property
+    def local_rank(self) -> int:
+        return self.place.local_rank
+
+    @property
     def node(self) -> str:
         return self.place.node
 
@@ -58,6 +65,16 @@ class DistributeWorker:
     def log(self) -> logging.Logger:
         """A logger named after the worker, e.g. `nonet.rollout-3`."""
         return logging.getLogger(f"nonet.{self.place.role}-{self.place.rank}")
+
+    @property
+    def process_group(self) -> Any:
+        """The group's own torch.distributed process group on its device's backend; ranks meet when first asked.
+
+        Every rank must ask, in the same call. Raises ConfigError outside a group.
+        """
+        from nonet.workers.gang import meet
+
+        return meet(self.place)
 
     def setup(self) -> None:
         """Called once in the worker's process, after its place is known and every fused peer is constructed."""

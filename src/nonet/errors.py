@@ -4,11 +4,12 @@
     ├── ConfigError         the caller's mistake: a scenario, an argument, a command line (exit code 2)
     │   └── DataError       the caller's data: a table, a column, a row, a reward's answer (exit code 2)
     ├── PlacementError      the cluster cannot hold what the plan asks
-    ├── WorkerLost          a worker died or cannot be reached
+    ├── WorkerLost          a worker died or cannot be reached; carries role, rank and what Ray says of the cause
+    │   └── NotAdmitted     a worker that was restarted and holds nothing yet: the call did not run
     ├── WorkerFailed        a worker's method raised; carries role, rank and its traceback
     ├── DeadlineExceeded    a wait ran out; names who waited for whom
     ├── CheckpointError     a commit is missing, torn or of another run
-    └── StaleVersion        a reader holds another version than the one published
+    └── StaleVersion        a reader holds another version than the one published, or a call is of an older gang epoch
 
 A message says what, got, allowed and the next step, in one line.
 """
@@ -37,7 +38,15 @@ class PlacementError(NonetError):
 
 
 class WorkerLost(NonetError):
-    """A worker died or cannot be reached."""
+    """A worker died or cannot be reached. `role` and `rank` say which, -1 where that is not known."""
+
+    def __init__(self, message: str, *, role: str = "", rank: int = -1):
+        super().__init__(message)
+        self.role, self.rank = role, rank
+
+
+class NotAdmitted(WorkerLost):
+    """A worker refused a call, which did not run: it was restarted and is not built again yet."""
 
 
 class WorkerFailed(NonetError):
@@ -66,7 +75,7 @@ class CheckpointError(NonetError):
 
 
 class StaleVersion(NonetError):
-    """A reader holds another version than the one an update starts from."""
+    """A reader holds another version than the one an update starts from, or a call comes from an older gang epoch."""
 
 
 def _worker_failed(message: str, role: str, rank: int, traceback: str, caller_fault: bool) -> WorkerFailed:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nonet.attention.attention import uni_attention
-from nonet.attention.mask import causal, full, intervals
+from nonet.attention.mask import UniMask
 from nonet.errors import ConfigError
 
 HEADS, WIDTH, VALUE = 2, 8, 6
@@ -56,25 +56,25 @@ def assert_like_reference(
 
 @pytest.mark.parametrize("lengths", [[5], [3, 1, 7], [0, 4, 0, 2, 0], [9, 8, 8, 9, 7, 2, 1, 2, 1, 1, 3, 0]])
 def test_causal_equals_the_dense_reference_with_gradients(lengths):
-    assert_like_reference(causal(), lambda b, i, j: j <= i, lengths)
+    assert_like_reference(UniMask.causal(), lambda b, i, j: j <= i, lengths)
 
 
 def test_causal_window_sees_only_the_newest_keys():
-    assert_like_reference(causal(window=3), lambda b, i, j: i - 3 < j <= i, [7, 2, 0, 5])
+    assert_like_reference(UniMask.causal(window=3), lambda b, i, j: i - 3 < j <= i, [7, 2, 0, 5])
 
 
 def test_full_attention_over_other_keys_than_queries():
-    assert_like_reference(full(), lambda b, i, j: True, [3, 0, 2, 4], [5, 2, 0, 1])
+    assert_like_reference(UniMask.full(), lambda b, i, j: True, [3, 0, 2, 4], [5, 2, 0, 1])
 
 
 def test_causal_of_fewer_queries_than_keys_is_aligned_at_the_newest_token():
     lengths_q, lengths_k = [1, 2, 3], [6, 2, 5]
     offset = [k - q for q, k in zip(lengths_q, lengths_k, strict=True)]
-    assert_like_reference(causal(), lambda b, i, j: j <= i + offset[b], lengths_q, lengths_k)
+    assert_like_reference(UniMask.causal(), lambda b, i, j: j <= i + offset[b], lengths_q, lengths_k)
 
 
 def test_causal_of_more_queries_than_keys_leaves_the_oldest_queries_blind():
-    assert_like_reference(causal(), lambda b, i, j: j <= i - 2, [5], [3])
+    assert_like_reference(UniMask.causal(), lambda b, i, j: j <= i - 2, [5], [3])
 
 
 def test_explicit_intervals_of_two_runs_a_row_and_blind_rows():
@@ -89,24 +89,26 @@ def test_explicit_intervals_of_two_runs_a_row_and_blind_rows():
             visible[b, i] = {j for s, e in zip(start[token], stop[token], strict=True) for j in range(s, e)}
             token += 1
     assert not visible[0, 4]
-    assert_like_reference(intervals(start, stop), lambda b, i, j: j in visible[b, i], lengths)
+    assert_like_reference(UniMask.intervals(start, stop), lambda b, i, j: j in visible[b, i], lengths)
 
 
 def test_intervals_hold_when_sequences_fall_into_several_buckets():
     lengths = [2, 40, 3, 41, 1, 39, 2, 40, 2]
     start = torch.cat([(torch.arange(n) - 5).clamp_min(0) for n in lengths])[:, None]
     stop = torch.cat([torch.arange(n) + 1 for n in lengths])[:, None]
-    assert_like_reference(intervals(start, stop), lambda b, i, j: i - 5 <= j <= i, lengths)
+    assert_like_reference(UniMask.intervals(start, stop), lambda b, i, j: i - 5 <= j <= i, lengths)
 
 
 def test_float32_stays_near_float64_and_a_scale_is_used():
     # float32 sums of 9 products of unit normals: errors of a few 1e-7.
-    assert_like_reference(causal(), lambda b, i, j: j <= i, [9, 4], scale=0.5, dtype=torch.float32, atol=2e-6)
+    assert_like_reference(
+        UniMask.causal(), lambda b, i, j: j <= i, [9, 4], scale=0.5, dtype=torch.float32, atol=2e-6
+    )
 
 
 def test_a_batch_of_empty_sequences_gives_an_empty_result():
     q, k, v = packed([0, 0], [0, 0])
-    assert uni_attention(q, k, v, mask=causal(), cu_seqlens_q=cuts([0, 0])).shape == (0, HEADS, VALUE)
+    assert uni_attention(q, k, v, mask=UniMask.causal(), cu_seqlens_q=cuts([0, 0])).shape == (0, HEADS, VALUE)
 
 
 def test_a_mask_that_cannot_be_expressed_is_refused():
@@ -119,11 +121,11 @@ def test_a_mask_that_cannot_be_expressed_is_refused():
 def test_wrong_cuts_and_shapes_are_refused():
     q, k, v = packed([4], [4])
     with pytest.raises(ConfigError, match="must rise from 0 to the 4 tokens"):
-        uni_attention(q, k, v, mask=causal(), cu_seqlens_q=cuts([3]))
-    with pytest.raises(ConfigError, match="2 query sequences but 1"):
-        uni_attention(q, k, v, mask=full(), cu_seqlens_q=cuts([3, 1]), cu_seqlens_k=cuts([4]))
-    with pytest.raises(ConfigError, match="packed"):
-        uni_attention(q[None], k, v, mask=causal(), cu_seqlens_q=cuts([4]))
-    short = intervals(torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1, dtype=torch.long))
+        uni_attention(q, k, v, mask=UniMask.causal(), cu_seqlens_q=cuts([3]))
+    with pytest.raises(ConfigError, match="2 query sequences but cu_seqlens_k 1"):
+        uni_attention(q, k, v, mask=UniMask.full(), cu_seqlens_q=cuts([3, 1]), cu_seqlens_k=cuts([4]))
+    with pytest.raises(ConfigError, match="pack them"):
+        uni_attention(q[None], k, v, mask=UniMask.causal(), cu_seqlens_q=cuts([4]))
+    short = UniMask.intervals(torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1, dtype=torch.long))
     with pytest.raises(ConfigError, match="intervals for 3 queries"):
         uni_attention(q, k, v, mask=short, cu_seqlens_q=cuts([4]))

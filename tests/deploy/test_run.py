@@ -59,6 +59,7 @@ def test_a_run_leaves_everything_it_promises(whole):
         "scenario.yaml",
         "plan.json",
         "journal.jsonl",
+        "trace.json",
         "metrics.jsonl",
         "tensorboard",
         "checkpoints",
@@ -83,10 +84,34 @@ def test_every_step_is_applied_once_in_the_journal(whole):
 
 
 def test_every_role_in_its_own_process_gives_the_same_bits(whole):
+    _same_bits(whole, "apart", APART)
+
+
+@pytest.mark.slow
+def test_collocated_rollout_gives_the_same_bits(whole):
+    found = _same_bits(whole, "collocated", "roles={rollout: {collocate: trainer}}")
+    groups = {group["name"]: group for group in found.folder.read_json("plan.json")["groups"]}
+    assert groups["rollout"]["shares"] == "trainer"
+
+
+def _same_bits(whole, name, change):
     folder, finished = whole
-    apart = run(folder, "apart", APART)
-    assert {key: apart.report[key] for key in COMPARED} == {key: finished.report[key] for key in COMPARED}
-    assert last_commit(apart) == last_commit(finished)
+    other = run(folder, name, change)
+    assert {key: other.report[key] for key in COMPARED} == {key: finished.report[key] for key in COMPARED}
+    assert last_commit(other) == last_commit(finished)
+    return other
+
+
+def test_the_trace_has_a_lane_for_the_controller_and_every_worker(whole):
+    _, finished = whole
+    events = json.loads((finished.folder.path / "trace.json").read_text())
+    lanes = {event["args"]["name"].partition("@")[0] for event in events if event["ph"] == "M"}
+    assert {"controller", "trainer-0", "evaluator-0", "rl.reward.hit-0", "rl.reward.own-0"} <= lanes
+    worked = {event["name"] for event in events if event["ph"] == "X"}
+    assert {"pretrain", "pretrain.train", "rl.update", "commit", "publish", "trainer.update"} <= worked
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+    assert all(0 <= share <= 1 for share in finished.report["idle"].values())
+    assert finished.report["bytes_out"]["trainer"] > 0
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(whole):

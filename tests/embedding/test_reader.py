@@ -92,7 +92,7 @@ def test_a_deleted_row_leaves_a_replica():
     import pyarrow as pa
 
     gone = rows.slice(0, 1)
-    gone = gone.set_column(gone.column_names.index("op"), "op", pa.array(["delete"]))
+    gone = gone.append_column("op", pa.array(["delete"]))
     replica.apply({"version": 2, "base": 1, "tables": {"item": [gone]}})
     key = torch.from_numpy(np.array(gone["key"].to_pylist()))
     assert replica.rows("item", key).abs().sum() == 0

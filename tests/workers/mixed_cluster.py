@@ -17,6 +17,7 @@ from nonet.controller.placement import Binding, live_view
 from nonet.controller.plan import plan
 from nonet.controller.scenario import make_scenario
 from nonet.workers.device import device
+from nonet.workers.group import WorkerGroup
 from nonet.workers.host import RoleSpec
 
 SCENARIO = {
@@ -72,12 +73,14 @@ def main() -> None:
     scenario = make_scenario(SCENARIO, "mixed")
     made = plan(scenario, live_view())
     envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-    binding = Binding(made, {role: RoleSpec(Witness) for group in made.groups for role in group.roles}, envs)
+    binding = Binding(
+        made, {role: RoleSpec(Witness) for group in made.groups for role in group.roles}, envs=envs
+    )
     told = [
         answer
         for group in made.groups
         for role in group.roles
-        for answer in binding.hosts[group.name].view(role).tell().get(120)
+        for answer in WorkerGroup.of(binding.hosts[group.name], role).tell().get(120)
     ]
     kinds = {node["NodeID"]: node["Labels"].get("kind") for node in ray.nodes()}
     binding.stop()

@@ -20,6 +20,14 @@ class Score(nonet.DistributeWorker):
     def same(self, table):
         return table
 
+    @nonet.method(collect="concat")
+    def make(self, mib):
+        return np.zeros((mib, 1 << 20), np.uint8)
+
+    @nonet.method(table=nonet.Shard, collect="sum")
+    def length(self, table):
+        return len(table)
+
     @nonet.method(collect="list")
     def where(self, value=None):
         return (self.rank, self.world, value)
@@ -107,7 +115,7 @@ def test_future_can_be_awaited_and_iterated(groups):
 
 def test_error_names_role_rank_and_cause(groups):
     four, _ = groups
-    with pytest.raises(WorkerFailed, match=r"score-2 .*fail raised RuntimeError: a wrong turn") as caught:
+    with pytest.raises(WorkerFailed, match=r"score-2@\w+: fail raised RuntimeError: a wrong turn") as caught:
         four.fail(2).get(30)
     assert (caught.value.role, caught.value.rank) == ("score", 2)
     assert "in fail" in caught.value.traceback
@@ -136,5 +144,30 @@ def test_unknown_method_lists_the_group_methods(groups):
 
 def test_dead_worker_is_worker_lost(ray_local):
     group = nonet.WorkerGroup(Score, workers=1, cpus=0.2, threads=0)
-    with pytest.raises(WorkerLost, match="a worker of 'score' died during die"):
+    with pytest.raises(WorkerLost, match="score-0 died during die: The actor died unexpectedly"):
         group.die().get(30)
+
+
+def test_large_replicated_argument_is_put_once(groups, monkeypatch):
+    import ray
+
+    four, _ = groups
+    puts, real = [], ray.put
+    monkeypatch.setattr(ray, "put", lambda value: puts.append(1) or real(value))
+    big = np.zeros(8 << 20, np.uint8)
+    assert four.where(nonet.Replicate(big.nbytes)).get(30)[0][2] == 8 << 20
+    assert not puts
+    assert len(four.same(table=nonet.Replicate(big)).get(60)) == 4 * (8 << 20)
+    assert len(puts) == 1
+
+
+def test_references_move_without_growing_the_caller(groups):
+    import psutil
+
+    four, three = groups
+    own = psutil.Process()
+    four.length(three.make(1)).get(60)  # whatever is made once is made
+    before, moved = own.memory_full_info().uss, 0
+    while moved < 192:
+        moved += four.length(three.make(8)).get(60)
+    assert own.memory_full_info().uss - before < 5 << 20

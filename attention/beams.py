@@ -1,0 +1,94 @@
+"""BeamCache: keys and values of decoding beams, the prompt's once and each beam's own few behind it.
+
+A step attends the beams' newest tokens to the shared prompt (read once for all beams of a prompt) and to their own
+short line, and merges the two by log-sum-exp. Equal to attention over every beam's whole sequence; with W beams the
+prompt's keys are stored and read W times less. For inference: nothing here differentiates.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nonet.attention.attention import uni_attention
+from nonet.attention.mask import UniMask
+from nonet.errors import ConfigError
+
+# Shapes: U prompts, W beams a prompt, S packed prompt tokens, L tokens of a beam so far, H query heads, G key heads (H a
+# multiple), D width, E value width.
+
+
+class BeamCache:
+    """prefix keys [S, G, D] and values [S, G, E] packed by cu_prefix [U + 1]; beams start empty."""
+
+    def __init__(self, keys: Tensor, values: Tensor, cu_prefix: Tensor):
+        if keys.ndim != 3 or values.ndim != 3 or keys.shape[:2] != values.shape[:2]:
+            raise ConfigError(
+                f"BeamCache takes prefix keys [S, G, D] and values [S, G, E]; got {list(keys.shape)} and {list(values.shape)}."
+            )
+        self.keys, self.values, self.cu_prefix = keys, values, cu_prefix
+        self.own_keys: Tensor | None = None  # [U, W, L, G, D]
+        self.own_values: Tensor | None = None  # [U, W, L, G, E]
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Each beam's newest key [U, W, G, D] and value [U, W, G, E]."""
+        prompts, want = len(self.cu_prefix) - 1, self.keys.shape[1:]
+        if (
+            keys.ndim != 4
+            or len(keys) != prompts
+            or keys.shape[2:] != want
+            or values.shape[:3] != keys.shape[:3]
+        ):
+            raise ConfigError(
+                f"append takes keys [{prompts}, W, {want[0]}, {want[1]}] and values alike; got {list(keys.shape)} and "
+                f"{list(values.shape)}."
+            )
+        if self.own_keys is None or self.own_values is None:
+            self.own_keys, self.own_values = keys[:, :, None], values[:, :, None]
+            return
+        self.own_keys = torch.cat([self.own_keys, keys[:, :, None]], 2)
+        self.own_values = torch.cat([self.own_values, values[:, :, None]], 2)
+
+    def follow(self, parent_UW: Tensor) -> None:
+        """Beams become copies of their parents [U, W]; the prompt stays where it is."""
+        if self.own_keys is None or self.own_values is None:
+            return
+        prompt = torch.arange(len(parent_UW), device=parent_UW.device)[:, None]
+        self.own_keys, self.own_values = self.own_keys[prompt, parent_UW], self.own_values[prompt, parent_UW]
+
+    @torch.no_grad()
+    def attend(self, q: Tensor, scale: float | None = None, backend: str = "auto") -> Tensor:
+        """Attention of each beam's newest query [U, W, H, D] over its prompt and its own tokens -> [U, W, H, E]."""
+        prompts, beams = q.shape[:2]
+        cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams
+        out, lse = uni_attention(
+            *(q.flatten(0, 1), self.keys, self.values),
+            mask=UniMask.full(),
+            cu_seqlens_q=cuts,
+            cu_seqlens_k=self.cu_prefix,
+            scale=scale,
+            return_lse=True,
+            backend=backend,
+        )
+        out, lse = out.unflatten(0, (prompts, beams)), lse.T.unflatten(0, (prompts, beams))
+        if self.own_keys is None or self.own_values is None:
+            return out
+        return _merged(out, lse, *_own(q, self.own_keys, self.own_values, scale))
+
+
+def _own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Output [U, W, H, E] and log-sum-exp [U, W, H] over the beams' own tokens."""
+    groups = q.shape[2] // keys.shape[3]
+    total = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q_grouped = q.unflatten(2, (-1, groups)).to(total)
+    score = torch.einsum("uwghd,uwlgd->uwghl", q_grouped, keys.to(total))
+    score = score * (q.shape[-1] ** -0.5 if scale is None else scale)
+    lse = score.logsumexp(-1)
+    out = torch.einsum("uwghl,uwlge->uwghe", (score - lse[..., None]).exp(), values.to(total))
+    return out.flatten(2, 3), lse.flatten(2, 3)
+
+
+def _merged(one: Tensor, lse_one: Tensor, other: Tensor, lse_other: Tensor) -> Tensor:
+    """Two parts of one softmax; a part that saw nothing (log-sum-exp -inf) has no weight."""
+    share = torch.sigmoid(lse_other.to(other.dtype) - lse_one.to(other.dtype))[..., None]
+    return (one.to(other.dtype) * (1 - share) + other * share).to(one.dtype)

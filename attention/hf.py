@@ -1,0 +1,153 @@
+"""uni_attention as an attention implementation of Hugging Face transformers: `attn_implementation="uni_attention"`.
+
+Call `register()` once; needs the extra `hf`. A model's mask function is read into intervals exactly, or refused: nothing
+is dropped in silence, which registered backends have done (NeMo-Automodel PR 2622).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention.attention import uni_attention
+from nonet.attention.mask import UniMask
+from nonet.attention.packed import Packed, Rows
+from nonet.attention.runs import read_rows
+from nonet.attention.table import IntervalTable
+from nonet.errors import ConfigError
+
+# Shapes: B sequences, H query heads, Q queries, N keys, D width.
+NAME = "uni_attention"
+
+
+def register() -> None:
+    """Make `attn_implementation="uni_attention"` known to transformers."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise ConfigError(
+            f"attention for Hugging Face models needs transformers 5 ({error}); pip install 'nonet[hf]'."
+        ) from error
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, attention_mask)
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **ignored: Any,
+) -> IntervalTable:
+    """The table of a model's mask for B sequences of Q queries and N keys; one serves all layers.
+
+    attention_mask [B, N]: true where a key is no padding. Raises ConfigError for a mask that needs more than four intervals.
+    """
+    from transformers.masking_utils import causal_mask_function
+
+    cuts = torch.arange(batch_size + 1, device=device, dtype=torch.int32)
+    whole = attention_mask is None or bool(attention_mask.all())
+    newest = int(q_offset) + q_length == int(kv_offset) + kv_length
+    if mask_function in (None, causal_mask_function) and whole and newest:
+        return UniMask.causal().table(cuts * q_length, cuts * kv_length)
+    function = mask_function or causal_mask_function
+    rule = _Function(function, int(q_offset), int(kv_offset), None if whole else attention_mask)
+    return UniMask(rule).table(cuts * q_length, cuts * kv_length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Function:
+    """A transformers mask function (b, h, q, kv) -> bool and a padding mask [B, N], evaluated in blocks of rows."""
+
+    function: Callable[..., Any]
+    q_offset: int
+    kv_offset: int
+    padding: Tensor | None
+
+    def rows(self, at: Packed) -> Rows:
+        keys = at.cu_k.diff().tolist()
+        return read_rows(at, lambda b, first, last: self._dense(b, first, last, keys[b], at.cu_q.device))
+
+    def _dense(self, b: int, first: int, last: int, keys: int, device: torch.device) -> Tensor:
+        q = torch.arange(first, last, device=device)[:, None] + self.q_offset
+        k = torch.arange(keys, device=device)[None] + self.kv_offset
+        number = torch.full((1, 1), b, device=device)
+        seen = torch.as_tensor(self.function(number, torch.zeros_like(number), q, k), device=device)
+        seen = torch.broadcast_to(seen, (last - first, keys)).bool()
+        if self.padding is None:
+            return seen
+        kept = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
+        kept = torch.nn.functional.pad(kept, (0, keys - len(kept)))  # keys not yet written
+        return seen & kept
+
+
+def attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention call: query [B, H, Q, D], key and value [B, G, N, D] -> [B, Q, H, D] and no weights."""
+    _refuse(dropout, kwargs)
+    if attention_mask is None:
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        mask: Any = UniMask.causal(window=sliding_window) if causal else UniMask.full()
+    elif isinstance(attention_mask, IntervalTable):
+        mask = attention_mask
+    else:
+        mask = _from_tensor(attention_mask, query, key)
+    out = uni_attention(*(query, key, value), mask=mask, scale=scaling, soft_cap=softcap, sink=s_aux)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _from_tensor(given: Any, query: Tensor, key: Tensor) -> UniMask:
+    """A 4D mask of bools, or of zeros and the lowest numbers, read back exactly."""
+    if not isinstance(given, Tensor) or given.ndim != 4 or given.shape[1] != 1:
+        shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise ConfigError(
+            f"attention_mask is {shape}; {NAME} takes the table of its own mask function, or [B, 1, Q, N] shared by all heads. "
+            "Load the model with attn_implementation='sdpa' for other masks."
+        )
+    given = given[..., : key.shape[2]]
+    if given.dtype != torch.bool:
+        lowest = given <= torch.finfo(given.dtype).min / 2
+        if bool((~lowest & (given != 0)).any()):
+            raise ConfigError(
+                f"attention_mask {list(given.shape)} adds numbers to scores; {NAME} takes masks of 0 and -inf (and biases as "
+                "RelativeBias). Load the model with attn_implementation='sdpa' for it."
+            )
+        given = ~lowest
+    return UniMask.from_dense(given[:, 0].expand(len(query), -1, -1))
+
+
+def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:
+    """What this attention cannot do is an error, never left out."""
+    if dropout:
+        raise ConfigError(
+            f"dropout {dropout} of attention weights is not computed by {NAME}; set attention_dropout: 0 in the model's config."
+        )
+    for name in ("position_bias", "head_mask", "cache"):
+        if kwargs.get(name) is not None:
+            raise ConfigError(
+                f"{NAME} does not compute {name}; load the model with attn_implementation='sdpa'."
+            )
+    if kwargs.get("output_attentions"):
+        raise ConfigError(
+            f"{NAME} never has the weights; output_attentions needs attn_implementation='eager'."
+        )

@@ -1,0 +1,194 @@
+"""Launches of the backward kernels: dQ first (it leaves delta), then dK and dV, then the bias tables if there are any.
+
+Every sum has one order: a program adds its blocks in turn, torch adds the programs' partial sums. So gradients are the
+same bits on every run, at 7 matrix products a tile pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nonet.attention.configs import Config, Tile
+from nonet.attention.kernels import (
+    Gradients,
+    Options,
+    bias_arguments,
+    bias_sizes,
+    check,
+    config_of,
+    constants,
+    mask_arguments,
+    scale_arguments,
+)
+from nonet.attention.plan import Plan, Plans
+from nonet.attention.table import IntervalTable
+
+# Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D and E widths, A block diagonals.
+_PROGRAMS = 1024  # enough to fill any chip; the bias kernel splits its sums until it has as many
+_MOST_SPLITS = 16
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    table: IntervalTable,
+    plans: Plans,
+    options: Options | None = None,
+    config: Config | None = None,
+    grad_lse: Tensor | None = None,
+) -> Gradients:
+    """Gradients of all inputs, from forward's out and lse; grad_lse [H, T] where log-sum-exp was used too.
+
+    plans and config are forward's.
+    """
+    options = options or Options()
+    config = config or config_of(q, v, table, options)
+    check(q, k, v, table, plans.dq, options, config.dq)
+    check(q, k, v, table, plans.dkv, options, config.dkv)
+    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+    delta = torch.empty_like(lse)
+    grad_q = _grad_q(grad_out, (q, k, v, out), lse, grad_lse, delta, table, plans.dq, options, config.dq)
+    grad_k, grad_v = _grad_kv(grad_out, (q, k, v), lse, delta, table, plans.dkv, options, config.dkv)
+    grad_sink = None
+    if options.sink is not None:
+        grad_sink = -(torch.exp(options.sink.float()[:, None] - lse) * delta).sum(1)
+    position, time = _grad_bias(grad_out, (q, k, v), lse, delta, table, plans.dq, options, config.dq)
+    return Gradients(grad_q, grad_k, grad_v, grad_sink, position, time)
+
+
+def _grad_q(
+    grad_out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    lse: Tensor,
+    grad_lse: Tensor | None,
+    delta: Tensor,
+    table: IntervalTable,
+    plan: Plan,
+    options: Options,
+    tile: Tile,
+) -> Tensor:
+    from nonet.attention.triton_backward import dq_kernel
+
+    q, k, v, out = inputs
+    grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if grad_q.numel():
+        dq_kernel[(len(plan.query.place) * q.shape[1],)](
+            *(q, k, v, out, grad_out, lse),
+            None if grad_lse is None else grad_lse.contiguous(),
+            *(delta, grad_q, plan.query.place, plan.query.spans, table.cu_q, table.cu_k),
+            *mask_arguments(table),
+            *bias_arguments(options.bias),
+            *scale_arguments(q, options),
+            *bias_sizes(options.bias),
+            *(_scale(q, options), len(q), q.shape[1], q.shape[1] // k.shape[1]),
+            *(stride for x in (q, k, v, out, grad_out, grad_q) for stride in x.stride()[:2]),
+            **constants(q, v, table, plan.query.spans, tile),
+            SILU=options.activation == "silu",
+        )
+    return grad_q
+
+
+def _grad_kv(
+    grad_out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    lse: Tensor,
+    delta: Tensor,
+    table: IntervalTable,
+    plan: Plan,
+    options: Options,
+    tile: Tile,
+) -> tuple[Tensor, Tensor]:
+    from nonet.attention.triton_backward import dkv_kernel
+
+    q, k, v = inputs
+    grad_k = torch.empty_like(k, memory_format=torch.contiguous_format)
+    grad_v = torch.empty_like(v, memory_format=torch.contiguous_format)
+    if len(k):
+        dkv_kernel[(len(plan.key.place) * k.shape[1],)](
+            *(q, k, v, grad_out, lse, delta, grad_k, grad_v),
+            *(plan.key.place, plan.key.spans, table.cu_q, table.cu_k),
+            *mask_arguments(table),
+            *bias_arguments(options.bias),
+            *scale_arguments(q, options),
+            *bias_sizes(options.bias),
+            *(_scale(q, options), len(q), k.shape[1], q.shape[1] // k.shape[1]),
+            *(stride for x in (q, k, v, grad_out, grad_k, grad_v) for stride in x.stride()[:2]),
+            **constants(q, v, table, plan.key.spans, tile),
+            SILU=options.activation == "silu",
+        )
+    return grad_k, grad_v
+
+
+def _grad_bias(
+    grad_out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    lse: Tensor,
+    delta: Tensor,
+    table: IntervalTable,
+    plan: Plan,
+    options: Options,
+    tile: Tile,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the position and the time table, or None."""
+    from nonet.attention.triton_bias import bias_kernel
+
+    bias, (q, k, v) = options.bias, inputs
+    if bias is None or (bias.position is None and bias.time is None):
+        return None, None
+    size, heads = tile.block_q, q.shape[1]
+    # A key is at most max_k - 1 before the query's place and max_q - 1 behind it.
+    lowest, highest = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
+    diagonals = lowest + highest + 1
+    splits = max(min(_PROGRAMS // (diagonals * heads), len(plan.query.place) // 4, _MOST_SPLITS), 1)
+    buckets = 16 if bias.time is None else max(16, 1 << (bias.time.shape[1] - 1).bit_length())
+    empty = q.new_zeros(0, dtype=torch.float32)
+    far = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)
+    times = empty if bias.time is None else empty.new_zeros(heads, splits, diagonals, buckets)
+    if len(plan.query.place):
+        bias_kernel[(diagonals, heads, splits)](
+            *(q, k, v, grad_out, lse, delta, far, times),
+            *(plan.query.place, plan.query.spans, table.cu_q, table.cu_k),
+            *mask_arguments(table),
+            *bias_arguments(bias),
+            *scale_arguments(q, options),
+            *bias_sizes(bias),
+            *(len(q), len(plan.query.place), -lowest, heads, heads // k.shape[1]),
+            *(stride for x in (q, k, v, grad_out) for stride in x.stride()[:2]),
+            **constants(q, v, table, plan.query.spans, tile),
+            SILU=options.activation == "silu",
+            W=buckets,
+        )
+    position = None if bias.position is None else _distances(far.sum(1), bias.position, lowest * size)
+    if bias.time is None:
+        return position, None
+    return position, _heads(times.sum((1, 2))[:, : bias.time.shape[1]], bias.time)
+
+
+def _distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
+    """Halves of neighbouring diagonals added, and distances past the table's reach added to its ends."""
+    heads, diagonals, _, size = far_HA2M.shape
+    line = far_HA2M.new_zeros(heads, diagonals + 1, size)
+    line[:, :-1] += far_HA2M[:, :, 0]
+    line[:, 1:] += far_HA2M[:, :, 1]
+    line, zero = line.flatten(1), centre + size
+    reach = (like.shape[1] + 1) // 2
+    pad = max(reach - zero, zero + reach - line.shape[1], 0)
+    line, zero = torch.nn.functional.pad(line, (pad, pad)), zero + pad
+    grad = line[:, zero - reach + 1 : zero + reach].clone()
+    grad[:, 0] += line[:, : zero - reach + 1].sum(1)
+    grad[:, -1] += line[:, zero + reach :].sum(1)
+    return _heads(grad, like)
+
+
+def _heads(grad: Tensor, like: Tensor) -> Tensor:
+    """Summed over heads where these share a table."""
+    return grad.sum(0, keepdim=True) if len(like) == 1 else grad
+
+
+def _scale(q: Tensor, options: Options) -> float:
+    return q.shape[2] ** -0.5 if options.scale is None else options.scale

@@ -1,0 +1,194 @@
+"""The operators torch sees: nonet::attend and nonet::attend_backward, with fake, autograd and autocast kernels.
+
+Masks enter as tensors and lengths as data, so torch.compile(fullgraph=True, dynamic=True) makes one graph for all lengths.
+`backend` says which code computes: "sdpa", "npu" and "reference" are torch, "triton" the kernels of nonet.attention.kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention import chunks, npu, sdpa
+from nonet.attention.bias import RelativeBias
+from nonet.attention.call import Call
+from nonet.attention.table import IntervalTable
+from nonet.errors import ConfigError
+
+# Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D width, E value width, K slots.
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? start, Tensor? stop, SymInt max_q, SymInt max_k, "
+    "Tensor? column_start, Tensor? column_stop, Tensor? sees, Tensor? word, Tensor? sink, Tensor? position, Tensor? time, "
+    "Tensor? time_q, Tensor? time_k, float steps, float scale, float scaling_length, float? soft_cap, str activation, "
+    "str form, str backend"
+)
+_GRADIENTS = (0, 1, 2, 13, 14, 15)  # q, k, v, sink, position, time among the arguments above
+
+_library = torch.library.Library("nonet", "DEF")
+_library.define(f"attend({_CALL}) -> (Tensor, Tensor)")
+_library.define(f"attend_backward(Tensor grad, Tensor out, Tensor lse, {_CALL}) -> Tensor[]")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
+    """Output [T, H, E] in q's type and log-sum-exp [H, T] in float32 (float64 for float64; [H, 0] for "silu")."""
+    bias = call.bias or RelativeBias()
+    if _eager(q, k, v):
+        return _Eager.apply(q, k, v, call.sink, bias.position, bias.time, call, backend)  # type: ignore[return-value]
+    table = call.table
+    rows = (None, None, 0, 0) if table is None else (table.start, table.stop, table.max_q, table.max_k)
+    refined = (None,) * 4
+    if table is not None:
+        refined = (table.column_start, table.column_stop, table.sees, table.word)
+    tables = (call.sink, bias.position, bias.time, bias.time_q, bias.time_k, bias.steps)
+    numbers = (call.scale, call.scaling_length, call.soft_cap, call.activation, call.form)
+    return torch.ops.nonet.attend(q, k, v, call.cu_q, call.cu_k, *rows, *refined, *tables, *numbers, backend)
+
+
+def _eager(*tensors: Tensor) -> bool:
+    """Whether nobody watches the operators: then a plain autograd function does, at 0.3 ms less a call and back."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(tensors[0].device.type)
+        and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    )
+
+
+class _Eager(torch.autograd.Function):
+    """What the operators do, without their 25 arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        *tables, call, backend = rest
+        out, lse = _compute(q, k, v, call, backend)
+        ctx.save_for_backward(q, k, v, out, lse, *tables)  # tables too: a changed one is noticed
+        ctx.call, ctx.backend = call, backend
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if grad is None:
+            return (None,) * 8
+        q, k, v, out, lse, *_ = ctx.saved_tensors
+        found = _gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
+        kept = (x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False))
+        return (*kept, None, None)
+
+
+def _call(cu_q: Tensor, cu_k: Tensor, *rest: Any) -> tuple[Call, str]:
+    """The arguments from cu_q on, as a Call and its backend."""
+    start, stop, max_q, max_k, column_start, column_stop, sees, word, sink, position, time, time_q, time_k = (
+        rest[:13]
+    )
+    steps, scale, scaling_length, soft_cap, activation, form, backend = rest[13:]
+    table = None
+    if start is not None:
+        table = IntervalTable(start, stop, cu_q, cu_k, max_q, max_k, column_start, column_stop, sees, word)
+    bias = None
+    if position is not None or time is not None:
+        bias = RelativeBias(position, time, time_q, time_k, steps)
+    call = Call(cu_q, cu_k, form, table, scale, activation, scaling_length, soft_cap, sink, bias)
+    return call, backend
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _compute(q, k, v, *_call(*rest))
+
+
+def _backward(
+    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> list[Tensor]:
+    """Gradients of q, k, v, sink, position and time; empty where there is no such input."""
+    found = _gradients(grad, q, k, v, out, lse, *_call(*rest))
+    return [q.new_empty(0) if x is None else x for x in found]
+
+
+def _compute(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
+    if backend == "triton":
+        return _triton().forward(q, k, v, call)
+    out, lse = {"sdpa": sdpa, "npu": npu, "reference": chunks}[backend].forward(q, k, v, call)
+    return out, lse.T.contiguous() if call.activation == "softmax" else lse.new_empty(q.shape[1], 0)
+
+
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, backend: str
+) -> list[Tensor | None]:
+    if backend == "triton":
+        return _triton().backward(grad, q, k, v, out, lse, call)
+    if backend == "sdpa":
+        return [*sdpa.backward(grad, q, k, v, out, lse.T, call), None, None]
+    if backend == "npu":
+        return npu.backward(grad, q, k, v, call)
+    return chunks.backward(grad, q, k, v, call)
+
+
+def _triton() -> Any:
+    try:
+        from nonet.attention import triton_backend
+    except ImportError as error:
+        raise ConfigError(
+            f"backend 'triton' is not to be had here ({error}); install triton, or use backend='sdpa' or 'reference'."
+        ) from error
+    return triton_backend
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    activation = rest[-3]
+    total = torch.float64 if q.dtype == torch.float64 else torch.float32
+    tokens = q.shape[0] if activation == "softmax" else 0
+    return q.new_empty(q.shape[0], q.shape[1], v.shape[2]), q.new_empty(q.shape[1], tokens, dtype=total)
+
+
+def _fake_backward(grad: Tensor, out: Tensor, lse: Tensor, *call: Any) -> list[Tensor]:
+    inputs = [call[at] for at in _GRADIENTS]
+    return [
+        grad.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in inputs
+    ]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.rest = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    back: list[Tensor | None] = [None] * len(ctx.rest)
+    if grad is None:
+        return tuple(back)
+    *tensors, out, lse = ctx.saved_tensors
+    given = iter(tensors)
+    inputs = [next(given) if x is None else x[0] for x in ctx.rest]
+    found = torch.ops.nonet.attend_backward(grad, out, lse, *inputs)
+    for at, gradient in zip(_GRADIENTS, found, strict=True):
+        if ctx.needs_input_grad[at]:
+            back[at] = gradient
+    return tuple(back)
+
+
+def _autocast(key: str, device: str) -> None:
+    """Under autocast q, k and v take autocast's type; masks, sinks and bias tables stay as they are."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        dtype = torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            q, k, v = (x.to(dtype) if x.dtype != torch.float64 else x for x in (q, k, v))
+            return torch.ops.nonet.attend(q, k, v, *rest)
+
+    _library.impl("attend", kernel, key)
+
+
+for _name, _kernel in (("attend", _forward), ("attend_backward", _backward)):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+torch.library.register_fake("nonet::attend", _fake, lib=_library)
+torch.library.register_fake("nonet::attend_backward", _fake_backward, lib=_library)
+torch.library.register_autograd("nonet::attend", _differentiate, setup_context=_save, lib=_library)
+_autocast("AutocastCPU", "cpu")
+_autocast("AutocastCUDA", "cuda")

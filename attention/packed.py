@@ -1,0 +1,87 @@
+"""Packed: the geometry of one packed batch, and Rows, what a mask says about it.
+
+Queries are the newest n_q positions of their sequence: query row i of a sequence stands at place i + n_k - n_q, so
+that a decoding step's few queries see what the same rows of a whole pass would. All arithmetic is tensors on the cuts'
+device: no value comes to the host, shapes come from the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from nonet.errors import ConfigError
+
+# Shapes: T packed query tokens, S packed key tokens, B sequences, K slots a row.
+PerSequence: TypeAlias = int | Tensor  # one number for all sequences, or one each [B]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Slots of (start [T], stop [T]) in key places, disjoint in every row; the rest as in IntervalTable."""
+
+    slots: tuple[tuple[Tensor, Tensor], ...]
+    column: tuple[Tensor, Tensor] | None = None
+    words: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Where each token of the batch stands in its sequence."""
+
+    cu_q: Tensor  # [B + 1] int64
+    cu_k: Tensor
+    tokens_q: int
+    tokens_k: int
+    sequence_T: Tensor  # sequence of each query
+    place_T: Tensor  # its place among the keys of its sequence; below 0 where queries outnumber keys
+    keys_T: Tensor  # number of keys of its sequence
+
+    @classmethod
+    def of(cls, cu_q: Tensor, cu_k: Tensor, tokens_q: int, tokens_k: int) -> Packed:
+        cu_q, cu_k = cu_q.long(), cu_k.long()
+        token_T = torch.arange(tokens_q, device=cu_q.device)
+        sequence_T = torch.searchsorted(cu_q[1:].contiguous(), token_T, right=True)
+        keys_B = cu_k.diff()
+        ahead_B = keys_B - cu_q.diff() - cu_q[:-1]
+        return cls(
+            cu_q, cu_k, tokens_q, tokens_k, sequence_T, token_T + ahead_B[sequence_T], keys_B[sequence_T]
+        )
+
+    def by_query(self, value: PerSequence, name: str) -> PerSequence:
+        """A number as it is, or a sequence's number at each of its queries [T]."""
+        return value if isinstance(value, int) else self._numbers(value, name)[self.sequence_T]
+
+    def keys(self) -> tuple[Tensor, Tensor]:
+        """Sequence and place [S] of every key."""
+        token_S = torch.arange(self.tokens_k, device=self.cu_k.device)
+        sequence_S = torch.searchsorted(self.cu_k[1:].contiguous(), token_S, right=True)
+        return sequence_S, token_S - self.cu_k[sequence_S]
+
+    def tokens(self, value: Tensor, count: int, name: str) -> Tensor:
+        """`value`, checked to have one entry a token and to lie where the cuts lie."""
+        if value.ndim != 1 or len(value) != count:
+            raise ConfigError(
+                f"{name} has shape {list(value.shape)}; this batch wants [{count}], one number a packed token."
+            )
+        return self._here(value, name)
+
+    def _numbers(self, value: Tensor, name: str) -> Tensor:
+        sequences = len(self.cu_q) - 1
+        if value.ndim == 0:
+            value = value.expand(sequences)
+        if value.ndim != 1 or len(value) != sequences:
+            raise ConfigError(
+                f"{name} has shape {list(value.shape)}; this batch wants [{sequences}], one number a sequence, or one int."
+            )
+        return self._here(value, name).long()
+
+    def _here(self, value: Tensor, name: str) -> Tensor:
+        if value.device != self.cu_q.device:
+            raise ConfigError(
+                f"{name} is on {value.device}, the cuts are on {self.cu_q.device}; move it there with .to()."
+            )
+        return value

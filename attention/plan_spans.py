@@ -1,0 +1,80 @@
+"""Which key blocks a tile of queries computes, and which of these need no mask: straight from the row intervals.
+
+A slot's hull over the tile's rows is computed, its core (the keys that every row sees) goes unmasked. A row whose slot
+is empty ends the core, never the hull, so computed blocks are a superset of the visible ones and unmasked blocks a
+subset of the fully visible ones, whatever the intervals. O(tokens) loads, 0.1 ms for 16k tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Shapes: N tiles, R rows of a tile, T tokens, K slots, S spans of a tile; a span is (begin, first unmasked, past the
+# last unmasked, past the last), in blocks of keys of the tile's own sequence.
+FAR = 2**30
+
+
+def rows_of_tiles(first_N: Tensor, rows_N: Tensor, size: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Packed token of each tile's rows [N, R], and which of these rows exist."""
+    row_R = torch.arange(size, device=first_N.device)
+    return (first_N[:, None] + row_R).clamp_max(max(tokens - 1, 0)), row_R < rows_N[:, None]
+
+
+def slot_spans(start_KT: Tensor, stop_KT: Tensor, token_NR: Tensor, real_NR: Tensor, block: int) -> Tensor:
+    """[N, K, 4]: hull and core of every slot, in blocks; an empty slot is (FAR, FAR, FAR, FAR)."""
+    start_KNR, stop_KNR = start_KT[:, token_NR], stop_KT[:, token_NR]
+    seen_KNR = (stop_KNR > start_KNR) & real_NR
+    begin = torch.where(seen_KNR, start_KNR, FAR).amin(-1)
+    end = torch.where(seen_KNR, stop_KNR, 0).amax(-1)
+    inner = torch.where(real_NR, start_KNR, 0).amax(-1)
+    outer = torch.where(real_NR, stop_KNR, FAR).amin(-1)
+    whole_KN = (seen_KNR | ~real_NR).all(-1)
+    first, last = begin // block, -(-end // block)
+    core_first = torch.where(whole_KN, -(-inner // block), first)
+    core_last = torch.where(whole_KN, torch.maximum(outer // block, core_first), first)
+    spans_KN4 = torch.stack([first, core_first, core_last, last], -1)
+    # A core that rounds away stands at the hull's begin, so that fs == fe marks it and cs <= fs <= fe <= ce holds.
+    hollow_KN = core_first >= core_last
+    spans_KN4[..., 1:3] = torch.where(hollow_KN[..., None], first[..., None], spans_KN4[..., 1:3])
+    return torch.where((end > 0)[..., None], spans_KN4, FAR).transpose(0, 1)
+
+
+def disjoint(spans_NK4: Tensor) -> Tensor:
+    """The same blocks as at most K spans that share none, in rising order; empty ones last, as (0, 0, 0, 0).
+
+    Where hulls overlap, a span ends behind its core and the next takes over the rest; no core of an earlier span is
+    lost, and of a later one only what the earlier already covers or what lies before the cut.
+    """
+    order_NK = spans_NK4[..., 0].argsort(dim=1, stable=True)
+    begin, inner, outer, end = spans_NK4.gather(1, order_NK[..., None].expand_as(spans_NK4)).unbind(-1)
+    done, current = [], [x[:, 0] for x in (begin, inner, outer, end)]
+    for slot in range(1, begin.shape[1]):
+        later = [x[:, slot] for x in (begin, inner, outer, end)]
+        cut = torch.minimum(torch.maximum(current[2], later[0]), torch.maximum(current[3], current[0]))
+        apart = later[0] >= current[3]
+        cut = torch.where(apart, current[3], cut)
+        done.append(_clipped(current, current[0], cut))
+        rest = torch.where(apart, later[3], torch.maximum(later[3], current[3]))
+        current = _clipped(later, torch.maximum(later[0], cut), rest).unbind(-1)
+    done.append(_clipped(list(current), current[0], current[3]))
+    spans = torch.stack(done, 1)
+    empty = (spans[..., 0] >= spans[..., 3]) | (spans[..., 0] >= FAR)
+    spans = spans.masked_fill(empty[..., None], 0)
+    return spans.gather(1, empty.int().argsort(dim=1, stable=True)[..., None].expand_as(spans))
+
+
+def _clipped(span: list[Tensor], begin: Tensor, end: Tensor) -> Tensor:
+    """The span [N, 4] cut to [begin, end), its core with it."""
+    inner = torch.maximum(span[1], begin)
+    outer = torch.minimum(span[2], end)
+    hollow = inner >= outer
+    return torch.stack(
+        [
+            begin,
+            torch.where(hollow, begin, inner),
+            torch.where(hollow, begin, outer),
+            torch.maximum(end, begin),
+        ],
+        -1,
+    )

@@ -1,0 +1,267 @@
+"""The tile plan made on the device: a program a tile, no word to the host, so a batch's plan can sit in a CUDA graph.
+
+The same spans as plan.py's; there is room for the most tiles that there can be, and tiles that there are not carry
+sequence -1. Key tiles scan the query tiles of their sequence: 32 of them for 2,000 tokens.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Shapes: BM queries and BN keys of a tile, K slots, S spans kept for a tile of queries, R spans for one of keys.
+_FAR = tl.constexpr(2**30)
+
+
+@triton.jit
+def sequence_of(BASE, tile, sequences, turns):
+    """The last sequence whose first tile is at or before this one: empty ones before it share its base."""
+    low = 0
+    high = sequences
+    for _ in range(turns):
+        middle = (low + high) // 2
+        below = tl.load(BASE + middle) <= tile
+        low = tl.where(below & (middle > low), middle, low)
+        high = tl.where(below, high, middle)
+    return low
+
+
+@triton.jit
+def any_bits(a, b):
+    return a | b
+
+
+@triton.jit
+def all_bits(a, b):
+    return a & b
+
+
+@triton.jit(do_not_specialize=["sequences", "turns"])
+def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequences, turns, BN: tl.constexpr):
+    """Per key tile: hull and core of its columns, bits that any and that all words have, whether none is 0."""
+    tile = tl.program_id(0)
+    if tile >= tl.load(BASE + sequences):
+        return
+    sequence = sequence_of(BASE, tile, sequences, turns)
+    first = tl.load(CU_K + sequence) + (tile - tl.load(BASE + sequence)) * BN
+    token = first + tl.arange(0, BN)
+    real = token < tl.load(CU_K + sequence + 1)
+    at = SUMMARY + tile * 8
+    if COLUMN_START is not None:
+        begin = tl.load(COLUMN_START + token, mask=real, other=0)
+        end = tl.load(COLUMN_STOP + token, mask=real, other=0)
+        seen = real & (end > begin)
+        tl.store(at, tl.min(tl.where(seen, begin, _FAR)))
+        tl.store(at + 1, tl.max(tl.where(seen, end, 0)))
+        tl.store(at + 2, tl.max(tl.where(real, begin, 0)))
+        tl.store(at + 3, tl.min(tl.where(real, end, _FAR)))
+    if WORD is not None:
+        word = tl.load(WORD + token, mask=real, other=0)
+        tl.store(at + 4, tl.reduce(tl.where(real, word, 0), 0, any_bits))
+        tl.store(at + 5, tl.reduce(tl.where(real, word, -1), 0, all_bits))
+        tl.store(at + 6, tl.min(tl.where(real & (word == 0), 0, 1)))
+
+
+@triton.jit
+def put(SPANS, count, begin, inner, outer, end):
+    """Write a span where it holds blocks; its core, if hollow, stands at its begin. Returns the spans so far."""
+    held = (begin < end) & (begin < _FAR)
+    hollow = inner >= outer
+    at = SPANS + count * 4
+    tl.store(at, begin, mask=held)
+    tl.store(at + 1, tl.where(hollow, begin, inner), mask=held)
+    tl.store(at + 2, tl.where(hollow, begin, outer), mask=held)
+    tl.store(at + 3, end, mask=held)
+    return count + tl.where(held, 1, 0)
+
+
+@triton.jit
+def extend(SPANS, count, state_begin, state_end, core, longest, core_at, block, keep, full, most):
+    """One more block for run-length spans: open, lengthen or close; past `most` spans the last takes all."""
+    gap = keep & (state_end > 0) & (block != state_end) & (count < most - 1)
+    written = put(
+        SPANS, count, state_begin, core_at, core_at + longest, tl.where(gap, state_end, state_begin)
+    )
+    count = tl.where(gap, written, count)
+    fresh = gap | (state_end == 0)
+    state_begin = tl.where(keep & fresh, block, state_begin)
+    longest = tl.where(gap, 0, longest)
+    # `core` counts the unmasked blocks that end just before this one.
+    core = tl.where(keep & full, tl.where(block == state_end, core, 0) + 1, tl.where(keep, 0, core))
+    better = keep & full & (core >= longest) & (core > 0)
+    longest = tl.where(better, core, longest)
+    core_at = tl.where(better, block + 1 - core, core_at)
+    state_end = tl.where(keep, block + 1, state_end)
+    return count, state_begin, state_end, core, longest, core_at
+
+
+@triton.jit(do_not_specialize=["sequences", "turns", "tokens"])
+def query_kernel(
+    PLACE, SPANS, ROWS, BASE, KEY_BASE, CU_Q, START, STOP, SEES, SUMMARY, HULLS, sequences, turns, tokens,
+    K: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Place, spans and row count of one tile of queries. SUMMARY is None unless columns or classes refine."""
+    tile = tl.program_id(0)
+    if tile >= tl.load(BASE + sequences):
+        tl.store(PLACE + tile * 3, -1)
+        return
+    sequence = sequence_of(BASE, tile, sequences, turns)
+    number = tile - tl.load(BASE + sequence)
+    first = tl.load(CU_Q + sequence) + number * BM
+    rows = tl.minimum(tl.load(CU_Q + sequence + 1) - first, BM)
+    row = tl.arange(0, BM)
+    real = row < rows
+    slot = tl.arange(0, 4)
+    begins = tl.full([4], _FAR, tl.int32)
+    inners, outers, ends = begins, begins, begins
+    for k in tl.static_range(K):
+        start = tl.load(START + k * tokens + first + row, mask=real, other=0)
+        stop = tl.load(STOP + k * tokens + first + row, mask=real, other=0)
+        seen = real & (stop > start)
+        some = tl.max(tl.where(seen, 1, 0)) > 0
+        whole = tl.min(tl.where(seen | (row >= rows), 1, 0)) > 0
+        begin = tl.min(tl.where(seen, start, _FAR)) // BN
+        end = (tl.max(tl.where(seen, stop, 0)) + BN - 1) // BN
+        inner = (tl.max(tl.where(real, start, 0)) + BN - 1) // BN
+        outer = tl.min(tl.where(real, stop, _FAR)) // BN
+        kept = whole & (inner < outer)
+        inner = tl.where(kept, inner, begin)
+        outer = tl.where(kept, outer, begin)
+        here = (slot == k) & some
+        begins = tl.where(here, begin, begins)
+        inners = tl.where(here, inner, inners)
+        outers = tl.where(here, outer, outers)
+        ends = tl.where(here, end, ends)
+    spans = SPANS + tile * S * 4
+    hulls = spans
+    if SUMMARY is not None:
+        hulls = HULLS + tile * 16
+    used = sweep(hulls, begins, inners, outers, ends, K)
+    if SUMMARY is not None:
+        bits_any = 0
+        bits_all = 0
+        lit = 0
+        if SEES is not None:
+            word = tl.load(SEES + first + row, mask=real, other=0)
+            bits_any = tl.reduce(tl.where(real, word, 0), 0, any_bits)
+            bits_all = tl.reduce(tl.where(real, word, -1), 0, all_bits)
+            lit = tl.min(tl.where(real & (word == 0), 0, 1))
+        used = refine(
+            spans, hulls, used, SUMMARY + tl.load(KEY_BASE + sequence) * 8, number * BM, number * BM + rows,
+            bits_any, bits_all, lit, COLUMNS, SEES is not None,
+        )  # fmt: skip
+    tl.store(PLACE + tile * 3, sequence)
+    tl.store(PLACE + tile * 3 + 1, number)
+    tl.store(PLACE + tile * 3 + 2, used)
+    tl.store(ROWS + tile, rows)
+
+
+@triton.jit
+def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
+    """Slots' hulls as disjoint spans, in order of their begin; plan_spans.disjoint in scalars. Returns their number."""
+    slot = tl.arange(0, 4)
+    free = tl.full([4], 1, tl.int32)
+    count = 0
+    c_begin = 0
+    c_inner = 0
+    c_outer = 0
+    c_end = 0
+    for turn in tl.static_range(K):
+        left = tl.where((free == 1) & (slot < K), begins, 2147483647)
+        pick = tl.min(tl.where(left == tl.min(left), slot, 4))
+        chosen = slot == pick
+        free = tl.where(chosen, 0, free)
+        begin = tl.sum(tl.where(chosen, begins, 0))
+        inner = tl.sum(tl.where(chosen, inners, 0))
+        outer = tl.sum(tl.where(chosen, outers, 0))
+        end = tl.sum(tl.where(chosen, ends, 0))
+        if turn > 0:
+            apart = begin >= c_end
+            cut = tl.minimum(tl.maximum(c_outer, begin), tl.maximum(c_end, c_begin))
+            cut = tl.where(apart, c_end, cut)
+            count = put(SPANS, count, c_begin, c_inner, tl.minimum(c_outer, cut), cut)
+            rest = tl.where(apart, end, tl.maximum(end, c_end))
+            begin = tl.maximum(begin, cut)
+            end = tl.maximum(rest, begin)
+            inner = tl.maximum(inner, begin)
+            outer = tl.minimum(outer, end)
+            kept = inner < outer
+            inner = tl.where(kept, inner, begin)
+            outer = tl.where(kept, outer, begin)
+        c_begin = begin
+        c_inner = inner
+        c_outer = outer
+        c_end = end
+    return put(SPANS, count, c_begin, c_inner, c_outer, c_end)
+
+
+@triton.jit
+def refine(
+    SPANS, HULLS, used, SUMMARY, first, last, bits_any, bits_all, lit,
+    COLUMNS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Blocks of the hulls that columns and classes leave, as spans; plan_pairs in scalars. Returns their number."""
+    count = 0
+    run_begin = 0
+    run_end = 0
+    core = 0
+    longest = 0
+    core_at = 0
+    for span in range(used):
+        begin, inner = tl.load(HULLS + span * 4), tl.load(HULLS + span * 4 + 1)
+        outer, end = tl.load(HULLS + span * 4 + 2), tl.load(HULLS + span * 4 + 3)
+        for block in range(begin, end):
+            at = SUMMARY + block * 8
+            keep = end > begin
+            full = (block >= inner) & (block < outer)
+            if COLUMNS:
+                keep = keep & (tl.load(at) < last) & (tl.load(at + 1) > first)
+                full = full & (tl.load(at + 2) <= first) & (tl.load(at + 3) >= last)
+            if WORDS:
+                some, every = tl.load(at + 4), tl.load(at + 5)
+                keep = keep & ((bits_any & some) != 0)
+                whole = (bits_all & every) != 0
+                whole = whole | (((some & ~bits_all) == 0) & (tl.load(at + 6) == 1))
+                whole = whole | (((bits_any & ~every) == 0) & (lit == 1))
+                full = full & whole
+            count, run_begin, run_end, core, longest, core_at = extend(
+                SPANS, count, run_begin, run_end, core, longest, core_at, block, keep, full & keep, 4
+            )
+    return put(SPANS, count, run_begin, core_at, core_at + longest, run_end)
+
+
+@triton.jit(do_not_specialize=["sequences", "turns"])
+def key_kernel(
+    PLACE, SPANS, BASE, QUERY_BASE, QUERY_PLACE, QUERY_SPANS, ROWS, sequences, turns,
+    S: tl.constexpr, R: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Place and spans of one tile of keys: the query tiles of its sequence, one by one."""
+    tile = tl.program_id(0)
+    if tile >= tl.load(BASE + sequences):
+        tl.store(PLACE + tile * 3, -1)
+        return
+    sequence = sequence_of(BASE, tile, sequences, turns)
+    number = tile - tl.load(BASE + sequence)
+    base = tl.load(QUERY_BASE + sequence)
+    spans = SPANS + tile * R * 4
+    count = 0
+    run_begin = 0
+    run_end = 0
+    core = 0
+    longest = 0
+    core_at = 0
+    for query in range(tl.load(QUERY_BASE + sequence + 1) - base):
+        keep = number < 0
+        full = number < 0
+        for span in range(tl.load(QUERY_PLACE + (base + query) * 3 + 2)):
+            at = QUERY_SPANS + ((base + query) * S + span) * 4
+            keep = keep | ((number >= tl.load(at)) & (number < tl.load(at + 3)))
+            full = full | ((number >= tl.load(at + 1)) & (number < tl.load(at + 2)))
+        full = full & (tl.load(ROWS + base + query) == BM)
+        count, run_begin, run_end, core, longest, core_at = extend(
+            spans, count, run_begin, run_end, core, longest, core_at, query, keep, full, R
+        )
+    used = put(spans, count, run_begin, core_at, core_at + longest, run_end)
+    tl.store(PLACE + tile * 3, sequence)
+    tl.store(PLACE + tile * 3 + 1, number)
+    tl.store(PLACE + tile * 3 + 2, used)

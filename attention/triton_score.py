@@ -1,0 +1,150 @@
+"""Device code that forward and backward share: products, visibility, scores, activations.
+
+Everything takes its row and key numbers as tensors that broadcast to the score tile, [BM, 1] and [1, BN] or the other
+way round, so the transposed tile of dK and dV is the same code. Plain Triton: no vendor's extension.
+"""
+
+# ruff: noqa: RET505, SIM102
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def dot(a, b, acc):
+    """acc + a @ b with full fp32 products. The interpreter multiplies bit patterns of bf16, so it gets fp32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """x as dtype, to the nearest. The interpreter cuts bf16 off, so there the nearest is taken first."""
+    if INTERPRETED:
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.int32, bitcast=True)
+            bits = bits + 0x7FFF + ((bits >> 16) & 1)
+            x = (bits & -65536).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def load_rows(
+    X, first, limit, width, stride,
+    BOUNDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Rows [ROWS, WIDTH] of the sequence at X from row `first` on; zeros from `limit` on when BOUNDED, and past `width`.
+
+    The block's address is one scalar and the offsets within it are the same in every turn of a loop.
+    """
+    place = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    at = X + tl.cast(first, tl.int64) * stride + (place * stride + column)
+    if FULL:
+        if BOUNDED:
+            return tl.load(at, mask=place < limit - first, other=0.0)
+        else:
+            return tl.load(at)
+    else:
+        if BOUNDED:
+            return tl.load(at, mask=(place < limit - first) & (column < width), other=0.0)
+        else:
+            return tl.load(at, mask=column < width, other=0.0)
+
+
+@triton.jit
+def visible(
+    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD,
+    q_first, k_first, row, key, rows, keys, tokens, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Which pairs of the tile see each other: any of the row's intervals, the key's column, a shared class bit."""
+    real = row < rows
+    seen = (row < 0) & (key < 0)
+    for slot in tl.static_range(SLOTS):
+        at = slot * tokens + q_first + row
+        begin = tl.load(START + at, mask=real, other=0)
+        end = tl.load(STOP + at, mask=real, other=0)
+        seen = seen | ((key >= begin) & (key < end))
+    if COLUMN_START is not None:
+        begin = tl.load(COLUMN_START + k_first + key, mask=key < keys, other=0)
+        end = tl.load(COLUMN_STOP + k_first + key, mask=key < keys, other=0)
+        seen = seen & (row >= begin) & (row < end)
+    if WORD is not None:
+        bits = tl.load(SEES + q_first + row, mask=real, other=0)
+        word = tl.load(WORD + k_first + key, mask=key < keys, other=0)
+        seen = seen & ((bits & word) != 0)
+    return seen
+
+
+@triton.jit
+def tanh(x):
+    """Within 3e-7 relative of tanh, without a select: the rational function of Eigen's ptanh, x clamped to 7.9."""
+    x = tl.minimum(tl.maximum(x, -7.90531110763549805), 7.90531110763549805)
+    y = x * x
+    up = y * -2.76076847742355e-16 + 2.00018790482477e-13
+    up = y * up - 8.60467152213735e-11
+    up = y * up + 5.12229709037114e-08
+    up = y * up + 1.48572235717979e-05
+    up = y * up + 6.37261928875436e-04
+    up = y * up + 4.89352455891786e-03
+    down = y * 1.19825839466702e-06 + 1.18534705686654e-04
+    down = y * down + 2.26843463243900e-03
+    down = y * down + 4.89352518554385e-03
+    return x * up / down
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp2(x * -LOG2_E))
+
+
+@triton.jit
+def offsets(row, key, rows, keys, reach):
+    """Entry of the position table for each pair; the query stands at row + keys - rows."""
+    apart = key - (row + (keys - rows))
+    return tl.minimum(tl.maximum(apart, 1 - reach), reach - 1) + (reach - 1)
+
+
+@triton.jit
+def time_buckets(TIME_Q, TIME_K, q_first, k_first, row, key, rows, keys, steps, buckets):
+    """Bucket of each pair's time difference; rows and keys that are not there read the last one's time."""
+    time_q = tl.load(TIME_Q + q_first + tl.minimum(row, rows - 1))
+    time_k = tl.load(TIME_K + k_first + tl.minimum(key, keys - 1))
+    between = tl.maximum(tl.abs(time_q - time_k), 1).to(tl.float32)
+    octaves = (between.to(tl.int32, bitcast=True) - 0x3F800000) >> 8
+    return tl.minimum((octaves.to(tl.float32) * (steps * (1.0 / 32768.0))).to(tl.int32), buckets - 1)
+
+
+@triton.jit
+def scores(
+    qk, inner_scale, soft_cap, POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
+    q_first, k_first, row, key, rows, keys, reach, steps, buckets,
+):  # fmt: skip
+    """Products to scores but for one last factor, which the caller multiplies in: it merges with the exponent's."""
+    if soft_cap is not None:
+        qk = soft_cap * tanh(qk * inner_scale)
+    else:
+        if (POSITION is not None) or (TIME is not None):
+            qk = qk * inner_scale
+    if POSITION is not None:
+        qk += tl.load(POSITION + head * position_stride + offsets(row, key, rows, keys, reach)).to(tl.float32)
+    if TIME is not None:
+        bucket = time_buckets(TIME_Q, TIME_K, q_first, k_first, row, key, rows, keys, steps, buckets)
+        qk += tl.load(TIME + head * time_stride + bucket).to(tl.float32)
+    return qk
+
+
+@triton.jit
+def cap_slope(qk, inner_scale, soft_cap):
+    """Derivative of the soft cap at these products, but for the scale."""
+    bent = tanh(qk * inner_scale)
+    return 1.0 - bent * bent

@@ -1,0 +1,267 @@
+"""Remote lookup end to end against a bare gloo all-to-all, and against Ray calls: `python -m nonet.bench.embedding_wire`.
+
+Two processes, one thread each, both train and hold half the rows; 8,192 keys x 64 floats a rank. The bare side sends the
+same keys and rows (sizes, keys, rows: three all-to-alls into kept buffers), one `index_select` at the owner, one permute at
+the asker; no hashing, no dedup, no agreement. All variants take turns in one loop, so they meet the same noise.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KEYS, DIM, ROWS = 8192, 64, 1_000_000
+_SEED = 7
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_UNDO = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
+Variant = Callable[[int], Any]
+
+
+def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict[str, Any]:
+    """Rows of microseconds (median, p10) by variant, wire bytes by codec, and the ratios of medians.
+
+    `table`: what holds the rows; "default" is what a SparseWorld uses, "dense" an `index_select` without hashing, which
+    shows the wire alone.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "nonet.bench.embedding_wire", str(rank), folder, str(rounds), table]
+            )
+            for rank in range(2)
+        ]
+        for process in started:
+            if process.wait(timeout=300):
+                raise RuntimeError(f"a rank of the bench failed with exit code {process.returncode}")
+        found = json.loads((Path(folder) / "0.json").read_text())
+    rows = [{"variant": name, **times} for name, times in found["times"].items()]
+    medians = {name: times["median_us"] for name, times in found["times"].items()}
+    ratio = {
+        "pull / bare, uniform": medians["pull uniform"] / medians["bare uniform"],
+        "pull / bare, zipf": medians["pull zipf"] / medians["bare zipf"],
+        **{f"bytes {name} / naive": share for name, share in found["bytes"].items()},
+    }
+    if ray:
+        rows.append({"variant": "ray calls uniform", **_through_ray(max(20, rounds // 4))})
+        ratio["ray calls / pull, uniform"] = rows[-1]["median_us"] / medians["pull uniform"]
+    return {"rows": rows, "ratio": ratio}
+
+
+def batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
+    """Batches of 8,192 keys: scattered 64-bit ids of a million, uniform (distinct in a batch) or Zipf 1.05."""
+    from nonet.random import rng
+
+    source = rng(_SEED, "bench", kind, rank)
+    if kind == "uniform":
+        picks = [source.choice(ROWS, KEYS, replace=False) for _ in range(count)]
+    else:
+        weight = np.arange(1, ROWS + 1) ** -1.05
+        edges = np.cumsum(weight) / weight.sum()
+        picks = [np.minimum(np.searchsorted(edges, source.random(KEYS)), ROWS - 1) for _ in range(count)]
+    return [scattered(pick) for pick in picks]
+
+
+def scattered(rank_of_key: np.ndarray) -> np.ndarray:
+    """64-bit ids; the odd multiplier is a bijection, `number_of` undoes it."""
+    return (rank_of_key.astype(np.uint64) * _ODD).view(np.int64)
+
+
+def number_of(keys: np.ndarray) -> np.ndarray:
+    """A row below ROWS // 2 for each scattered key."""
+    return ((keys.view(np.uint64) * _UNDO) >> np.uint64(1)).view(np.int64)
+
+
+class DenseRows:
+    """Rows by number without a hash table: the floor of any lookup."""
+
+    def __init__(self, name: str, dim: int):
+        import torch
+
+        self.name, self.dim, self.absent = name, dim, 0
+        self._rows = torch.full(
+            (ROWS // 2, dim), 0.5
+        )  # written, else all rows are the kernel's one zero page
+
+    def lookup(self, keys: Any, *, train: bool) -> Any:
+        import torch
+
+        return self._rows.index_select(0, torch.from_numpy(number_of(keys)))
+
+
+def _rank(rank: int, folder: Path, rounds: int, kind: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    variants, bytes_of = _variants(rank, kind)
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds):
+        for name, once in variants.items():
+            dist.barrier()
+            began = time.perf_counter()
+            once(number)
+            taken[name].append(1e6 * (time.perf_counter() - began))
+    dist.barrier()
+    if rank == 0:
+        times = {name: _summary(values[rounds // 5 :]) for name, values in taken.items()}
+        (folder / "0.json").write_text(json.dumps({"times": times, "bytes": bytes_of()}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    return {"median_us": statistics.median(values), "p10_us": statistics.quantiles(values, n=10)[0]}
+
+
+def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], dict[str, float]]]:
+    import torch
+
+    from nonet.embedding.layout import Layout
+    from nonet.embedding.store import TableSpec
+    from nonet.embedding.world import SparseWorld
+
+    make = {} if kind == "default" else {"make": lambda name, spec, seed: DenseRows(name, spec.dim)}
+    worlds = {
+        codec: SparseWorld(
+            {"item": TableSpec(DIM)}, seed=_SEED, layout=Layout.fused(rank, 2), wire=codec, **make
+        )
+        for codec in ("fp32", "fp16", "int8")
+    }
+    keys = {name: [torch.from_numpy(batch) for batch in batches(name, rank)] for name in ("uniform", "zipf")}
+    _fill(worlds, rank)
+    bare = {name: _Bare(worlds["fp32"], keys[name]) for name in keys}
+
+    def pull(codec: str, name: str) -> Variant:
+        return lambda number: worlds[codec].pull("item", keys[name][number % 32], train=False)
+
+    def shares() -> dict[str, float]:
+        naive = KEYS * (8 + 4 * DIM) * len(keys["zipf"])
+        distinct = sum(len(batch.unique()) for batch in keys["zipf"])
+        of_row = {codec: world.wire_bytes("item") for codec, world in worlds.items()}
+        return {codec: distinct * (8 + width) / naive for codec, width in of_row.items()}
+
+    variants: dict[str, Variant] = {
+        "bare uniform": bare["uniform"],
+        "pull uniform": pull("fp32", "uniform"),
+        "bare zipf": bare["zipf"],
+        "pull zipf": pull("fp32", "zipf"),
+        "pull zipf fp16": pull("fp16", "zipf"),
+        "pull zipf int8": pull("int8", "zipf"),
+    }
+    return variants, shares
+
+
+def _fill(worlds: dict[str, Any], rank: int) -> None:
+    """Every key of the million has a row at its owner before anything is timed."""
+    every = scattered(np.arange(ROWS))
+    for world in worlds.values():
+        for part in np.array_split(every[world.slices.owner(every) == rank], 64):
+            world.tables["item"].lookup(part, train=True)
+
+
+class _Bare:
+    """Sizes, keys, rows over gloo into kept buffers, one index_select and one permute."""
+
+    def __init__(self, world: Any, keys: list[Any]):
+        import torch
+
+        owners = [torch.from_numpy(world.slices.owner(batch.numpy())) for batch in keys]
+        self._order = [torch.argsort(owner, stable=True) for owner in owners]
+        self._keys = [batch[order].contiguous() for batch, order in zip(keys, self._order, strict=True)]
+        self._back = [torch.argsort(order) for order in self._order]
+        self._sizes = [torch.bincount(owner, minlength=2) for owner in owners]
+        self._table = torch.full((ROWS // 2, DIM), 0.5)
+        self._asked = torch.empty(2 * KEYS, dtype=torch.int64)
+        self._got_sizes = torch.empty(2, dtype=torch.int64)
+        self._selected, self._rows = torch.empty(2 * KEYS, DIM), torch.empty(KEYS, DIM)
+        self._out = torch.empty(KEYS, DIM)
+        # Which row a key means costs the bare side nothing: it is known before the clock starts.
+        self._numbers = [torch.from_numpy(number_of(self._received(at))) for at in range(len(keys))]
+
+    def _received(self, at: int) -> np.ndarray:
+        """Exchange the keys of a batch once: what this rank is asked for."""
+        import torch.distributed as dist
+
+        dist.all_to_all_single(self._got_sizes, self._sizes[at])
+        got, given = self._got_sizes.tolist(), self._sizes[at].tolist()
+        dist.all_to_all_single(self._asked[: sum(got)], self._keys[at], got, given)
+        return self._asked[: sum(got)].numpy().copy()
+
+    def __call__(self, number: int) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        at = number % 32
+        given = self._sizes[at].tolist()
+        dist.all_to_all_single(self._got_sizes, self._sizes[at])
+        got = self._got_sizes.tolist()
+        count = sum(got)
+        dist.all_to_all_single(self._asked[:count], self._keys[at], got, given)
+        torch.index_select(self._table, 0, self._numbers[at], out=self._selected[:count])
+        dist.all_to_all_single(self._rows, self._selected[:count], given, got)
+        return torch.index_select(self._rows, 0, self._back[at], out=self._out)
+
+
+def _through_ray(rounds: int) -> dict[str, float]:
+    """The same lookup with an actor a shard: keys as arguments, rows as results."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    @ray.remote(num_cpus=0.5)
+    class Shard:
+        def __init__(self) -> None:
+            import torch
+
+            torch.set_num_threads(1)
+            self._table = torch.full((ROWS // 2, DIM), 0.5)
+
+        def rows(self, numbers: np.ndarray) -> np.ndarray:
+            import torch
+
+            return self._table.index_select(0, torch.from_numpy(numbers.copy())).numpy()
+
+    try:
+        shards = [Shard.remote() for _ in range(2)]
+        source, taken = np.random.default_rng(2), []
+        back = source.permutation(KEYS)
+        for _ in range(rounds):
+            halves = [source.integers(0, ROWS // 2, KEYS // 2) for _ in shards]
+            began = time.perf_counter()
+            parts = ray.get([shard.rows.remote(half) for shard, half in zip(shards, halves, strict=True)])
+            np.concatenate(parts)[back]
+            taken.append(1e6 * (time.perf_counter() - began))
+        return _summary(taken[rounds // 5 :])
+    finally:
+        ray.shutdown()
+
+
+def main() -> None:
+    """Print the rows and ratios; with RANK FOLDER ROUNDS TABLE be one of the two processes."""
+    if len(sys.argv) == 5:
+        _rank(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        return
+    found = measure(table=sys.argv[1] if len(sys.argv) > 1 else "default")
+    for row in found["rows"]:
+        print(
+            "  ".join(
+                f"{key} {value:.0f}" if isinstance(value, float) else value for key, value in row.items()
+            )
+        )
+    print(json.dumps({name: round(value, 3) for name, value in found["ratio"].items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What things cost on this kind of node: measured by `nonet doctor --calibrate`, corrected by every finished run.
+
+A JSON file in the user's cache. Without one, predictions use the figures of one core of a 2024 server and say so; a run's
+error moves `factors` only where a calibration is there to be moved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.work import Rates
+from nonet.errors import ConfigError
+
+_FORMAT = 1
+_LEARN = 0.5  # how far one run's error moves a factor, in logarithms
+_LIMITS = (0.2, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Cost of something that has a start and a length: seconds a call, seconds a unit."""
+
+    call_s: float
+    unit_s: float = 0.0
+
+    def seconds(self, units: float = 0.0) -> float:
+        return self.call_s + units * self.unit_s
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One node's costs. Compute is a core's; `threads_gain` is what each further thread adds to one.
+
+    train, update, decode   of the SID decoder (nonet.controller.work)
+    pull, push   a sparse table in process, unit: a row; exchange: pull and push by all-to-all between two processes, unit: a key
+    reduce   all-reduce, unit: a byte; call: a Ray call and its answer, unit: a byte; process_s: starting a worker
+    matmul_gflops, copy_gbps   for people
+    factors   measured over predicted seconds of finished runs, by kind of stage
+    """
+
+    source: str
+    train: Rates
+    update: Rates
+    decode: Rates
+    pull: Line
+    push: Line
+    exchange: Line
+    reduce: Line
+    call: Line
+    process_s: float
+    threads_gain: float
+    matmul_gflops: float
+    copy_gbps: float
+    factors: Mapping[str, float] = field(default_factory=dict)
+    runs: int = 0
+
+    def factor(self, kind: str) -> float:
+        return self.factors.get(kind, 1.0)
+
+    def learned(self, errors: Mapping[str, float]) -> Calibration:
+        """Moved by a run's measured over predicted seconds, by kind of stage."""
+        low, high = _LIMITS
+        factors = dict(self.factors)
+        for kind, error in errors.items():
+            if error > 0 and math.isfinite(error):
+                moved = self.factor(kind) * error ** (_LEARN if self.runs else 1.0)
+                factors[kind] = min(high, max(low, moved))
+        return replace(self, factors=factors, runs=self.runs + 1)
+
+
+# One core of an AVX-512 server at 2.5 GHz, torch 2.13: what `nonet doctor --calibrate` found there.
+NOMINAL = Calibration(
+    source="nominal (run `nonet doctor --calibrate`)",
+    train=Rates(5e-3, 6e-4, 2.2e-11, 1.4e-10),
+    update=Rates(5e-3, 6e-4, 2.2e-11, 1.4e-10),
+    decode=Rates(2e-3, 3e-4, 2.2e-11, 1.4e-10),
+    pull=Line(1e-4, 1e-7),
+    push=Line(2e-4, 4e-7),
+    exchange=Line(4e-3, 8e-7),
+    reduce=Line(8e-4, 1e-9),
+    call=Line(2e-3, 1e-9),
+    process_s=4.0,
+    threads_gain=0.15,
+    matmul_gflops=60.0,
+    copy_gbps=8.0,
+)
+
+
+def path() -> Path:
+    """Where the calibration of this user's nodes is."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "nonet" / "calibration.json"
+
+
+def load() -> Calibration:
+    """The user's calibration, NOMINAL where there is none. Raises ConfigError for a file that is none."""
+    file = path()
+    if not file.exists():
+        return NOMINAL
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found.pop("format") != _FORMAT:
+            raise ValueError(f"format is not {_FORMAT}")
+        rates = {name: Rates(**found.pop(name)) for name in ("train", "update", "decode")}
+        lines = {name: Line(**found.pop(name)) for name in ("pull", "push", "exchange", "reduce", "call")}
+        return Calibration(**rates, **lines, **found)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} is no calibration ({error}): write it again with `nonet doctor --calibrate`"
+        ) from None
+
+
+def save(calibration: Calibration) -> Path:
+    """Write it, whole or not at all; its path."""
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(f".{os.getpid()}.tmp")
+    body: dict[str, Any] = {"format": _FORMAT, **asdict(calibration)}
+    draft.write_text(json.dumps(body, indent=1), encoding="utf-8")
+    os.replace(draft, file)
+    return file

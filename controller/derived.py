@@ -1,0 +1,104 @@
+"""What follows from the global sizes: a stage's groups, what it takes and gives, steps, and sizes a worker and micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nonet.controller.ledger import Ledger
+from nonet.controller.options import Reinforced, Supervised
+from nonet.controller.scenario import Scenario
+
+
+def make_stages(
+    scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], ledger: Ledger
+) -> Iterator[dict[str, Any]]:
+    """Arguments of a StagePlan for every stage, from tokenise to evaluate."""
+    now = next(iter(by_stage.values()))
+    yield _stage("tokenise", "data", _on(now, "tokenise"), ("interactions", "items"), _TOKENISED)
+    model: tuple[str, ...] = ()
+    for name, body in scenario.stages.items():
+        now = by_stage[name]
+        trainer = next(group for group in now if "trainer" in group.roles)
+        cuts = ledger.cuts.get(name, {}).get(f"{trainer.name}.trainer", 1)
+        if isinstance(body, Supervised):
+            on, takes = _on(now, "trainer", "embedding"), ("sequences", "sids", *model)
+            sizes = _supervised(body, trainer.workers, cuts)
+            yield _stage(name, "supervised", on, takes, ("model:" + name,), sizes)
+        else:
+            rollout = next(group for group in now if "rollout" in group.roles)
+            waves = ledger.cuts.get(name, {}).get(f"{rollout.name}.rollout", 1)
+            on = _on(now, "trainer", "rollout", "embedding", f"{name}.")
+            sizes = _reinforced(body, trainer.workers, rollout.workers, cuts, waves)
+            yield _stage(
+                name,
+                "rl",
+                on,
+                ("sequences", "catalogue", *(model or ("nothing",))),
+                ("model:" + name,),
+                sizes,
+            )
+        model = ("model:" + name,)
+    yield _stage(
+        "evaluate", "evaluate", _on(now, "evaluator"), ("sequences", "catalogue", "model"), ("metrics",)
+    )
+
+
+_TOKENISED = ("sequences", "items", "sids", "catalogue")
+
+
+def _stage(
+    name: str,
+    kind: str,
+    groups: tuple[str, ...],
+    takes: tuple[str, ...],
+    gives: tuple[str, ...],
+    derived: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": kind,
+        "groups": groups,
+        "takes": takes,
+        "gives": gives,
+        "derived": derived or {},
+    }
+
+
+def _on(groups: tuple[Any, ...], *roles: str) -> tuple[str, ...]:
+    """Groups that hold one of these roles; a name that ends in a dot stands for all that begin so."""
+    prefixes = tuple(role for role in roles if role.endswith("."))
+    return tuple(
+        group.name
+        for group in groups
+        if any(role in roles or (prefixes and role.startswith(prefixes)) for role in group.roles)
+    )
+
+
+def _supervised(body: Supervised, workers: int, cuts: int) -> dict[str, Any]:
+    batch = body.batch
+    found: dict[str, Any] = {"epochs": body.epochs} if body.epochs else {"tokens": f"{body.tokens:g}"}
+    if batch.users:
+        return (
+            found | {"users a step": batch.users, "users a trainer": -(-batch.users // workers)} | _cut(cuts)
+        )
+    if body.tokens and batch.tokens:
+        found["steps"] = -(-int(body.tokens) // int(batch.tokens))
+    each = (batch.tokens or 0) / workers
+    return found | {"tokens a step": f"{batch.tokens:g}", "tokens a trainer": f"{each:g}"} | _cut(cuts)
+
+
+def _reinforced(body: Reinforced, trainers: int, rollouts: int, cuts: int, waves: int) -> dict[str, Any]:
+    width = body.rollout.options().get("width", 1)
+    found = {
+        "steps": body.steps,
+        "users a step": body.users,
+        "beams a step": body.users * width,
+        "users a rollout": -(-body.users // rollouts),
+        "beams a trainer": -(-body.users // trainers) * width,
+    }
+    return found | ({"waves a rollout": waves} if waves > 1 else {}) | _cut(cuts)
+
+
+def _cut(cuts: int) -> dict[str, int]:
+    return {"micro-batches a step": cuts} if cuts > 1 else {}

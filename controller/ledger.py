@@ -1,0 +1,227 @@
+"""The memory ledger: what every device and host holds in every phase of every stage; what cannot fit is refused.
+
+Groups on the same devices (collocate) are all resident when they fit together. Where they don't, those that rest in a phase
+are offloaded to host memory and they take turns; groups that work at the same time cannot take turns, so an overlap over
+the device's memory is a PlacementError that names the numbers, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nonet.controller.cluster import MEMORY, ClusterView
+from nonet.controller.memory import PROCESS_BYTES, RUNTIME_BYTES, Need, need
+from nonet.controller.options import Reinforced
+from nonet.controller.scenario import Scenario
+from nonet.controller.sizes import ModelSize, model_size, table_bytes
+from nonet.errors import PlacementError
+
+_USABLE = 0.92  # of a device's memory; allocators fragment the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One device (or host) in one phase. parts: bytes by "group.part"; capacity 0: not known, so not checked.
+
+    offloaded   groups whose bytes wait in host memory meanwhile
+    """
+
+    stage: str
+    phase: str
+    place: str
+    resource: str
+    parts: Mapping[str, int]
+    capacity: int
+    offloaded: tuple[str, ...] = ()
+    example: str = ""
+
+    @property
+    def needed(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def counted(self) -> int:
+        """Without a host's processes, whose size is a rule of thumb: they alone refuse nothing."""
+        return sum(value for part, value in self.parts.items() if not part.endswith(".processes"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All lines, and into how many parts each stage's step is cut by group and role."""
+
+    lines: tuple[Line, ...] = ()
+    cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def peak(self, stage: str, place: str) -> Line:
+        """The phase of a stage in which a place holds most."""
+        return max(
+            (line for line in self.lines if (line.stage, line.place) == (stage, place)),
+            key=lambda line: line.needed,
+        )
+
+    def turns(self) -> tuple[Line, ...]:
+        """The phases in which somebody is offloaded."""
+        return tuple(line for line in self.lines if line.offloaded)
+
+
+def phases(body: Any) -> dict[str, tuple[str, ...]]:
+    """Who works at once, phase by phase: roles, "reward" for all rewards. Everybody else on the device rests."""
+    if not isinstance(body, Reinforced):
+        return {"train": ("trainer", "embedding", "evaluator")}
+    if body.rollout.options().get("staleness"):
+        return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
+    return {
+        "rollout": ("rollout", "evaluator"),
+        "score": ("reward", "evaluator"),
+        "update": ("trainer", "embedding", "evaluator"),
+        "publish": ("rollout", "trainer", "evaluator"),
+    }
+
+
+def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], view: ClusterView) -> Ledger:
+    """Account for the groups of every stage. Raises PlacementError where a phase cannot fit."""
+    size = model_size(scenario)
+    lines: list[Line] = []
+    cuts: dict[str, dict[str, int]] = {}
+    for stage, groups in by_stage.items():
+        aside: dict[str, float] = defaultdict(float)
+        for root in (group for group in groups if not group.shares and group.resource != "CPU"):
+            together = [group for group in groups if root.name in (group.name, group.shares)]
+            for line, needs in _device_lines(scenario, stage, together, view, size):
+                lines.append(line)
+                cuts.setdefault(stage, {}).update(_named(needs))
+                for name in line.offloaded:
+                    aside[name] = max(aside[name], needs[name].idle_bytes)
+        line, needs = _host_line(scenario, stage, groups, view, size, aside)
+        lines.append(line)
+        cuts.setdefault(stage, {}).update(_named(needs))
+    for line in lines:
+        if line.capacity and line.counted > line.capacity:
+            raise PlacementError(_refusal(line, scenario))
+    return Ledger(tuple(lines), cuts)
+
+
+def _device_lines(
+    scenario: Scenario, stage: str, groups: list[Any], view: ClusterView, size: ModelSize
+) -> Iterator[tuple[Line, dict[str, Need]]]:
+    """The phases of one device, each with what its groups need."""
+    root = groups[0]
+    capacity = int(_USABLE * min(_device_bytes(view, node, root.resource) for node in set(root.nodes)))
+    for phase, working in phases(scenario.stages[stage]).items():
+        busy = [group for group in groups if _works(group, working)]
+        resident = RUNTIME_BYTES * len(groups)
+        budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0
+        needs = {g.name: need(scenario, stage, g.roles, g.workers, size, budget) for g in groups}
+        parts = _parts(groups, busy, needs, phase)
+        resting = sorted((g for g in groups if g not in busy), key=lambda g: -needs[g.name].idle_bytes)
+        offloaded = []
+        for group in resting:
+            if not capacity or sum(parts.values()) <= capacity:
+                break
+            parts = {key: value for key, value in parts.items() if not key.startswith(f"{group.name}.")}
+            parts[f"{group.name}.runtime"] = RUNTIME_BYTES
+            offloaded.append(group.name)
+        yield (
+            Line(stage, phase, root.name, root.resource, parts, capacity, tuple(offloaded), root.nodes[0]),
+            needs,
+        )
+
+
+def _parts(groups: list[Any], busy: list[Any], needs: Mapping[str, Need], phase: str) -> dict[str, int]:
+    parts: dict[str, int] = {}
+    for group in groups:
+        own: dict[str, float] = {"runtime": RUNTIME_BYTES, **needs[group.name].fixed}
+        if group in busy and phase != "publish":
+            own |= needs[group.name].working
+        parts |= {f"{group.name}.{part}": int(value) for part, value in own.items()}
+    return parts
+
+
+def _host_line(
+    scenario: Scenario,
+    stage: str,
+    groups: tuple[Any, ...],
+    view: ClusterView,
+    size: ModelSize,
+    aside: Mapping[str, float],
+) -> tuple[Line, dict[str, Need]]:
+    """The tightest host: processes, CPU groups' models, shards of the tables, and what was offloaded."""
+    by_node: dict[str, dict[str, int]] = defaultdict(dict)
+    needs: dict[str, Need] = {}
+    rows = sum(filter(None, table_bytes(scenario).values()))
+    for group in groups:
+        counts = group.on_nodes()
+        each: dict[str, float] = {"processes": PROCESS_BYTES}
+        if group.resource == "CPU":
+            smallest = min(_host_bytes(view, node) / count for node, count in counts.items())
+            needs[group.name] = need(scenario, stage, group.roles, group.workers, size, smallest / 4)
+            each |= needs[group.name].fixed | needs[group.name].working
+        if "embedding" in group.roles and rows:
+            each["rows"] = rows / group.workers
+        if group.name in aside:
+            each["offloaded"] = aside[group.name]
+        for node, count in counts.items():
+            by_node[node] |= {f"{group.name}.{part}": int(count * value) for part, value in each.items()}
+    tightest = max(by_node, key=lambda n: (_pressure(by_node[n], _host_bytes(view, n)), n))
+    capacity = int(_USABLE * _host_bytes(view, tightest))
+    return Line(stage, "host", "host", MEMORY, by_node[tightest], capacity, (), tightest), needs
+
+
+def _pressure(parts: Mapping[str, int], capacity: float) -> float:
+    return sum(parts.values()) / capacity if capacity else 0.0
+
+
+def _works(group: Any, working: tuple[str, ...]) -> bool:
+    return bool(set(group.roles) & set(working)) or (
+        "reward" in working and any(".reward." in role or ".between." in role for role in group.roles)
+    )
+
+
+def _device_bytes(view: ClusterView, node: str, resource: str) -> float:
+    facts = view.node(node).devices.get(resource)
+    return float(facts.memory_bytes) if facts else 0.0
+
+
+def _host_bytes(view: ClusterView, node: str) -> float:
+    return view.node(node).total.get(MEMORY, 0.0)
+
+
+def _named(needs: Mapping[str, Need]) -> dict[str, int]:
+    return {f"{group}.{role}": cuts for group, found in needs.items() for role, cuts in found.cuts.items()}
+
+
+def _refusal(line: Line, scenario: Scenario) -> str:
+    by_group: dict[str, list[tuple[str, int]]] = {}
+    for key, value in line.parts.items():
+        group, part = key.rsplit(".", 1)
+        by_group.setdefault(group, []).append((part, value))
+    told = "; ".join(
+        f"{group} {gigabytes(sum(v for _, v in parts))} ({', '.join(f'{p} {gigabytes(v)}' for p, v in parts)})"
+        for group, parts in by_group.items()
+    )
+    stale = line.phase == "rollout + update" and len(by_group) > 1
+    way_out = (
+        f"Set stages.{line.stage}.rollout.staleness to 0 so that they take turns, or give one of them devices of its own."
+        if stale
+        else "Lower the table budgets or processes a node, or spread over more nodes."
+        if line.resource == MEMORY
+        else "More workers with engine {use: deepspeed, zero: 3}, a shorter history, or devices with more memory."
+    )
+    what = (
+        f"node {line.example}" if line.resource == MEMORY else f"each {line.resource} of group {line.place!r}"
+    )
+    return (
+        f"stage {line.stage}, {line.phase}: {what} would hold {gigabytes(line.needed)}, "
+        f"{gigabytes(line.capacity)} can be used: {told}. {way_out}"
+    )
+
+
+def gigabytes(value: float) -> str:
+    """Bytes as a person reads them."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e3:.3g} KB"

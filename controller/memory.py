@@ -1,0 +1,125 @@
+"""Bytes that one worker keeps on its device in a stage, part by part, and how a step is cut so that they fit.
+
+A step is cut into micro-batches (trainer) and waves of prompts (rollout) by halving, until activations and key/value caches
+fit the share of the device that is theirs. Everything is an upper bound from shapes; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nonet.controller.draft import roles_of
+from nonet.controller.options import Deepspeed, Reinforced, Role, Supervised
+from nonet.controller.scenario import Scenario
+from nonet.controller.sizes import ModelSize, feature_dims
+
+RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
+PROCESS_BYTES = 400_000_000  # Python, torch and Ray in host memory, a process
+_MOST_CUTS = 1 << 20
+_CUT_TO = 0.8  # of the room: the estimate is from shapes, and allocators need slack
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one worker keeps: `fixed` while it lives, `working` only while its phase runs; bytes by part.
+
+    cuts   micro-batches or waves a step, by role
+    """
+
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    working: Mapping[str, float] = field(default_factory=dict)
+    cuts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def idle_bytes(self) -> float:
+        return sum(self.fixed.values())
+
+    @property
+    def busy_bytes(self) -> float:
+        return self.idle_bytes + sum(self.working.values())
+
+
+def need(
+    scenario: Scenario, stage: str, roles: tuple[str, ...], workers: int, size: ModelSize, budget_bytes: float
+) -> Need:
+    """What a worker of a group with these roles keeps in a stage, cut to fit `budget_bytes` (0: unknown, nothing is cut)."""
+    body = scenario.stages[stage]
+    fixed: dict[str, float] = {}
+    working: dict[str, float] = {}
+    cuts: dict[str, int] = {}
+    if "trainer" in roles:
+        role = roles_of(scenario, stage)["trainer"]
+        fixed |= _trained(role, body, workers, size)
+        working["gradients"] = _gradients(role, workers, size)
+    elif {"rollout", "evaluator"} & set(roles):
+        fixed["weights"] = float(size.parameters * size.weight_bytes)
+    room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
+    if "trainer" in roles:
+        tokens = step_tokens(scenario, body, size) / workers
+        least = sequence(scenario, size)
+        cuts["trainer"] = _cuts(tokens, lambda t: _stepping(scenario, t, size), least, room)
+        working["activations"] = _stepping(scenario, tokens / cuts["trainer"], size)
+    if "rollout" in roles and isinstance(body, Reinforced):
+        users = max(1.0, body.users / workers)
+        cuts["rollout"] = _cuts(users, lambda u: _beams(scenario, body, u, size), 1.0, room)
+        working["beams"] = _beams(scenario, body, users / cuts["rollout"], size)
+    return Need(fixed, working, cuts)
+
+
+def step_tokens(scenario: Scenario, body: Supervised | Reinforced, size: ModelSize) -> float:
+    """Positions of one global step, at most: full histories, or the tokens that the stage names."""
+    if isinstance(body, Reinforced):
+        width = int(body.rollout.options().get("width", 16))
+        return body.users * (sequence(scenario, size) + width * size.levels)
+    return body.batch.tokens or (body.batch.users or 1) * sequence(scenario, size)
+
+
+def sequence(scenario: Scenario, size: ModelSize) -> float:
+    """Positions of one full history."""
+    return float(scenario.data.history * size.positions_an_event + 1)
+
+
+def _trained(role: Role, body: Supervised | Reinforced, workers: int, size: ModelSize) -> dict[str, float]:
+    zero = _zero(role)
+    weights = size.parameters * size.weight_bytes
+    master = 4 if size.weight_bytes < 4 else 0
+    parts = {
+        "weights": weights / (workers if zero == 3 else 1),
+        "optimizer": size.parameters * (8 + master) / (workers if zero else 1),
+    }
+    return parts | ({"reference": float(weights)} if isinstance(body, Reinforced) else {})
+
+
+def _gradients(role: Role, workers: int, size: ModelSize) -> float:
+    return size.parameters * size.weight_bytes / (workers if _zero(role) >= 2 else 1)
+
+
+def _zero(role: Role) -> int:
+    if role.engine is None or role.engine.use != "deepspeed":
+        return 0
+    return int(role.engine.options().get("zero", Deepspeed().zero))
+
+
+def _stepping(scenario: Scenario, tokens: float, size: ModelSize) -> float:
+    """Activations of a micro-batch, and its sparse rows with their gradients."""
+    events = tokens / size.positions_an_event
+    return size.activation_bytes(tokens) + events * sum(feature_dims(scenario).values()) * 8
+
+
+def _beams(scenario: Scenario, body: Reinforced, users: float, size: ModelSize) -> float:
+    """Caches of a wave of prompts: every history once, every beam's own tokens, and one level's logits."""
+    width = int(body.rollout.options().get("width", 16))
+    cached = sequence(scenario, size) + width * size.levels
+    codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
+    return users * (size.kv_bytes(cached) + width * codes * 8)
+
+
+def _cuts(whole: float, bytes_of: Callable[[float], float], least: float, room: float) -> int:
+    """How many equal parts a step is cut into: a power of two, none smaller than `least`."""
+    cuts = 1
+    while (
+        room and bytes_of(whole / cuts) > _CUT_TO * room and whole / (2 * cuts) >= least and cuts < _MOST_CUTS
+    ):
+        cuts *= 2
+    return cuts

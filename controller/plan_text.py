@@ -1,0 +1,98 @@
+"""A plan as a person reads it: groups and where they are, stages with their sizes, memory with its numbers, what is left."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from nonet.controller.cluster import MEMORY
+from nonet.controller.ledger import Ledger, Line, gigabytes
+
+_SPOTS = 4
+
+
+def plan_text(plan: Any) -> str:
+    """All of a plan, as `nonet plan` prints it."""
+    lines = [f"{plan.name} (seed {plan.seed}) on {plan.cluster}", ""]
+    if plan.pools:
+        lines += ["pools", *_table([(name, words) for name, words in plan.pools.items()]), ""]
+    lines += ["groups"]
+    lines += _table([_group_row(group) for group in plan.groups])
+    for change in plan.changes:
+        lines += ["", f"before {change.stage}: stop {', '.join(change.stops) or 'nothing'}; start"]
+        lines += _table([_group_row(group) for group in change.starts]) or ["  nothing"]
+    lines += ["", "stages"]
+    for stage in plan.stages:
+        derived = ", ".join(f"{key} {value}" for key, value in stage.derived.items())
+        lines.append(
+            f"  {stage.name:<10} {stage.kind:<10} on {', '.join(stage.groups)}"
+            + (f": {derived}" if derived else "")
+        )
+        lines.append(f"  {'':<10} {', '.join(stage.takes)} -> {', '.join(stage.gives)}")
+    memory = list(_memory(plan.ledger))
+    lines += ["", "memory, the fullest phase of each stage", *memory] if memory else []
+    if plan.left:
+        told = ", ".join(f"{whole} of {of} {resource} nodes" for resource, (whole, of) in plan.left.items())
+        lines += ["", f"left whole for others: {told}"]
+    return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
+
+
+def _group_row(group: Any) -> tuple[str, ...]:
+    each = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
+    roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""
+    threads = f"{group.threads} thread{'s' if group.threads > 1 else ''}" if group.threads else ""
+    where = f"with {group.shares}" if group.shares else _spots(group.on_nodes())
+    return (group.name + roles, f"{group.workers} x {each}", f"pool {group.pool}", threads, where)
+
+
+def _spots(counts: Counter[str]) -> str:
+    """ "gpu-00..gpu-03 x8": runs of nodes with the same count, in the order of ranks."""
+    runs = []
+    for count, found in groupby(counts, key=lambda node: counts[node]):
+        nodes = list(found)
+        name = (
+            nodes[0]
+            if len(nodes) == 1
+            else f"{nodes[0]}..{nodes[-1]}"
+            if len(nodes) > 2
+            else ", ".join(nodes)
+        )
+        many = f" ({len(nodes)} nodes)" if len(nodes) > 2 else ""
+        runs.append(f"{name} x{count}{many}")
+    return ", ".join(runs[:_SPOTS]) + (f" and {len(runs) - _SPOTS} more" if len(runs) > _SPOTS else "")
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _memory(ledger: Ledger) -> Iterator[str]:
+    """One line a place and stage; stages whose fullest phase is the same are told once."""
+    by_place: dict[str, dict[str, Line]] = defaultdict(dict)
+    for line in ledger.lines:
+        by_place[line.place].setdefault(line.stage, ledger.peak(line.stage, line.place))
+    for place, by_stage in by_place.items():
+        told: dict[str, list[str]] = defaultdict(list)
+        for stage, line in by_stage.items():
+            told[_line(place, line)].append(
+                stage if line.phase in ("host", "train") else f"{stage} ({line.phase})"
+            )
+        for text, stages in told.items():
+            yield f"  {', '.join(stages)}: {text}"
+    for line in ledger.turns():
+        yield f"  {line.stage} ({line.phase}): {', '.join(line.offloaded)} wait in host memory, they take turns"
+
+
+def _line(place: str, line: Line) -> str:
+    what = f"node {line.example}" if line.resource == MEMORY else f"a {line.resource} of {place}"
+    limit = (
+        f" of {gigabytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
+    )
+    big = sorted(line.parts.items(), key=lambda part: -part[1])
+    parts = [f"{name} {gigabytes(value)}" for name, value in big if value >= 0.01 * line.needed][:6]
+    return f"{what} holds {gigabytes(line.needed)}{limit}: {', '.join(parts)}"

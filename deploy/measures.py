@@ -1,0 +1,248 @@
+"""Measures of a node for `nonet doctor --calibrate`: real model steps at a few sizes, a sparse table, all-to-all, a Ray call.
+
+Compute is timed by the thread's own CPU clock on one torch thread, medians of several, so that a busy neighbour doesn't
+enter; what crosses processes is timed by the wall. About 30 s in all, most of it the start of processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.controller.calibration import Calibration, Line
+from nonet.controller.work import Rates, Shape, Work, decode_work, fit, train_work, update_work
+from nonet.deploy.wire_measures import line, measure_call, measure_exchange
+from nonet.embedding.store import TableSpec
+from nonet.embedding.world import SparseWorld
+from nonet.models.loss import sid_loss
+from nonet.models.model import build_model
+from nonet.random import rng
+from nonet.rl.beam import beam_search
+from nonet.rl.logprob import log_prob
+from nonet.rl.trie import Trie
+from nonet.types import Jagged, SampleBatch
+from nonet.workers.dense import Dense
+from nonet.workers.gang import Membership
+
+_ITEMS, _CODES, _LEVELS, _DIM, _SEED = 3000, 64, 3, 32, 7
+_REPEATS = 5
+_TABLE = {"item": TableSpec(dim=_DIM)}
+# (width, layers, sequences, events a sequence, ahead): what differs is what the rates are told apart by
+_TRAINED = (
+    (64, 3, 16, 50, 3),
+    (64, 1, 16, 50, 3),
+    (64, 3, 4, 50, 3),
+    (128, 2, 8, 50, 3),
+    (32, 3, 16, 50, 3),
+    (64, 3, 16, 50, 1),
+)
+_ROLLED = (
+    (64, 3, 64, 16),
+    (64, 3, 16, 16),
+    (64, 1, 32, 16),
+    (128, 2, 32, 16),
+    (64, 3, 32, 4),
+    (32, 3, 64, 16),
+)
+_HISTORY = 45
+
+
+def calibrate(say: Callable[[str], None]) -> Calibration:
+    """Measure everything; `say` hears a line a measure."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        gflops = _matmul()
+        say(f"matmul       {gflops:.3g} GFLOP/s a core")
+        gbps = _copy()
+        say(f"copy         {gbps:.3g} GB/s")
+        train = fit([_train(*probe) for probe in _TRAINED])
+        gain = _threads_gain()
+        say(f"train step   {_told(train)}; a second thread adds {gain:.0%}")
+        decode = fit([_decode(*probe) for probe in _ROLLED])
+        say(f"decode       {_told(decode)}")
+        update = fit([_update(*probe) for probe in _ROLLED])
+        say(f"rl update    {_told(update)}")
+        pull, push = _lookup()
+        say(
+            f"lookup       {1e-6 / pull.unit_s:.3g} M rows/s pulled, {1e-6 / push.unit_s:.3g} M rows/s updated"
+        )
+        exchange, reduce = measure_exchange()
+        say(
+            f"all-to-all   {exchange.call_s * 1e3:.3g} ms + {exchange.unit_s * 1e6:.3g} us a key, two processes, both ways"
+        )
+        say(f"all-reduce   {reduce.call_s * 1e3:.3g} ms, {1e-9 / reduce.unit_s:.3g} GB/s")
+        call, process_s = measure_call()
+        say(f"Ray call     {call.call_s * 1e3:.3g} ms; a worker starts in {process_s:.3g} s")
+    finally:
+        torch.set_num_threads(before)
+    costs: dict[str, Any] = {"train": train, "update": update, "decode": decode, "pull": pull, "push": push}
+    return Calibration(
+        f"measured {time.strftime('%Y-%m-%d %H:%M')}",
+        **costs,
+        exchange=exchange,
+        reduce=reduce,
+        call=call,
+        process_s=process_s,
+        threads_gain=gain,
+        matmul_gflops=gflops,
+        copy_gbps=gbps,
+    )
+
+
+def _cpu_seconds(work: Callable[[], Any], repeats: int = _REPEATS) -> float:
+    """Median CPU seconds of this thread; the first call warms up."""
+    work()
+    found = []
+    for _ in range(repeats):
+        began = time.thread_time()
+        work()
+        found.append(time.thread_time() - began)
+    return statistics.median(found)
+
+
+def _matmul() -> float:
+    """GFLOP/s of [1000, 64] x [64, 256] on one thread."""
+    a, b = torch.randn(1000, 64), torch.randn(64, 256)
+    flops, times = 2 * 1000 * 64 * 256, 50
+
+    def many() -> None:
+        for _ in range(times):
+            a @ b
+
+    return flops * times / _cpu_seconds(many) / 1e9
+
+
+def _threads_gain() -> float:
+    """What a second thread adds to a train step's speed, at the best of several by the wall; 0 on one core."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return 0.0
+    step, best = _train_step(*_TRAINED[0])[1], []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        step()
+        found = []
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            step()
+            found.append(time.perf_counter() - began)
+        best.append(min(found))
+    torch.set_num_threads(1)
+    return min(1.0, max(0.0, best[0] / best[1] - 1))
+
+
+def _copy() -> float:
+    source = torch.zeros(32 << 20, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * len(source) / _cpu_seconds(lambda: target.copy_(source)) / 1e9
+
+
+def _train(width: int, layers: int, sequences: int, events: int, ahead: int) -> tuple[Work, float]:
+    work, step = _train_step(width, layers, sequences, events, ahead)
+    return work, _cpu_seconds(step)
+
+
+def _train_step(
+    width: int, layers: int, sequences: int, events: int, ahead: int
+) -> tuple[Work, Callable[[], None]]:
+    model, dense, trie, sids = _model(width, layers)
+    batch, rows = _batch(sids, sequences, events)
+
+    def step() -> None:
+        loss, count = sid_loss(model, batch, rows, trie, ahead=ahead)
+        (loss / count).backward()
+        dense.step(1e-4)
+
+    model.train()
+    positions = sequences * (events + 1)
+    work = train_work(Shape(width, layers, _LEVELS, _CODES), positions, sequences * events, ahead)
+    return work, step
+
+
+def _decode(width: int, layers: int, users: int, beams: int) -> tuple[Work, float]:
+    model, _, trie, sids = _model(width, layers)
+    batch, rows = _batch(sids, users, _HISTORY)
+    seen = Jagged(batch.item.values, batch.item.offsets)
+
+    @torch.no_grad()
+    def roll() -> None:
+        beam_search(model, model.prefill(batch, rows), trie, beams, forbidden=seen)
+
+    model.eval()
+    work = decode_work(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
+    return work, _cpu_seconds(roll)
+
+
+def _update(width: int, layers: int, users: int, beams: int) -> tuple[Work, float]:
+    model, dense, trie, sids = _model(width, layers)
+    batch, rows = _batch(sids, users, _HISTORY)
+    chosen = torch.from_numpy(rng(_SEED, "beams").integers(0, _ITEMS, (users, beams)))
+    sids_UWL = torch.from_numpy(sids)[chosen].long()
+
+    def step() -> None:
+        with torch.no_grad():
+            reference = log_prob(model, batch, rows, sids_UWL, trie)
+        (log_prob(model, batch, rows, sids_UWL, trie) - reference).sum().backward()
+        dense.step(1e-4)
+
+    model.eval()
+    work = update_work(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
+    return work, _cpu_seconds(step)
+
+
+def _model(width: int, layers: int) -> tuple[Any, Dense, Trie, np.ndarray]:
+    """A model, its optimizer, and a catalogue of random items."""
+    flat = rng(_SEED, "catalogue").permutation(_CODES**_LEVELS)[:_ITEMS]
+    sids = np.stack([flat // _CODES**level % _CODES for level in range(_LEVELS)], 1).astype(np.int32)
+    codes = [_CODES] * _LEVELS
+    options = {"use": "sid_decoder", "width": width, "layers": layers, "heads": 4}
+    model = build_model(options, codes, {"item": _DIM, "user": _DIM}, _SEED)
+    return model, Dense(model, Membership(0, 1)), Trie.build(sids, codes), sids
+
+
+def _batch(sids: np.ndarray, sequences: int, events: int) -> tuple[SampleBatch, dict[str, Tensor]]:
+    """Sequences of random items, all of one length, and their sparse rows."""
+    total = sequences * events
+    offsets = torch.arange(0, total + 1, events)
+    item = torch.from_numpy(rng(_SEED, "items", total).integers(0, len(sids), total))
+    batch = SampleBatch(
+        item=Jagged(item, offsets),
+        sid=torch.from_numpy(sids)[item].long(),
+        time=Jagged(torch.arange(total) * 3600, offsets),
+        event=Jagged(torch.zeros(total, dtype=torch.int64), offsets),
+        context={"user": torch.arange(sequences)},
+        loss_mask=Jagged(torch.ones(total, dtype=torch.bool), offsets),
+        target=None,
+        uid=[""] * sequences,
+    )
+    rows = {
+        "item": torch.zeros(total, _DIM, requires_grad=True),
+        "user": torch.zeros(sequences, _DIM, requires_grad=True),
+    }
+    return batch, rows
+
+
+def _lookup() -> tuple[Line, Line]:
+    """A pull and a push of a table in this process, at two sizes."""
+    world = SparseWorld(_TABLE, seed=_SEED)
+    pulls, pushes = [], []
+    steps = itertools.count(1)
+    for keys in (200, 5000):
+        wanted, grads = torch.arange(keys), torch.ones(keys, _DIM)
+        pulls.append((keys, _cpu_seconds(lambda w=wanted: world.pull("item", w))))
+        pushes.append((keys, _cpu_seconds(lambda w=wanted, g=grads: world.push("item", w, g, next(steps)))))
+    return line(pulls), line(pushes)
+
+
+def _told(rates: Rates) -> str:
+    flops = f"{1e-9 / rates.flop_s:.3g} GFLOP/s" if rates.flop_s else "flops free"
+    traffic = f"{1e-9 / rates.byte_s:.3g} GB/s" if rates.byte_s else "bytes free"
+    return f"{rates.step_s * 1e3:.3g} ms a step, {rates.launch_s * 1e6:.3g} us a launch, {flops}, {traffic}"

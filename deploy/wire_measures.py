@@ -1,0 +1,120 @@
+"""What crossing processes costs, for `nonet doctor --calibrate`: a sparse pull and push by all-to-all, an all-reduce, a Ray call.
+
+Wall clock, medians of several: what a step waits for is the wall's time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.controller.calibration import Line
+from nonet.embedding.layout import Layout
+from nonet.embedding.store import TableSpec
+from nonet.embedding.world import SparseWorld
+from nonet.workers.gang import Gang, join, leave, open_store
+from nonet.workers.method import method
+from nonet.workers.worker import DistributeWorker
+
+_DIM, _SEED = 32, 7
+_TABLE = {"item": TableSpec(dim=_DIM)}
+
+
+class Echo(DistributeWorker):
+    """Answers with bytes."""
+
+    @method(collect="first")
+    def zeros(self, count: int) -> bytes:
+        """So many zero bytes."""
+        return bytes(count)
+
+
+def line(points: list[tuple[float, float]]) -> Line:
+    """The line through two measures, neither part below zero."""
+    (small, at_small), (large, at_large) = points
+    unit = max(1e-12, (at_large - at_small) / (large - small))
+    return Line(max(0.0, at_small - small * unit), unit)
+
+
+def measure_exchange() -> tuple[Line, Line]:
+    """Pull + push of a table over two processes, and an all-reduce, each at two sizes; wall clock."""
+    host, port, store = open_store()
+    code = f"from nonet.deploy.wire_measures import exchange_rank; exchange_rank({host!r}, {port}, 1)"
+    other = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        return exchange_rank(host, port, 0)
+    finally:
+        try:
+            other.wait(30)
+        except subprocess.TimeoutExpired:
+            other.kill()
+        del store
+
+
+def exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
+    """One of the two processes: pull + push of keys, and an all-reduce of bytes."""
+    torch.set_num_threads(1)
+    member = join(Gang(host, port, 0, 2, 0), rank)
+    try:
+        world = SparseWorld(_TABLE, seed=_SEED, layout=Layout.fused(rank, 2), group=member.everyone)
+        steps = itertools.count(1)
+
+        def there_and_back(keys: Tensor, grads: Tensor) -> None:
+            world.pull("item", keys)
+            world.push("item", keys, grads, next(steps))
+
+        points = []
+        for keys in (200, 5000):
+            wanted, grads = torch.arange(keys), torch.ones(keys, _DIM)
+            points.append((keys, _wall_seconds(lambda w=wanted, g=grads: there_and_back(w, g))))
+        sums = []
+        for length in (16, 1 << 19):
+            flat = torch.ones(length)
+            sums.append(
+                (
+                    4 * length,
+                    _wall_seconds(lambda f=flat: torch.distributed.all_reduce(f, group=member.trainers)),
+                )
+            )
+        return line(points), line(sums)
+    finally:
+        leave(member)
+
+
+def _wall_seconds(work: Callable[[], Any], repeats: int = 15) -> float:
+    work()
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def measure_call() -> tuple[Line, float]:
+    """A Ray call with a small and a large answer, and the start of a worker that imports torch."""
+    import ray
+
+    from nonet.workers.group import WorkerGroup, ensure_ray
+
+    mine = not ray.is_initialized()
+    ensure_ray()
+    try:
+        began = time.perf_counter()
+        group = WorkerGroup(Echo, cpus=0.1)
+        group.zeros(1).get(120)
+        process_s = time.perf_counter() - began
+        points = [(size, _wall_seconds(lambda n=size: group.zeros(n).get(60), 9)) for size in (100, 8 << 20)]
+        group.stop()
+        return line(points), process_s
+    finally:
+        if mine:
+            ray.shutdown()

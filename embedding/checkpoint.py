@@ -1,0 +1,219 @@
+"""Sparse rows in a commit: written in the background from one version, read back by any number of shards.
+
+    <folder>/sparse/<table>/<shard>-<n>.seg      n = 0 full, 1, 2, ... what changed since the one before
+
+A save opens a snapshot of every table between two steps and returns; a thread writes range after range of slices while
+training goes on, so a step waits at most for one range. An incremental save links the files of the commit it
+builds on, so every commit's folder is whole by itself. 2 M rows of width 64: `nonet.bench.embedding_checkpoint`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.embedding.arrow import RowColumns
+from nonet.embedding.base import ALL_SLICES, BaseTable
+from nonet.embedding.bulk import joined, put
+from nonet.embedding.reader import wire_tables
+from nonet.embedding.segments import Footer, SegmentWriter, check_spec, read_footer, read_segments
+from nonet.embedding.slices import SLICES, slice_of
+from nonet.embedding.snapshot import Snapshot
+from nonet.embedding.spec import TableSpec
+from nonet.embedding.world import SparseWorld
+from nonet.errors import CheckpointError, DeadlineExceeded
+
+_SEGMENT_BYTES = 2 << 20
+_LEAST_SLICES = 64
+_NAME = re.compile(r"(\d+)-(\d+)\.seg")
+
+
+class Saving:
+    """A save that is being written; `wait` until it is durable."""
+
+    def __init__(self, world: SparseWorld, folder: Path, base: Path | None):
+        self.folder, self._world = folder, world
+        self._bytes: dict[str, int] = {}
+        self._error: BaseException | None = None
+        self._plans = [(name, *_plan(world, name, folder, base)) for name in world.tables]
+        self._snapshots = {name: history.open() for name, history in world.histories.items()}
+        self._ranges = world.ranges
+        self._thread = threading.Thread(target=self._run, name="sparse-save", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the thread has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float = 3600.0) -> dict[str, int]:
+        """Bytes of each file by its path under the folder. Raises what stopped the writing, or DeadlineExceeded."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise DeadlineExceeded(
+                f"sparse rows are still being written to {self.folder} after {timeout_s:g} s"
+            )
+        if self._error is not None:
+            raise CheckpointError(
+                f"sparse rows could not be written to {self.folder}: {type(self._error).__name__}: {self._error}"
+            ) from self._error
+        return self._bytes
+
+    def _run(self) -> None:
+        try:
+            for name, path, since in self._plans:
+                size = self._write(name, path, since)
+                self._bytes[str(path.relative_to(self.folder))] = size
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+        finally:
+            for snapshot in self._snapshots.values():
+                snapshot.close()
+
+    def _write(self, name: str, path: Path, since: int | None) -> int:
+        table, snapshot = self._world.tables[name], self._snapshots[name]
+        many = _segment_slices(table)
+        writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges, since)
+        try:
+            for block in self._ranges:
+                for start in range(block.start, block.stop, many):
+                    slices = range(start, min(start + many, block.stop))
+                    writer.add(slices, _changed(snapshot, slices, since))
+            return writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+
+
+def save(world: SparseWorld, folder: Path, *, base: Path | None = None) -> Saving:
+    """Start to write this rank's rows under `folder`; call it between steps. `base`: a commit to write the changes since."""
+    return Saving(world, folder, base)
+
+
+def load(world: SparseWorld, folder: Path) -> None:
+    """Read the rows that this rank owns out of all shards' files. Raises CheckpointError; the tables are then empty."""
+    for table in world.tables.values():
+        table.clear()
+        load_table(table, folder, world.ranges)
+
+
+def load_table(table: BaseTable, folder: Path, ranges: list[range]) -> None:
+    """Read the rows of these slices into an empty table."""
+    files = _chain(table.name, table.spec, folder, ranges)
+    try:
+        for path, footer in files:
+            for part in read_segments(path, ranges, footer):
+                for block in _touched(part.key, ranges):
+                    put(table, part, block)
+            table.step = max(table.step, footer.step)
+    except CheckpointError:
+        table.clear()
+        raise
+
+
+def update_of(folder: Path, specs: Mapping[str, TableSpec], version: int = 0) -> dict[str, Any]:
+    """A commit as a full update for a ReplicaReader."""
+    return {
+        "version": version,
+        "base": None,
+        "tables": {
+            name: [table for part in _parts(folder, name, spec) for table in wire_tables(part)]
+            for name, spec in specs.items()
+        },
+    }
+
+
+def _segment_slices(table: BaseTable) -> int:
+    """Slices of a segment, a power of two: about 2 MB, which holds a training step up for about 5 ms."""
+    whole = max(1, len(table)) * table.spec.row_bytes
+    most = max(_LEAST_SLICES, min(SLICES, SLICES * _SEGMENT_BYTES // whole))
+    return 1 << (most.bit_length() - 1)
+
+
+def _changed(snapshot: Snapshot, slices: range, since: int | None) -> RowColumns:
+    part = snapshot.part(slices)
+    if since is None:
+        return part
+    waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
+    return joined([*snapshot.gone(slices, since), part.where((part.step > since) | waiting)], snapshot.spec)
+
+
+def _plan(world: SparseWorld, name: str, folder: Path, base: Path | None) -> tuple[Path, int | None]:
+    """The file to write and the step since which, having linked the files it builds on."""
+    own = folder / "sparse" / name
+    before = _files(base, name) if base else []
+    if not before:
+        return own / f"{world.shard}-0.seg", None
+    own.mkdir(parents=True, exist_ok=True)
+    shards = world.slices.shards
+    for path, shard, _ in before:
+        # Files of shards that there no longer are go with the last one.
+        if min(shard, shards - 1) == world.shard:
+            _link(path, own / path.name)
+    newest = max(number for _, _, number in before)
+    steps = {read_footer(path).step for path, _, number in before if number == newest}
+    if len(steps) != 1:
+        raise CheckpointError(
+            f"{base}: the shards of table {name!r} were saved at different steps {sorted(steps)}"
+        )
+    return own / f"{world.shard}-{newest + 1}.seg", steps.pop()
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)
+
+
+def _files(folder: Path, name: str) -> list[tuple[Path, int, int]]:
+    """(path, shard, number) of a table's files, full ones first."""
+    root = folder / "sparse" / name
+    found = [(path, _NAME.fullmatch(path.name)) for path in sorted(root.glob("*.seg"))]
+    known = [(path, int(match[1]), int(match[2])) for path, match in found if match]
+    return sorted(known, key=lambda entry: (entry[2], entry[1]))
+
+
+def _chain(table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]) -> list[tuple[Path, Footer]]:
+    """A table's files in the order to read them, checked: of this table, nothing missing, each on top of the one before."""
+    files = [(path, number, read_footer(path)) for path, _, number in _files(folder, table)]
+    covered = np.zeros(SLICES, dtype=bool)
+    steps: dict[int, int] = {}
+    for path, number, footer in files:
+        check_spec(path, footer, spec)
+        expected = steps.get(number - 1)
+        if footer.since != expected or steps.setdefault(number, footer.step) != footer.step:
+            raise CheckpointError(
+                f"{path} holds changes from step {footer.since} to {footer.step}, the files before it end at step {expected}; "
+                "a file of this commit is missing"
+            )
+        if number == 0:
+            for start, stop in footer.slices:
+                covered[start:stop] = True
+    missing = [block for block in ranges if not covered[block.start : block.stop].all()]
+    if missing:
+        raise CheckpointError(
+            f"{folder}: no file holds slices {missing[0].start} to {missing[0].stop - 1} of table {table!r} completely; "
+            "a shard's file is missing"
+        )
+    return [(path, footer) for path, _, footer in files]
+
+
+def _parts(folder: Path, name: str, spec: TableSpec) -> Iterator[RowColumns]:
+    for path, footer in _chain(name, spec, folder, [ALL_SLICES]):
+        yield from read_segments(path, [ALL_SLICES], footer)
+
+
+def _touched(keys: np.ndarray, ranges: list[range]) -> list[range]:
+    """The ranges that one of these keys lies in."""
+    place = slice_of(keys)
+    return [block for block in ranges if ((place >= block.start) & (place < block.stop)).any()]

@@ -1,0 +1,79 @@
+"""How rows and gradients look on the wire: fp32 as they are, fp16, bf16, or int8 with a scale a row.
+
+Encoded rows are uint8 [M, B], so one all-to-all serves every codec. fp32 is exact; int8 rounds to the nearest of 255
+levels of the row's largest magnitude, so its error is at most 1/254 of that. A row that is not finite in int8 would be
+silently wrong: it is a DataError.
+"""
+
+# Shapes: M rows, D width, B bytes a row.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nonet.errors import ConfigError, DataError
+
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """`encode` makes uint8 [M, B] of float32 [M, D], `decode` makes float32 [M, D] of them; B = row_bytes(D)."""
+
+    name: str
+    row_bytes: Callable[[int], int]
+    encode: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor, int], Tensor]
+
+
+def codec(name: str) -> Codec:
+    """The codec of this name. Raises ConfigError that lists the others."""
+    try:
+        return _CODECS[name]
+    except KeyError:
+        raise ConfigError(f"there is no wire codec {name!r}; choose one of: {', '.join(_CODECS)}") from None
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    if not len(rows):  # torch leaves such tensors with strides that cannot be viewed as bytes
+        return torch.empty(0, rows.shape[1] * rows.element_size(), dtype=torch.uint8)
+    return rows.contiguous().view(torch.uint8)
+
+
+def _half(name: str, dtype: torch.dtype) -> Codec:
+    largest = torch.finfo(dtype).max
+
+    def encode(rows: Tensor) -> Tensor:
+        return _bytes(rows.clamp(-largest, largest).to(dtype))
+
+    def decode(data: Tensor, dim: int) -> Tensor:
+        return data.view(dtype).to(torch.float32)
+
+    return Codec(name, lambda dim: 2 * dim, encode, decode)
+
+
+def _encode_int8(rows: Tensor) -> Tensor:
+    scale = rows.abs().amax(dim=1, keepdim=True) / 127
+    if not bool(torch.isfinite(scale).all()):
+        bad = torch.nonzero(~torch.isfinite(scale[:, 0]))[:3, 0].tolist()
+        raise DataError(f"rows {bad} of {len(rows)} are not finite and cannot travel as int8; send fp32")
+    levels = torch.round(rows / scale.clamp_min(1e-38)).to(torch.int8)
+    return torch.cat([levels.view(torch.uint8), _bytes(scale)], dim=1)
+
+
+def _decode_int8(data: Tensor, dim: int) -> Tensor:
+    scale = torch.empty(len(data), 1)
+    scale.view(torch.uint8).copy_(data[:, dim:])
+    return data[:, :dim].view(torch.int8).to(torch.float32) * scale
+
+
+_CODECS = {
+    "fp32": Codec("fp32", lambda dim: 4 * dim, _bytes, lambda data, dim: data.view(torch.float32)),
+    "fp16": _half("fp16", torch.float16),
+    "bf16": _half("bf16", torch.bfloat16),
+    "int8": Codec("int8", lambda dim: dim + _SCALE_BYTES, _encode_int8, _decode_int8),
+}

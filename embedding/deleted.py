@@ -1,0 +1,41 @@
+"""Which keys a table has forgotten and when, so that an export since a step can say so to its readers.
+
+16 bytes a forgotten key, kept until `forget`: whoever has published or committed up to a step calls it.
+"""
+
+# Shapes: N keys.
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Deleted:
+    """Keys and the steps in which they went; a key may have come back since."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def __len__(self) -> int:
+        return sum(len(keys) for keys, _ in self._parts)
+
+    def add(self, keys: np.ndarray, step: int | np.ndarray) -> None:
+        """These int64 keys [N] went at `step`, one for all or one each [N]."""
+        if len(keys):
+            self._parts.append((keys, np.broadcast_to(np.asarray(step, dtype=np.int64), keys.shape)))
+
+    def since(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys that went after `step`, sorted and each once, and the last step in which each went."""
+        if not self._parts:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        keys, steps = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        keys, steps = keys[steps > step], steps[steps > step]
+        order = np.lexsort((steps, keys))
+        keys, steps = keys[order], steps[order]
+        last = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
+        return keys[last], steps[last]
+
+    def forget(self, step: int) -> None:
+        """Drop what went at or before `step`."""
+        kept = [(keys[steps > step], steps[steps > step]) for keys, steps in self._parts]
+        self._parts = [part for part in kept if len(part[0])]

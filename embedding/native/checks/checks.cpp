@@ -1,0 +1,173 @@
+// The core's own checks, for the sanitizers: the C ABI against std::unordered_map over random calls.
+
+#include <pthread.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "../table.h"
+
+extern "C" {
+void* nonet_table_new(const nonet::Config*, const char*);
+void nonet_table_free(void*);
+int32_t nonet_table_clear(void*);
+int64_t nonet_table_lookup(void*, const int64_t*, int64_t, float*, int32_t, int64_t);
+int64_t nonet_table_apply(void*, const int64_t*, int64_t, const float*, int64_t, int64_t, double);
+int64_t nonet_table_forget(void*, const int64_t*, int64_t);
+int64_t nonet_table_upsert(void*, const int64_t*, int64_t, const float*, const float*, const int64_t*, const int64_t*,
+                           const int64_t*);
+int64_t nonet_table_choose(void*, uint64_t, uint64_t, int64_t, nonet::Chosen**);
+void nonet_table_read(void*, const nonet::Chosen*, int64_t, float*, float*, int64_t*, int64_t*, int64_t*);
+void nonet_chosen_free(nonet::Chosen*);
+void nonet_table_take_evicted(void*, int64_t*);
+}
+
+#define CHECK(truth)                                                     \
+  do {                                                                   \
+    if (!(truth)) {                                                      \
+      fprintf(stderr, "%s:%d: %s is false\n", __FILE__, __LINE__, #truth); \
+      exit(1);                                                           \
+    }                                                                    \
+  } while (0)
+
+static uint64_t state = 7;
+static uint64_t draw() { return nonet::mix(state++); }
+
+static int64_t counters[nonet::kCounters];
+
+static nonet::Config config(int64_t width, nonet::Format format, nonet::Rule rule, int64_t state_width) {
+  nonet::Config made{};
+  made.width = width;
+  made.state_width = state_width;
+  made.format = format;
+  made.rule = rule;
+  made.eps = 1e-8f;
+  made.scale = 0.02f;
+  made.policy.admit_count = 1;
+  made.policy.admit_threshold = 1 << 24;
+  made.counters = counters;
+  return made;
+}
+
+// SGD at rate 1 on rows that begin at 0: a row is minus the number of gradients of ones it got.
+static void against_a_map(const char* isa, int64_t width, nonet::Format format) {
+  nonet::Config made = config(width, format, nonet::kSgd, 0);
+  made.scale = 0;
+  void* table = nonet_table_new(&made, isa);
+  CHECK(table);
+  std::unordered_map<int64_t, int> oracle;
+  const int64_t odd[] = {0, -1, INT64_MIN, INT64_MAX};
+  for (int64_t step = 1; step <= 40; ++step) {
+    int64_t count = draw() % 700;
+    std::vector<int64_t> keys(count);
+    for (int64_t& key : keys) key = draw() % 50 ? static_cast<int64_t>(draw() % 9000) << (draw() % 3 * 20) : odd[draw() % 4];
+    std::vector<float> rows(count * width + 1), ones(count * width + 1, 1.0f);
+    CHECK(nonet_table_lookup(table, keys.data(), count, rows.data(), 1, step) == 0);
+    for (int64_t i = 0; i < count; ++i) CHECK(rows[i * width + width - 1] == -float(oracle[keys[i]]));
+    CHECK(nonet_table_apply(table, keys.data(), count, ones.data(), step - 1, step, 1.0) == 0);
+    for (int64_t key : keys) ++oracle[key];
+    std::vector<int64_t> gone;
+    for (auto& held : oracle)
+      if (draw() % 3 == 0) gone.push_back(held.first);
+    CHECK(nonet_table_forget(table, gone.data(), gone.size()) == int64_t(gone.size()));
+    for (int64_t key : gone) oracle.erase(key);
+    CHECK(counters[nonet::kRows] == int64_t(oracle.size()));
+  }
+  nonet::Chosen* chosen = nullptr;
+  int64_t count = nonet_table_choose(table, 0, ~uint64_t{0}, -1, &chosen);
+  CHECK(count == int64_t(oracle.size()));
+  std::vector<float> rows(count * width + 1);
+  std::vector<int64_t> steps(count + 1);
+  nonet_table_read(table, chosen, count, rows.data(), rows.data(), steps.data(), nullptr, nullptr);
+  for (int64_t i = 0; i < count; ++i) CHECK(rows[i * width] == -float(oracle[chosen[i].key]));
+  nonet_chosen_free(chosen);
+  CHECK(nonet_table_clear(table) == 0 && counters[nonet::kRows] == 0);
+  nonet_table_free(table);
+}
+
+static void every_rule(const char* isa, int64_t width, nonet::Format format) {
+  const int64_t states[] = {0, width, 1, 2 * width + 1, 2 * width};
+  for (int rule = 0; rule < 5; ++rule) {
+    nonet::Config made = config(width, format, static_cast<nonet::Rule>(rule), states[rule]);
+    made.clip = 1.0f;
+    made.weight_decay = 0.1;
+    void* table = nonet_table_new(&made, isa);
+    std::vector<int64_t> keys(300);
+    std::vector<float> rows(300 * width), grads(300 * width);
+    for (int64_t step = 1; step <= 3; ++step) {
+      for (int64_t& key : keys) key = draw() % 90;
+      for (float& grad : grads) grad = float(int64_t(draw() % 200) - 100) / 50;
+      CHECK(nonet_table_lookup(table, keys.data(), 300, rows.data(), 1, step) == 0);
+      CHECK(nonet_table_apply(table, keys.data(), 300, grads.data(), step - 1, step, 0.1) == 0);
+    }
+    CHECK(nonet_table_lookup(table, keys.data(), 300, rows.data(), 0, 0) == 0);
+    for (float number : rows) CHECK(std::isfinite(number));
+    nonet_table_free(table);
+  }
+}
+
+static void admission_and_eviction(const char* isa) {
+  for (int kind = nonet::kLru; kind <= nonet::kScore; ++kind) {
+    nonet::Config made = config(5, nonet::kFp32, nonet::kRowwiseAdagrad, 1);
+    made.policy = {kind, 2, (1 << 24) / 2, 9, 3000, 1};
+    void* table = nonet_table_new(&made, isa);
+    std::vector<int64_t> keys(900);
+    std::vector<float> rows(900 * 5), grads(900 * 5, 0.5f);
+    int64_t evicted = 0;
+    for (int64_t step = 1; step <= 60; ++step) {
+      for (int64_t& key : keys) key = draw() % 20000;
+      CHECK(nonet_table_lookup(table, keys.data(), 900, rows.data(), 1, step) >= 0);
+      CHECK(nonet_table_apply(table, keys.data(), 900, grads.data(), step - 1, step, 0.1) >= 0);
+      std::vector<int64_t> gone(counters[nonet::kEvicted] + 1);
+      evicted += counters[nonet::kEvicted];
+      nonet_table_take_evicted(table, gone.data());
+      CHECK(counters[nonet::kRows] <= 3000 && counters[nonet::kEvicted] == 0);
+    }
+    CHECK(evicted > 500 && counters[nonet::kRefused] > 500);
+    nonet_table_free(table);
+  }
+}
+
+static void* read_on(void* table) {
+  std::vector<int64_t> keys(5000);
+  std::vector<float> rows(5000 * 8);
+  for (int64_t i = 0; i < 5000; ++i) keys[i] = i;
+  for (int turn = 0; turn < 60; ++turn) nonet_table_lookup(table, keys.data(), 5000, rows.data(), 0, 0);
+  return nullptr;
+}
+
+static void readers_beside_a_writer(const char* isa) {
+  nonet::Config made = config(8, nonet::kFp32, nonet::kAdagrad, 8);
+  void* table = nonet_table_new(&made, isa);
+  pthread_t readers[2];
+  for (pthread_t& reader : readers) pthread_create(&reader, nullptr, read_on, table);
+  std::vector<int64_t> keys(500);
+  std::vector<float> rows(500 * 8, 1.0f);
+  for (int64_t step = 1; step <= 80; ++step) {
+    for (int64_t i = 0; i < 500; ++i) keys[i] = step * 400 + i;
+    nonet_table_lookup(table, keys.data(), 500, rows.data(), 1, step);
+    nonet_table_apply(table, keys.data(), 500, rows.data(), step - 1, step, 0.1);
+    nonet_table_forget(table, keys.data(), 200);
+  }
+  for (pthread_t& reader : readers) pthread_join(reader, nullptr);
+  nonet_table_free(table);
+}
+
+int main(int count, char** words) {
+  const char* isa = count > 1 ? words[1] : nullptr;
+  for (int64_t width : {1, 7, 16, 64, 100}) {
+    for (nonet::Format format : {nonet::kFp32, nonet::kBf16, nonet::kFp16}) {
+      against_a_map(isa, width, format);
+      every_rule(isa, width, format);
+    }
+  }
+  every_rule(isa, 4096, nonet::kFp16);
+  admission_and_eviction(isa);
+  readers_beside_a_writer(isa);
+  printf("checks passed (%s)\n", isa ? isa : "best");
+}

@@ -1,0 +1,185 @@
+// The loops that touch rows: hash, gather, first values, sum of duplicates and step. No include guard: core.cpp
+// includes this once for each instruction set, with TARGET and its namespace around it.
+//
+// A gather of 8,192 random rows waits for memory only: slots are prefetched 48 keys ahead, rows 24,
+// both into L2 only: a core has 16 slots for lines on their way to L1 and three times as many to L2 (20 % on cold rows).
+
+#include "rules.h"
+
+constexpr int kToL2 = 2;
+
+TARGET static void hash_keys(const int64_t* __restrict keys, int64_t count, uint64_t* __restrict hash) {
+  for (int64_t i = 0; i < count; ++i) hash[i] = mix(static_cast<uint64_t>(keys[i]));
+}
+
+TARGET static inline void copy_row(char* __restrict to, const char* __restrict from, int64_t bytes) {
+  int64_t at = 0;
+  for (; at + 64 <= bytes; at += 64)
+    *reinterpret_cast<Lanes*>(to + at) = *reinterpret_cast<const Lanes*>(from + at);
+  for (; at + 16 <= bytes; at += 16) memcpy(to + at, from + at, 16);
+  for (; at < bytes; at += 4) memcpy(to + at, from + at, 4);
+}
+
+template <class Value>
+TARGET static inline void widen(float* __restrict to, const char* __restrict from, int64_t width) {
+  const Value* narrow = reinterpret_cast<const Value*>(from);
+  for (int64_t i = 0; i < width; ++i) to[i] = Value::wide(narrow[i]);
+}
+
+template <class Value>
+TARGET static inline void narrow_row(char* __restrict to, const float* __restrict from, int64_t width) {
+  Value* narrow = reinterpret_cast<Value*>(to);
+  for (int64_t i = 0; i < width; ++i) narrow[i] = Value::narrow(from[i]);
+}
+
+TARGET static void read_row(Format format, const char* from, float* to, int64_t width) {
+  if (format == kFp32) return copy_row(reinterpret_cast<char*>(to), from, 4 * width);
+  if (format == kBf16) return widen<Bf16>(to, from, width);
+  widen<Fp16>(to, from, width);
+}
+
+TARGET static void write_row(Format format, char* to, const float* from, int64_t width) {
+  if (format == kFp32) return copy_row(to, reinterpret_cast<const char*>(from), 4 * width);
+  if (format == kBf16) return narrow_row<Bf16>(to, from, width);
+  narrow_row<Fp16>(to, from, width);
+}
+
+TARGET static inline void prefetch(const char* at, int64_t bytes) {
+  if (bytes > 512) bytes = 512;
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, kToL2);
+}
+
+// Index::probe, a line at a time: no branch waits for which of its four slots it is.
+TARGET static inline int64_t probe_line(const Slot* slots, uint64_t mask, uint64_t hash, int64_t key) {
+#ifdef NONET_AVX512
+  const __m512i wanted = _mm512_set1_epi64(key);
+  for (uint64_t at = Index::first(hash, mask);; at = (at + 4) & mask) {
+    __m512i line = _mm512_load_si512(slots + at);
+    uint32_t same = _mm512_cmpeq_epi64_mask(line, wanted) & 0x55u;
+    uint32_t empty = _mm512_movepi64_mask(line) & 0xAAu;
+    if (same) return slots[at + __builtin_ctz(same) / 2].value;
+    if (empty) return -1;
+  }
+#else
+  return Index::probe(slots, mask, hash, key);
+#endif
+}
+
+template <int kLines>
+TARGET static inline void copy_lines(char* __restrict to, const char* __restrict from) {
+  for (int line = 0; line < kLines; ++line)
+    *reinterpret_cast<Lanes*>(to + 64 * line) = *reinterpret_cast<const Lanes*>(from + 64 * line);
+}
+
+// Finds every key; its row's number or -1 goes to `found`, its row, or the default, to `out`; returns how many keys are
+// absent. Rows of kLines cache lines of float32; 0 is for all other widths and formats, -1 when only `found` is wanted.
+template <int kLines>
+TARGET static int64_t gather_rows(const Index::View& index, const Rows::View& rows, Format format, const float* fill,
+                                  const int64_t* keys, const uint64_t* hash, int64_t count, int64_t width,
+                                  int64_t* found, float* out) {
+  constexpr int64_t kSlotAhead = 48, kRowAhead = 24;
+  const Slot* home[64];
+  uint64_t masks[64];
+  const char* from[64];
+  int64_t absent = 0;
+  const Index::View table = index;
+  const Rows::View store = rows;
+  for (int64_t i = -kSlotAhead; i < count + kRowAhead; ++i) {
+    int64_t far = i + kSlotAhead, near = i - kRowAhead;
+    if (far < count) {
+      const Slot* slots = table.home(hash[far], &masks[far & 63]);
+      home[far & 63] = slots;
+      __builtin_prefetch(slots + Index::first(hash[far], masks[far & 63]), 0, kToL2);
+    }
+    if (i >= 0 && i < count) {
+      int64_t row = probe_line(home[i & 63], masks[i & 63], hash[i], keys[i]);
+      found[i] = row;
+      absent += row < 0;
+      if (kLines >= 0) {
+        const char* place = row < 0 ? nullptr : store.row(row);
+        from[i & 63] = place;
+        if (kLines > 0) {
+          for (int line = 0; line < kLines && line < 8; ++line) __builtin_prefetch(place + 64 * line, 0, kToL2);
+        } else {
+          prefetch(place, store.row_bytes);
+        }
+      }
+    }
+    if (kLines >= 0 && near >= 0) {
+      const char* place = from[near & 63];
+      char* to = reinterpret_cast<char*>(out + near * width);
+      if (__builtin_expect(!place, 0)) memcpy(to, fill, 4 * width);
+      else if (kLines > 0) copy_lines<kLines>(to, place);
+      else read_row(format, place, out + near * width, width);
+    }
+  }
+  return absent;
+}
+
+TARGET static int64_t gather(const Index::View& index, const Rows::View& rows, Format format, const float* fill,
+                             const int64_t* keys, const uint64_t* hash, int64_t count, int64_t width,
+                             int64_t* found, float* out) {
+#define NONET_GATHER(lines) gather_rows<lines>(index, rows, format, fill, keys, hash, count, width, found, out)
+  if (!out) return NONET_GATHER(-1);
+  if (format == kFp32) {
+    switch (width) {
+      case 16: return NONET_GATHER(1);
+      case 32: return NONET_GATHER(2);
+      case 64: return NONET_GATHER(4);
+      case 128: return NONET_GATHER(8);
+      case 256: return NONET_GATHER(16);
+    }
+  }
+  return NONET_GATHER(0);
+#undef NONET_GATHER
+}
+
+// A row's first values: uniform in [-scale, scale), a function of table and key alone.
+TARGET static void first_values(int64_t key, uint64_t base, float scale, int64_t width, float* __restrict to) {
+  uint64_t stream = mix(static_cast<uint64_t>(key) ^ base);
+  for (int64_t d = 0; d < width; ++d) {
+    uint64_t bits = mix(stream + static_cast<uint64_t>(d + 1) * kGamma) >> 40;
+    float unit = static_cast<float>(static_cast<int32_t>(bits)) * 0x1p-23f - 1.0f;
+    to[d] = unit * scale;
+  }
+}
+
+// One step on `count` distinct rows; row u's gradients are those at head[u], then next[...], until -1.
+TARGET static void step_rows(const Rows::View& rows, Format format, Rule rule, const Step& step, int64_t number,
+                             const int64_t* distinct, const int32_t* head, const int32_t* next, int64_t count,
+                             const float* grads, int64_t width, int64_t state_at) {
+  constexpr int64_t kAhead = 10;
+  float sum[kMostWidth], wide[kMostWidth];
+  int64_t row_bytes = rows.row_bytes, tail_bytes = rows.tail_bytes;
+  for (int64_t u = 0; u < count; ++u) {
+    if (u + kAhead < count) {
+      prefetch(rows.row(distinct[u + kAhead]), row_bytes);
+      prefetch(rows.tail(distinct[u + kAhead]), tail_bytes);
+      prefetch(reinterpret_cast<const char*>(grads + head[u + kAhead] * width), 4 * width);
+    }
+    const float* grad = grads + head[u] * width;
+    for (int64_t d = 0; d < width; ++d) sum[d] = 0.0f + grad[d];  // from zero, as index_add_ does: -0 becomes 0
+    int32_t at = next[head[u]], ahead = at;
+    for (int i = 0; i < 8 && ahead >= 0; ++i) ahead = next[ahead];
+    for (; at >= 0; at = next[at]) {
+      if (ahead >= 0) {
+        prefetch(reinterpret_cast<const char*>(grads + ahead * width), 4 * width);
+        ahead = next[ahead];
+      }
+      const float* more = grads + at * width;
+      for (int64_t d = 0; d < width; ++d) sum[d] += more[d];
+    }
+    char *row = rows.row(distinct[u]), *tail = rows.tail(distinct[u]);
+    float* state = reinterpret_cast<float*>(tail + state_at);
+    reinterpret_cast<Tail*>(tail)->step = number;
+    if (format == kFp32) {
+      step_row(rule, reinterpret_cast<float*>(row), state, sum, width, step);
+    } else {
+      read_row(format, row, wide, width);
+      step_row(rule, wide, state, sum, width, step);
+      write_row(format, row, wide, width);
+    }
+  }
+}
+
+static const Kernels kernels = {hash_keys, gather, first_values, step_rows, read_row, write_row};

@@ -1,0 +1,85 @@
+// Which absent keys get a row, and which rows go when time or room is up.
+//
+// Every decision is a function of keys, steps and the table's seed, never of order of arrival or of layout, so
+// any sharding decides the same. Room is shared out over groups of neighbouring slices of about a thousand
+// rows each: a group that is full gives up the least of its own rows, an eighth of them at a time, so that an
+// eviction costs tens of microseconds however large the table is.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "index.h"
+
+namespace nonet {
+
+enum Evict : int32_t { kKeepAll = 0, kLru = 1, kLfu = 2, kScore = 3 };
+
+struct Policy {
+  int32_t evict;
+  int32_t admit_count;      // steps in which a key must be asked for before it gets a row
+  int64_t admit_threshold;  // of 2^24: the chance that a step admits it
+  int64_t ttl_steps;        // 0: none
+  int64_t budget_rows;      // 0: none
+  int32_t group_bits;
+
+  bool admits_all() const { return admit_count <= 1 && admit_threshold >= (1 << 24); }
+  bool evicts() const { return ttl_steps > 0 || budget_rows > 0; }
+  bool lenient() const { return !admits_all() || evicts(); }
+  int64_t quota() const { return budget_rows >> group_bits; }
+  uint64_t group_of(uint64_t hash) const { return group_bits ? hash >> (64 - group_bits) : 0; }
+};
+
+// Counts the steps in which absent keys were asked for.
+class Admission {
+ public:
+  Index waiting;  // key -> low 31 bits of the last step << 32 | steps counted
+
+  // 1 admitted, 0 refused, -1 without memory.
+  int decide(const Policy& policy, uint64_t hash, int64_t key, uint64_t base, int64_t step) {
+    if (policy.admits_all()) return 1;
+    if (policy.admit_count > 1) {
+      int64_t count = seen(hash, key, step);
+      if (count < 0) return -1;
+      if (count < policy.admit_count) return 0;
+    }
+    uint64_t draw = mix(mix(static_cast<uint64_t>(key) ^ ~base) + static_cast<uint64_t>(step)) >> 40;
+    if (static_cast<int64_t>(draw) >= policy.admit_threshold) return 0;
+    waiting.remove(hash, key);
+    return 1;
+  }
+
+  static int64_t pack(int64_t step, int64_t count) { return ((step & 0x7FFFFFFF) << 32) | count; }
+
+ private:
+  int64_t seen(uint64_t hash, int64_t key, int64_t step) {
+    int64_t* held = waiting.locate(hash, key);
+    if (!held) return waiting.insert(hash, key, pack(step, 1)) ? 1 : -1;
+    int64_t count = *held & 0xFFFFFFFF;
+    if (*held >> 32 != (step & 0x7FFFFFFF)) *held = pack(step, ++count);
+    return count;
+  }
+};
+
+// A row that may have to go.
+struct Candidate {
+  uint64_t weight;  // uses or score, ordered; 0 under LRU
+  int64_t seen;
+  uint64_t hash;
+  int64_t key;
+  bool operator<(const Candidate& other) const {
+    if (weight != other.weight) return weight < other.weight;
+    return seen != other.seen ? seen < other.seen : hash < other.hash;
+  }
+};
+
+// The slices whose rows' age is looked at when the step moves on: all of them within a quarter of the ttl.
+static inline void due(int64_t ttl, int64_t before, int64_t step, uint64_t* first, uint64_t* count) {
+  unsigned __int128 slices = static_cast<unsigned __int128>(1) << (kSliceBits + 2);
+  uint64_t from = static_cast<uint64_t>(slices * before / ttl), to = static_cast<uint64_t>(slices * step / ttl);
+  uint64_t all = uint64_t{1} << kSliceBits;
+  *count = to - from < all ? to - from : all;
+  *first = (to - *count) & (all - 1);
+}
+
+}  // namespace nonet

@@ -1,0 +1,77 @@
+// One thread a process, started by the first request, waiting on a queue of 64.
+
+#include "prefault.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace nonet {
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace {
+
+struct Request {
+  char* start;
+  size_t bytes;
+};
+
+constexpr unsigned kQueue = 64;
+constexpr size_t kPiece = size_t{2} << 20;  // a huge page at a time: others may map and unmap in between
+
+pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t arrived = PTHREAD_COND_INITIALIZER;
+Request queue[kQueue];
+unsigned first = 0, waiting = 0;
+pid_t owner = 0;  // a forked child has no thread of its parent's
+
+Request next() {
+  pthread_mutex_lock(&mutex);
+  while (!waiting) pthread_cond_wait(&arrived, &mutex);
+  Request request = queue[first];
+  first = (first + 1) % kQueue;
+  --waiting;
+  pthread_mutex_unlock(&mutex);
+  return request;
+}
+
+void* serve(void*) {
+  for (;;) {
+    Request request = next();
+    for (size_t done = 0; done < request.bytes; done += kPiece) {
+      size_t piece = request.bytes - done < kPiece ? request.bytes - done : kPiece;
+      if (madvise(request.start + done, piece, MADV_POPULATE_WRITE)) break;  // gone, or an older kernel
+    }
+  }
+  return nullptr;
+}
+
+bool started() {
+  if (owner == getpid()) return true;
+  pthread_attr_t attributes;
+  pthread_t thread;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  first = waiting = 0;
+  bool ready = !pthread_create(&thread, &attributes, serve, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (ready) owner = getpid();
+  return ready;
+}
+
+}  // namespace
+
+void prefault(char* start, size_t bytes) {
+  pthread_mutex_lock(&mutex);
+  if (waiting < kQueue && started()) {
+    queue[(first + waiting) % kQueue] = {start, bytes};
+    ++waiting;
+    pthread_cond_signal(&arrived);
+  }
+  pthread_mutex_unlock(&mutex);
+}
+
+}  // namespace nonet

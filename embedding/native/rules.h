@@ -1,0 +1,100 @@
+// What one optimizer step does to one row, in an order of float operations that optimizer.py repeats to the bit.
+//
+// No fused multiply-add (built with -ffp-contract=off); sums over a row's width run in 16 lanes, element i in
+// lane i mod 16, and the lanes are added as a tree. Included once for each instruction set.
+
+// Shapes: w [D] row, s [S] state, g [D] summed gradient.
+
+TARGET static inline float square_sum(const float* g, int64_t width) {
+  Lanes sum = {};
+  int64_t at = 0;
+  for (; at + 16 <= width; at += 16) {
+    Lanes part = *reinterpret_cast<const Lanes*>(g + at);
+    sum += part * part;
+  }
+  if (at < width) {
+    float rest[16] = {};
+    for (int64_t lane = 0; at + lane < width; ++lane) rest[lane] = g[at + lane];
+    Lanes part = *reinterpret_cast<const Lanes*>(rest);
+    sum += part * part;
+  }
+  float lane[16];
+  *reinterpret_cast<Lanes*>(lane) = sum;
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
+}
+
+TARGET static inline void sgd(float* __restrict w, const float* __restrict g, int64_t width, const Step& p) {
+  float lr = p.lr;
+  for (int64_t i = 0; i < width; ++i) w[i] -= lr * g[i];
+}
+
+TARGET static inline void adagrad(float* __restrict w, float* __restrict s, const float* __restrict g,
+                                  int64_t width, const Step& p) {
+  float lr = p.lr, eps = p.eps;
+  for (int64_t i = 0; i < width; ++i) {
+    s[i] += g[i] * g[i];
+    w[i] -= lr * g[i] / (__builtin_sqrtf(s[i]) + eps);
+  }
+}
+
+TARGET static inline void rowwise_adagrad(float* __restrict w, float* __restrict s, const float* __restrict g,
+                                          int64_t width, const Step& p) {
+  s[0] += square_sum(g, width) / static_cast<float>(width);
+  float rate = p.lr / (__builtin_sqrtf(s[0]) + p.eps);
+  for (int64_t i = 0; i < width; ++i) w[i] -= rate * g[i];
+}
+
+TARGET static inline void adam(float* __restrict w, float* __restrict s, const float* __restrict g, int64_t width,
+                               const Step& p) {
+  float *__restrict first = s, *__restrict second = s + width;
+  float steps = s[2 * width] += 1.0f;
+  Correction correction = corrections.at(static_cast<int64_t>(steps));
+  float rate = static_cast<float>(p.lr64 / correction.first), scale = correction.second;
+  const float one_beta1 = static_cast<float>(1.0 - 0.9), one_beta2 = static_cast<float>(1.0 - 0.999);
+  float eps = p.eps;
+  for (int64_t i = 0; i < width; ++i) {
+    float m = first[i] + one_beta1 * (g[i] - first[i]);
+    float v = second[i] + one_beta2 * (g[i] * g[i] - second[i]);
+    first[i] = m;
+    second[i] = v;
+    w[i] -= rate * m / (__builtin_sqrtf(v) * scale + eps);
+  }
+}
+
+// McMahan et al., KDD 2013; eps is their beta, the square root of n starts there.
+TARGET static inline void ftrl(float* __restrict w, float* __restrict s, const float* __restrict g, int64_t width,
+                               const Step& p) {
+  float *__restrict z = s, *__restrict n = s + width;
+  float lr = p.lr, eps = p.eps, l1 = p.l1, l2 = p.l2;
+  for (int64_t i = 0; i < width; ++i) {
+    float before = __builtin_sqrtf(n[i]);
+    float sum = n[i] + g[i] * g[i];
+    float after = __builtin_sqrtf(sum);
+    float pull = z[i] + (g[i] - (after - before) / lr * w[i]);
+    n[i] = sum;
+    z[i] = pull;
+    float size = __builtin_fabsf(pull) - l1;
+    float moved = __builtin_copysignf(size, pull) / ((eps + after) / lr + l2);
+    w[i] = size > 0.0f ? -moved : 0.0f;
+  }
+}
+
+TARGET static inline void step_row(Rule rule, float* w, float* s, float* g, int64_t width, const Step& p) {
+  if (p.clip > 0.0f) {
+    float norm = __builtin_sqrtf(square_sum(g, width));
+    float factor = p.clip / norm;
+    if (norm > p.clip)
+      for (int64_t i = 0; i < width; ++i) g[i] *= factor;
+  }
+  if (p.decay != 1.0f)
+    for (int64_t i = 0; i < width; ++i) w[i] *= p.decay;
+  switch (rule) {
+    case kSgd: return sgd(w, g, width, p);
+    case kAdagrad: return adagrad(w, s, g, width, p);
+    case kRowwiseAdagrad: return rowwise_adagrad(w, s, g, width, p);
+    case kAdam: return adam(w, s, g, width, p);
+    case kFtrl: return ftrl(w, s, g, width, p);
+  }
+}

@@ -1,0 +1,141 @@
+// A contiguous array of bytes that grows in place: address space is reserved, memory is committed by need.
+//
+// Growing never copies: the reservation starts at 64 GiB (halved until the system agrees) and, once used up,
+// moves its pages by mremap. Beyond the first 2 MiB pages are huge where the system gives any, which is worth
+// 1.6x on a gather of random rows. A failed commit returns false and leaves everything as it was.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "prefault.h"
+
+namespace nonet {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kSmallPage = size_t{64} << 10;  // the largest base page of any machine we know
+constexpr size_t kMostLead = size_t{32} << 20;
+constexpr size_t kReserve = size_t{64} << 30;
+
+static inline size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
+
+class Slab {
+ public:
+  char* base = nullptr;
+
+  Slab() = default;
+  Slab(const Slab&) = delete;
+  Slab& operator=(const Slab&) = delete;
+  ~Slab() { release(); }
+
+  size_t committed() const { return committed_; }
+
+  void release() {
+    if (base) munmap(base, reserved_);
+    base = nullptr;
+    reserved_ = committed_ = 0;
+  }
+
+  // At least `bytes` bytes from `base` on are there, zero where never written.
+  bool ensure(size_t bytes) {
+    if (bytes + lead(bytes) <= committed_) return true;
+    size_t ahead = round_up(bytes + 2 * lead(bytes), bytes > kHugePage ? kHugePage : kSmallPage);
+    return commit(ahead) || bytes <= committed_ || commit(round_up(bytes, kSmallPage));
+  }
+
+ private:
+  // Beyond 2 MiB, memory is committed before it is needed and made ready meanwhile: an eighth more, at most 32 MiB.
+  static size_t lead(size_t bytes) {
+    if (bytes <= kHugePage) return 0;
+    return bytes / 8 < kMostLead ? bytes / 8 : kMostLead;
+  }
+
+  bool commit(size_t target) {
+    if (target > reserved_ && !reserve(target)) return false;
+    char* fresh = base + committed_;
+    size_t more = target - committed_;
+    if (mprotect(fresh, more, PROT_READ | PROT_WRITE)) return false;
+    committed_ = target;
+    if (target > 2 * kHugePage) prefault(fresh, more);
+    return true;
+  }
+
+  bool reserve(size_t bytes) {
+    size_t least = round_up(bytes, kHugePage);
+    for (size_t wanted = reserved_ ? 2 * reserved_ : kReserve;; wanted /= 2) {
+      if (wanted < least) wanted = least;
+      char* fresh = map(wanted);
+      if (fresh) return adopt(fresh, wanted);
+      if (wanted == least) return false;
+    }
+  }
+
+  static char* map(size_t bytes) {
+    size_t padded = bytes + kHugePage;
+    void* got = mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) return nullptr;
+    char* start = static_cast<char*>(got);
+    char* aligned = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(start), kHugePage));
+    if (aligned > start) munmap(start, aligned - start);
+    size_t rest = start + padded - (aligned + bytes);
+    if (rest) munmap(aligned + bytes, rest);
+#ifdef MADV_HUGEPAGE
+    madvise(aligned + kHugePage, bytes - kHugePage, MADV_HUGEPAGE);
+#endif
+    return aligned;
+  }
+
+  bool adopt(char* fresh, size_t bytes) {
+    if (committed_) {
+#ifdef __linux__
+      if (mremap(base, committed_, committed_, MREMAP_MAYMOVE | MREMAP_FIXED, fresh) == MAP_FAILED) {
+        munmap(fresh, bytes);
+        return false;
+      }
+#else
+      if (mprotect(fresh, committed_, PROT_READ | PROT_WRITE)) return munmap(fresh, bytes), false;
+      memcpy(fresh, base, committed_);
+#endif
+    }
+    if (base) munmap(base, reserved_);
+    base = fresh;
+    reserved_ = bytes;
+    return true;
+  }
+
+  size_t reserved_ = 0, committed_ = 0;
+};
+
+// A growable array of plain values on the heap.
+template <class T>
+class Buffer {
+ public:
+  T* data = nullptr;
+
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { __builtin_free(data); }
+
+  T& operator[](size_t at) { return data[at]; }
+  const T& operator[](size_t at) const { return data[at]; }
+  size_t capacity() const { return capacity_; }
+
+  bool ensure(size_t count) {
+    if (count <= capacity_) return true;
+    size_t larger = count > 2 * capacity_ ? count : 2 * capacity_;
+    void* got = __builtin_realloc(data, larger * sizeof(T));
+    if (!got) return false;
+    data = static_cast<T*>(got);
+    capacity_ = larger;
+    return true;
+  }
+
+ private:
+  size_t capacity_ = 0;
+};
+
+}  // namespace nonet

@@ -1,0 +1,287 @@
+// Lookups that make rows, steps that move them, and what a checkpoint reads and writes.
+
+#include "table.h"
+
+#include <algorithm>
+
+namespace nonet {
+
+constexpr int64_t kReadBatch = 2048;  // keys that a reader hashes on its stack at a time
+constexpr int64_t kMakeAhead = 8, kTailAhead = 64;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
+
+bool Table::clear() {
+  WriteLock lock(&lock_);
+  rows_.clear();
+  batch_ = -1;
+  full_count_ = evicted_count_ = 0;
+  size_t groups = size_t{1} << config_.policy.group_bits;
+  if (!group_count_.ensure(groups) || !fill_.ensure(config_.width)) return false;
+  for (int64_t d = 0; d < config_.width; ++d) fill_[d] = config_.fill;
+  memset(group_count_.data, 0, groups * sizeof(uint32_t));
+  bool ready = index_.clear() && admission_.waiting.clear();
+  if (ready) tally();
+  return ready;
+}
+
+void Table::tally() {
+  int64_t* counters = config_.counters;
+  counters[kRows] = rows_.size();
+  counters[kEvicted] = evicted_count_;
+  counters[kWaiting] = static_cast<int64_t>(admission_.waiting.size());
+  counters[kBytes] = static_cast<int64_t>(rows_.bytes() + index_.bytes() + admission_.waiting.bytes());
+}
+
+int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, bool train, int64_t step) {
+  if (!count) return 0;
+  if (!train) return look(keys, count, out);
+  WriteLock lock(&lock_);
+  batch_ = -1;
+  if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
+  kernels_->hash_keys(keys, count, hash_.data);
+  int64_t absent = kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys, hash_.data, count,
+                                    config_.width, found_.data, out);
+  if (absent) {
+    absent = fill_absent(keys, count, out, step);
+    tally();
+    if (absent < 0) return absent;
+  }
+  if (evicts()) mark_seen(count, step);
+  memcpy(batch_keys_.data, keys, count * sizeof(int64_t));
+  batch_ = count;
+  return absent;
+}
+
+int64_t Table::look(const int64_t* keys, int64_t count, float* out) {
+  ReadLock lock(&lock_);
+  uint64_t hash[kReadBatch];
+  int64_t found[kReadBatch], absent = 0;
+  for (int64_t at = 0; at < count; at += kReadBatch) {
+    int64_t some = std::min(kReadBatch, count - at);
+    kernels_->hash_keys(keys + at, some, hash);
+    absent += kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys + at, hash, some,
+                               config_.width, found, out + at * config_.width);
+  }
+  return absent;
+}
+
+// Makes the rows of keys that were not found, where policy lets them in; returns the positions refused.
+int64_t Table::fill_absent(const int64_t* keys, int64_t count, float* out, int64_t step) {
+  int64_t refused = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t far = i + kMakeAhead;
+    if (far < count && found_[far] < 0) {
+      uint64_t mask;
+      const Slot* slots = index_.view().home(hash_[far], &mask);
+      __builtin_prefetch(slots + Index::first(hash_[far], mask), 1);
+    }
+    if (found_[i] >= 0) continue;
+    int64_t row = index_.find(hash_[i], keys[i]);
+    if (row < 0) {
+      int admitted = admission_.decide(config_.policy, hash_[i], keys[i], config_.base, step);
+      if (admitted < 0) return kNoMemory;
+      refused += !admitted;
+      if (!admitted) continue;
+      row = make(hash_[i], keys[i], step);
+      if (row < 0) return kNoMemory;
+    }
+    found_[i] = row;
+    kernels_->read_row(format(), rows_.view().row(row), out + i * config_.width, config_.width);
+  }
+  config_.counters[kRefused] += refused;
+  return refused;
+}
+
+int64_t Table::make(uint64_t hash, int64_t key, int64_t step) {
+  int64_t row = take_row(hash, key);
+  if (row < 0) return kNoMemory;
+  float first[kMostWidth];
+  kernels_->first_values(key, config_.base, config_.scale, config_.width, first);
+  kernels_->write_row(format(), rows_.view().row(row), first, config_.width);
+  memset(rows_.view().tail(row), 0, state_at_ + 4 * config_.state_width);
+  tail(row)->step = step;
+  if (evicts() && config_.policy.evict == kScore) tail(row)->uses = kScoreZero;
+  return row;
+}
+
+// A row for a key that has none, counted in its group; its bytes are still whatever was there.
+int64_t Table::take_row(uint64_t hash, int64_t key) {
+  const Policy& policy = config_.policy;
+  if (policy.budget_rows && !full_.ensure(full_count_ + 1)) return kNoMemory;
+  int64_t row = rows_.take();
+  if (row < 0) return kNoMemory;
+  if (!index_.insert(hash, key, row)) {
+    rows_.give_back(row);
+    return kNoMemory;
+  }
+  if (policy.budget_rows) {
+    uint64_t group = policy.group_of(hash);
+    if (++group_count_[group] == policy.quota() + 1) full_[full_count_++] = group;
+  }
+  return row;
+}
+
+void Table::mark_seen(int64_t count, int64_t step) {
+  bool counts = config_.policy.evict != kScore;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kTailAhead < count && found_[i + kTailAhead] >= 0) __builtin_prefetch(tail(found_[i + kTailAhead]), 1);
+    if (found_[i] < 0) continue;
+    Tail* held = tail(found_[i]);
+    if (counts) held->uses += held->seen != step || held->uses == 0;
+    held->seen = step;
+  }
+}
+
+int64_t Table::apply(const int64_t* keys, int64_t count, const float* grads, int64_t before, int64_t step,
+                     double lr) {
+  WriteLock lock(&lock_);
+  int64_t absent = locate_batch(keys, count);
+  if (absent < 0) return absent;
+  if (absent && !config_.policy.lenient()) return kAbsentKeys;
+  config_.counters[kDropped] += absent;
+  int64_t rows = distinct(count);
+  if (rows < 0) return rows;
+  Step how{static_cast<float>(lr), 1.0f, config_.eps, config_.clip, config_.l1, config_.l2, lr};
+  if (config_.weight_decay != 0.0) how.decay = static_cast<float>(1.0 - lr * config_.weight_decay);
+  kernels_->step_rows(rows_.view(), format(), static_cast<Rule>(config_.rule), how, step, distinct_.data, head_.data,
+                      next_.data, rows, grads, config_.width, state_at_);
+  if (evicts() && !sweep(before, step)) return kNoMemory;
+  return absent;
+}
+
+// The rows of a batch in `found_`: those of the last lookup if it had the same keys. Returns how many are absent.
+int64_t Table::locate_batch(const int64_t* keys, int64_t count) {
+  if (!count) return 0;
+  if (batch_ != count || memcmp(batch_keys_.data, keys, count * sizeof(int64_t))) {
+    batch_ = -1;
+    if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
+    kernels_->hash_keys(keys, count, hash_.data);
+    return kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys, hash_.data, count, config_.width,
+                            found_.data, nullptr);
+  }
+  if (!config_.policy.lenient()) return 0;
+  int64_t absent = 0;
+  for (int64_t i = 0; i < count; ++i) absent += found_[i] < 0;
+  return absent;
+}
+
+// The batch's distinct rows by first position, each with the chain of its positions; returns how many.
+//
+// A row's mark names its place in `distinct_`; a mark of another batch names a place that does not name it back.
+int64_t Table::distinct(int64_t count) {
+  if (!distinct_.ensure(count) || !head_.ensure(count) || !last_.ensure(count) || !next_.ensure(count))
+    return kNoMemory;
+  int64_t rows = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kTailAhead < count && found_[i + kTailAhead] >= 0) __builtin_prefetch(tail(found_[i + kTailAhead]), 1);
+    int64_t row = found_[i];
+    if (row < 0) continue;
+    next_[i] = -1;
+    Tail* held = tail(row);
+    int64_t mark = held->mark;
+    if (mark < rows && distinct_[mark] == row) {
+      next_[last_[mark]] = static_cast<int32_t>(i);
+      last_[mark] = static_cast<int32_t>(i);
+    } else {
+      held->mark = static_cast<uint32_t>(rows);
+      distinct_[rows] = row;
+      head_[rows] = last_[rows] = static_cast<int32_t>(i);
+      ++rows;
+    }
+  }
+  return rows;
+}
+
+int64_t Table::find(const int64_t* keys, int64_t count, int64_t* found) {
+  ReadLock lock(&lock_);
+  int64_t absent = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    found[i] = index_.find(mix(static_cast<uint64_t>(keys[i])), keys[i]);
+    absent += found[i] < 0;
+  }
+  return absent;
+}
+
+int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, const float* state,
+                      const int64_t* step, const int64_t* seen, const int64_t* uses) {
+  WriteLock lock(&lock_);
+  batch_ = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t hash = mix(static_cast<uint64_t>(keys[i]));
+    int64_t row = index_.find(hash, keys[i]);
+    if (row < 0) {
+      admission_.waiting.remove(hash, keys[i]);
+      row = take_row(hash, keys[i]);
+    }
+    if (row < 0) return tally(), kNoMemory;
+    kernels_->write_row(format(), rows_.view().row(row), rows + i * config_.width, config_.width);
+    char* held = rows_.view().tail(row);
+    memset(held, 0, state_at_);
+    memcpy(held + state_at_, state + i * config_.state_width, 4 * config_.state_width);
+    tail(row)->step = step[i];
+    if (evicts()) {
+      tail(row)->seen = seen ? seen[i] : step[i];
+      tail(row)->uses = static_cast<uint32_t>(uses ? uses[i] : 1);
+    }
+  }
+  tally();
+  return count;
+}
+
+int64_t Table::forget(const int64_t* keys, int64_t count) {
+  WriteLock lock(&lock_);
+  batch_ = -1;
+  int64_t gone = 0;
+  for (int64_t i = 0; i < count; ++i) gone += drop(mix(static_cast<uint64_t>(keys[i])), keys[i]);
+  tally();
+  return gone;
+}
+
+// Whether the key was there. Room to remember the free row is found first, so that no row is ever leaked.
+bool Table::drop(uint64_t hash, int64_t key) {
+  if (!rows_.can_give_back()) return false;
+  int64_t row = index_.remove(hash, key);
+  if (row < 0) return false;
+  rows_.give_back(row);
+  if (config_.policy.budget_rows) --group_count_[config_.policy.group_of(hash)];
+  return true;
+}
+
+// The rows between two hashes that changed after `since`, by slice and key, in memory that the caller frees.
+int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen) {
+  ReadLock lock(&lock_);
+  int64_t count = 0, room = 0;
+  Chosen* list = nullptr;
+  bool enough = true;
+  index_.walk(low, high, [&](int64_t key, int64_t row, uint64_t) {
+    if (!enough || tail(row)->step <= since) return;
+    if (count == room) {
+      room = room ? 2 * room : 1024;
+      void* larger = realloc(list, room * sizeof(Chosen));
+      if (!larger) return void(enough = false);
+      list = static_cast<Chosen*>(larger);
+    }
+    list[count++] = {key, row};
+  });
+  if (!enough) return free(list), kNoMemory;
+  std::sort(list, list + count, [](const Chosen& a, const Chosen& b) {
+    uint64_t left = slice_of(mix(static_cast<uint64_t>(a.key))), right = slice_of(mix(static_cast<uint64_t>(b.key)));
+    return left != right ? left < right : a.key < b.key;
+  });
+  *chosen = list;
+  return count;
+}
+
+void Table::read(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
+                 int64_t* uses) {
+  ReadLock lock(&lock_);
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t row = chosen[i].row;
+    kernels_->read_row(format(), rows_.view().row(row), rows + i * config_.width, config_.width);
+    memcpy(state + i * config_.state_width, rows_.view().tail(row) + state_at_, 4 * config_.state_width);
+    step[i] = tail(row)->step;
+    if (evicts() && seen) seen[i] = tail(row)->seen;
+    if (evicts() && uses) uses[i] = tail(row)->uses;
+  }
+}
+
+}  // namespace nonet

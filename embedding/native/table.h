@@ -1,0 +1,121 @@
+// A table: keys to rows, made by lookups that train, moved by steps, forgotten by policy.
+//
+// One lock a table: readers share it, whoever makes, moves or forgets rows has it alone. Nothing here throws;
+// what needs memory says so and leaves whole rows behind, never half of one.
+#pragma once
+
+#include <pthread.h>
+
+#include "kernel_types.h"
+#include "policy.h"
+
+namespace nonet {
+
+constexpr int64_t kNoMemory = -1, kAbsentKeys = -2;
+constexpr uint32_t kScoreZero = 0x80000000u;  // 0.0 among scores, which are ordered as unsigned numbers
+
+struct Config {  // the same fields as _Config in native_library.py
+  int64_t width, state_width;
+  int32_t format, rule;
+  uint64_t base;
+  float scale, fill, eps, clip, l1, l2;
+  double weight_decay;
+  Policy policy;
+  int64_t* counters;  // of the caller, kCounters of them
+};
+
+enum Counter { kRows, kEvicted, kRefused, kDropped, kWaiting, kBytes, kCounters };
+
+struct Chosen {  // of an export
+  int64_t key, row;
+};
+
+class ReadLock {
+ public:
+  explicit ReadLock(pthread_rwlock_t* lock) : lock_(lock) { pthread_rwlock_rdlock(lock_); }
+  ~ReadLock() { pthread_rwlock_unlock(lock_); }
+
+ private:
+  pthread_rwlock_t* lock_;
+};
+
+class WriteLock {
+ public:
+  explicit WriteLock(pthread_rwlock_t* lock) : lock_(lock) { pthread_rwlock_wrlock(lock_); }
+  ~WriteLock() { pthread_rwlock_unlock(lock_); }
+
+ private:
+  pthread_rwlock_t* lock_;
+};
+
+class Table {
+ public:
+  Table(const Config& config, const Kernels* kernels) : config_(config), kernels_(kernels) {
+    pthread_rwlock_init(&lock_, nullptr);
+    state_at_ = evicts() ? kEvictTail : kPlainTail;
+    int64_t number = config.format == kFp32 ? 4 : 2;
+    rows_.shape(number * config.width, state_at_ + 4 * config.state_width);
+  }
+  ~Table() { pthread_rwlock_destroy(&lock_); }
+
+  bool clear();
+  int64_t lookup(const int64_t* keys, int64_t count, float* out, bool train, int64_t step);
+  int64_t apply(const int64_t* keys, int64_t count, const float* grads, int64_t before, int64_t step, double lr);
+  int64_t find(const int64_t* keys, int64_t count, int64_t* found);
+  int64_t upsert(const int64_t* keys, int64_t count, const float* rows, const float* state, const int64_t* step,
+                 const int64_t* seen, const int64_t* uses);
+  int64_t forget(const int64_t* keys, int64_t count);
+  int64_t choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen);
+  void read(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
+            int64_t* uses);
+  int64_t score(const int64_t* keys, const float* scores, int64_t count);
+  void take_evicted(int64_t* out);
+  int64_t waiting(int64_t* keys, int64_t* packed);
+  int64_t wait(const int64_t* keys, const int64_t* packed, int64_t count);
+
+ private:
+  bool evicts() const { return config_.policy.evicts(); }
+  Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
+  Format format() const { return static_cast<Format>(config_.format); }
+  int64_t look(const int64_t* keys, int64_t count, float* out);
+  int64_t make(uint64_t hash, int64_t key, int64_t step);
+  int64_t take_row(uint64_t hash, int64_t key);
+  int64_t fill_absent(const int64_t* keys, int64_t count, float* out, int64_t step);
+  void mark_seen(int64_t count, int64_t step);
+  int64_t locate_batch(const int64_t* keys, int64_t count);
+  int64_t distinct(int64_t count);
+  bool drop(uint64_t hash, int64_t key);
+  bool evict(uint64_t hash, int64_t key);
+  bool sweep(int64_t before, int64_t step);
+  bool expire(int64_t before, int64_t step);
+  bool expire_range(uint64_t low, uint64_t high, int64_t step);
+  bool make_room(uint64_t group, int64_t step);
+  void tally();
+
+  Config config_;
+  const Kernels* kernels_;
+  pthread_rwlock_t lock_;
+  Index index_;
+  Rows rows_;
+  Admission admission_;
+  int64_t state_at_;
+  Buffer<float> fill_;  // the row of a key that has none
+
+  // The last training lookup: an apply of the same keys need not search again.
+  Buffer<int64_t> batch_keys_, found_;
+  Buffer<uint64_t> hash_;
+  int64_t batch_ = -1;
+
+  // An apply's distinct rows and the chains of their positions.
+  Buffer<int64_t> distinct_;
+  Buffer<int32_t> head_, last_, next_;
+
+  Buffer<uint32_t> group_count_;
+  Buffer<uint64_t> full_;  // groups over their quota
+  int64_t full_count_ = 0;
+  Buffer<Candidate> candidates_;
+  Buffer<int64_t> evicted_;
+  int64_t evicted_count_ = 0;
+};
+
+}  // namespace nonet

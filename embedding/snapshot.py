@@ -1,0 +1,202 @@
+"""A table as it was at the end of a step, while later steps change it: nothing is copied but the rows that change.
+
+Before a step changes a row that it is the first to change, the row is kept as it was. A row's own step says which those
+are: up to the snapshot's s it is untouched, from s + 2 on it has been kept. Only at s + 1, the step of rows that were made and
+not trained yet, are the kept and the newly made keys looked up. So a snapshot costs memory for the rows touched while it is
+open, and a reader or a writer of slices sees one version. Tables that evict forget rows on their own account; they are copied
+whole when the snapshot is opened.
+"""
+
+# Shapes: N keys asked for, R rows kept.
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.arrow import RowColumns
+from nonet.embedding.base import ALL_SLICES, BaseTable
+from nonet.embedding.bulk import absent, by_slice, joined, take, waits
+from nonet.embedding.index import KeyIndex
+from nonet.embedding.slices import SLICES, slice_of
+from nonet.errors import ConfigError
+
+_READ_SLICES = 1 << 12
+_PIECE_SLICES, _PIECE_BYTES = 64, 300_000
+
+
+class History:
+    """The open snapshots of a table; every change of the table goes through `changing`."""
+
+    def __init__(self, table: BaseTable):
+        self.table, self.lock = table, threading.RLock()
+        self._open: list[Snapshot] = []
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """Those that are open."""
+        return list(self._open)
+
+    def open(self) -> Snapshot:
+        """A snapshot at the table's last step; close it, for while it is open changed rows are kept."""
+        with self.lock:
+            snapshot = Snapshot(self)
+            self._open.append(snapshot)
+            return snapshot
+
+    def close(self, snapshot: Snapshot) -> None:
+        """Forget what the snapshot kept; it cannot be read any more."""
+        with self.lock:
+            self._open.remove(snapshot)
+
+    @contextmanager
+    def changing(self, keys: np.ndarray, step: int) -> Iterator[None]:
+        """Hold this around `apply` of these keys at `step`."""
+        with self.lock:
+            if self._open:
+                self._keep(keys, step)
+            yield
+
+    @contextmanager
+    def making(self, keys: np.ndarray) -> Iterator[None]:
+        """Hold this around a lookup of these keys that may make rows."""
+        with self.lock:
+            if self._open:
+                absent = keys[~self.table._holds(keys)]
+                for snapshot in self._open if len(absent) else ():
+                    snapshot.born(absent)
+            yield
+
+    def _keep(self, keys: np.ndarray, step: int) -> None:
+        behind = [snapshot.step for snapshot in self._open if step <= snapshot.step]
+        if behind:
+            raise ConfigError(
+                f"table {self.table.name!r} changes at step {step} while a snapshot of step {behind[0]} is open; "
+                "open snapshots between steps"
+            )
+        before = take(self.table, np.unique(keys))
+        for snapshot in self._open:
+            snapshot.keep(before)
+
+
+class Snapshot:
+    """Made by `History.open`: rows by key (`rows`), or slices once each (`part`), of the version of step `step`."""
+
+    def __init__(self, history: History):
+        self.step = history.table.step
+        self._history, self._table = history, history.table
+        self.spec = history.table.spec
+        table = history.table
+        self._given = np.zeros(SLICES, dtype=bool)
+        self._kept = type(table).of(table.name, table.spec, 0)
+        self._born, self._moved = KeyIndex(), False
+        self._deleted = table.deleted.since(-1)
+        self._waits = joined(list(waits(table)), table.spec)
+        self._copied = table.spec.evicts
+        for part in table._chosen(ALL_SLICES, None) if self._copied else ():
+            self._kept._upsert(part)
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows that were kept as they were."""
+        return len(self._kept)
+
+    def keep(self, before: RowColumns) -> None:
+        """Rows that are about to change, as they are."""
+        if not self._copied:
+            first = self._untouched(before) & ~self._given[slice_of(before.key)]
+            if first.any():
+                self._kept._upsert(before if first.all() else before.where(first))
+
+    def born(self, keys: np.ndarray) -> None:
+        """Keys that had no row in this version and may get one."""
+        if self._table.step == self.step:  # rows made later carry a later step, which says the same
+            fresh = np.unique(keys)
+            self._born.add(fresh[self._born.find(fresh) < 0])
+
+    def arrived(self, keys: np.ndarray) -> None:
+        """Rows that came from another shard: in this version they were there, not here."""
+        self._moved = True
+        fresh = np.unique(keys)
+        self._born.add(fresh[self._born.find(fresh) < 0])
+
+    def part(self, slices: range) -> RowColumns:
+        """The rows of these slices, by slice and key; each slice can be asked for once.
+
+        Taken piece by piece, about 0.3 MB each, so that a training step never waits for long.
+        """
+        whole = max(1, len(self._table)) * self.spec.row_bytes
+        step = max(_PIECE_SLICES, SLICES * _PIECE_BYTES // whole)
+        parts, old = [], self._waiting(slices)
+        for start in range(slices.start, slices.stop, step):
+            piece = range(start, min(start + step, slices.stop))
+            with self._history.lock:
+                if not self._copied:
+                    parts.extend(self._same(part) for part in self._table._chosen(piece, None))
+                old.extend(self._kept._chosen(piece, None))
+                self._given[piece.start : piece.stop] = True
+        every = joined([*parts, *old], self.spec)
+        return by_slice(every) if old else every
+
+    def gone(self, slices: range, since: int) -> list[RowColumns]:
+        """Keys of these slices that went after step `since`; some may have come back."""
+        keys, steps = self._deleted
+        place = slice_of(keys)
+        mine = (place >= slices.start) & (place < slices.stop) & (steps > since)
+        return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
+
+    def changes(self, since: int | None = None) -> RowColumns:
+        """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.
+
+        A row that changes while this is read may be there twice, with the same content.
+        """
+        every = [] if since is None else self.gone(ALL_SLICES, since)
+        for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
+            with self._history.lock:
+                parts = self._table._chosen(range(start, start + _READ_SLICES), since)
+                every.extend(self._same(part) for part in parts)
+        with self._history.lock:
+            every.extend(self._kept._chosen(ALL_SLICES, since))
+        return joined(every, self.spec)
+
+    def rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Rows [N, D] of keys [N], the default where there was none, and which there were [N]."""
+        with self._history.lock:
+            now = take(self._table, keys)
+            there = self._untouched(now) & (not self._copied)
+            out = np.where(there[:, None], now.row, np.float32(self.spec.default)).astype(np.float32)
+            old = ~there
+            old[old] = self._kept._holds(keys[old])
+            if old.any():
+                out[old] = self._kept.lookup(keys[old], train=False).numpy()
+        return torch.from_numpy(out), there | old
+
+    def close(self) -> None:
+        """Let the table change freely again."""
+        self._history.close(self)
+
+    def _untouched(self, live: RowColumns) -> np.ndarray:
+        """Which rows [N] of the table are still those of this version."""
+        same = ~live.deleted & (live.step <= self.step)
+        if self._moved:
+            unsure = np.flatnonzero(~live.deleted & (live.step <= self.step + 1))
+        else:
+            unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
+        if len(unsure):
+            keys = live.key[unsure]
+            same[unsure] = ~self._kept._holds(keys) & (self._born.find(keys) < 0)
+        return same
+
+    def _same(self, live: RowColumns) -> RowColumns:
+        same = self._untouched(live)
+        return live if same.all() else live.where(same)
+
+    def _waiting(self, slices: range) -> list[RowColumns]:
+        place = slice_of(self._waits.key)
+        mine = (place >= slices.start) & (place < slices.stop)
+        return [self._waits.where(mine)] if mine.any() else []

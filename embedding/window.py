@@ -1,0 +1,98 @@
+"""The rows of the batches in flight, kept where they are trained: exact, so nothing is stale.
+
+One trainer, k batches in flight. A row that an earlier batch in flight has is not fetched again: the trainer holds it with its
+optimizer state and takes the same step on it as its owner will, by the same code, so both have the same bits. Batch b
+is fetched when the gradients of b - k are at the owners, and then only its keys that none of the k - 1 batches between has.
+"""
+
+# Shapes: N keys asked for, U distinct ones, D width.
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.bulk import put, unpacked
+from nonet.embedding.codec import Codec
+from nonet.embedding.core import make_table
+from nonet.embedding.route import Route
+from nonet.embedding.spec import TableSpec
+from nonet.embedding.world import SparseWorld
+
+
+def exact_window(world: SparseWorld) -> bool:
+    """Whether rows can be carried: one trainer, and tables that neither refuse nor forget rows."""
+    plain = all(spec.admits_all and not spec.evicts for spec in world.specs.values())
+    return plain and len(world.layout.trainers) == 1
+
+
+class Plan:
+    """What a batch must fetch [distinct keys] and which keys leave with it."""
+
+    __slots__ = ("fetch", "leave", "route")
+
+    def __init__(self, route: Route, fetch: np.ndarray, leave: np.ndarray):
+        self.route, self.fetch, self.leave = route, fetch, leave
+
+
+class Planner:
+    """Which keys each batch fetches; pure bookkeeping over keys, in the order of the batches."""
+
+    def __init__(self, depth: int):
+        self._recent: deque[np.ndarray] = deque(maxlen=depth)
+
+    def plan(self, route: Route) -> Plan:
+        """The plan of the next batch."""
+        recent = list(self._recent)
+        full = len(recent) == self._recent.maxlen
+        left, between = (recent[0], recent[1:]) if full else (np.empty(0, np.int64), recent)
+        held = np.concatenate([*between, np.empty(0, np.int64)]) if between else np.empty(0, np.int64)
+        fetch = _without(route.keys, held)
+        leave = _without(_without(left, held), route.keys)
+        self._recent.append(route.keys)
+        # A key of the batch that leaves and of this one, and of none between, is fetched again: it is at its owner by then.
+        return Plan(route, fetch, leave)
+
+
+class Window:
+    """The rows of one table that batches in flight have."""
+
+    def __init__(self, name: str, spec: TableSpec, codec: Codec):
+        self._table, self._codec, self._spec = make_table(name, spec, 0), codec, spec
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def enter(self, plan: Plan, fetched: np.ndarray, data: Tensor) -> None:
+        """Take the fetched rows in, let the leaving ones go."""
+        if len(plan.leave):
+            self._table._delete(plan.leave)
+        put(self._table, unpacked(fetched, data, self._spec))
+
+    def rows(self, route: Route) -> Tensor:
+        """The rows [N, D] of a batch as they are, having been over the wire."""
+        rows = self._table.lookup(route.keys, train=False)
+        return route.spread(self.over_the_wire(rows))
+
+    def apply(self, route: Route, grads: Tensor, step: int, lr: float | None) -> None:
+        """Take the step that the owner takes with these summed gradients [U, D]."""
+        self._table.step = min(self._table.step, step)
+        self._table.apply(route.keys, self.over_the_wire(grads), step, lr)
+
+    def over_the_wire(self, rows: Tensor) -> Tensor:
+        """What comes out of the wire's codec."""
+        if self._codec.name == "fp32":
+            return rows
+        return self._codec.decode(self._codec.encode(rows), rows.shape[1])
+
+
+def _without(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return keys[~np.isin(keys, others)] if len(others) and len(keys) else keys
+
+
+def summed(route: Route, grads: Tensor) -> Tensor:
+    """Gradients [N, D] as [U, D]."""
+    return route.reduce(grads.detach().to(torch.float32))

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from views import scenario
+
+from nonet.errors import PlacementError
+from nonet.workers.host import RoleSpec
+from nonet.workers.worker import DistributeWorker
+
+
+class Idle(DistributeWorker):
+    """Does nothing, without torch."""
+
+
+def made_groups() -> list[str]:
+    """Names of the placement groups that stand or wait."""
+    from ray.util.placement_group import placement_group_table
+
+    return sorted(g["name"] for g in placement_group_table().values() if g["state"] != "REMOVED")
+
+
+@pytest.fixture
+def taken(ray_local):
+    """Takes CPUs under a name; gives everything back in the end."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    held = []
+
+    def take(name: str, cpus: float) -> None:
+        group = placement_group([{"CPU": cpus}], name=name)
+        assert group.wait(10)
+        held.append(group)
+
+    yield take
+    for group in held:
+        remove_placement_group(group)
+    deadline = time.monotonic() + 5
+    while made_groups() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+SPECS = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
+WIDE = scenario(roles={"trainer": {"workers": 14}})  # 3.5 of the 4 CPUs, and a quarter for the evaluator
+
+
+def test_at_plan_time_what_is_held_is_named_with_its_holder_within_two_seconds(taken):
+    from nonet.controller.placement import plan_live
+
+    taken("feed-20261120/trainer", 3.0)
+    before, began = made_groups(), time.monotonic()
+    with pytest.raises(PlacementError) as caught:
+        plan_live(WIDE)
+    assert time.monotonic() - began <= 2.0
+    text = str(caught.value)
+    assert re.search(
+        r"group 'trainer' \(pool cpu\) needs 3\.5 CPU, the cluster has 4 in 1 of 1 nodes, 1 free", text
+    )
+    assert "Held by feed-20261120/trainer 3." in text
+    assert "lower roles.trainer.workers to 4" in text
+    assert made_groups() == before
+
+
+def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_within_two_seconds_and_nothing_stays(
+    taken,
+):
+    from nonet.controller.placement import Binding, plan_live
+
+    made = plan_live(WIDE)
+    taken("quick-thief", 2.0)
+    before, began = made_groups(), time.monotonic()
+    with pytest.raises(PlacementError) as caught:
+        Binding(made, SPECS)
+    assert time.monotonic() - began <= 2.0
+    text = str(caught.value)
+    assert "group 'trainer' (pool cpu) was planned 3.5 CPU on 1 nodes" in text
+    assert re.search(r"has 2 free of 4; in all nodes 2 of 4 CPU are free\. Held by quick-thief 2\.", text)
+    assert made_groups() == before
+
+
+def test_actors_outside_placement_groups_are_holders_too(ray_local):
+    import ray
+
+    from nonet.controller.placement import live_view
+
+    @ray.remote(num_cpus=2)
+    class Keeper:
+        def here(self) -> bool:
+            return True
+
+    keeper = Keeper.options(name="keeper").remote()  # type: ignore[attr-defined]
+    assert ray.get(keeper.here.remote())
+    try:
+        held = [h for h in live_view().held if h.by.startswith("actor keeper")]
+        assert [(h.resource, h.amount) for h in held] == [("CPU", 2.0)]
+    finally:
+        ray.kill(keeper)
+
+
+def test_collocated_groups_sit_in_the_bundles_of_their_host(taken):
+    from nonet.controller.placement import Binding, plan_live
+    from nonet.workers.hosts import Life
+
+    made = plan_live(scenario(roles={"rollout": {"collocate": "trainer"}, "evaluator": {"fuse": "trainer"}}))
+    binding = Binding(made, SPECS, Life(run="r1"))
+    try:
+        assert made_groups() == ["r1: trainer"]
+        nodes = {name: [found["node"] for found in hosts.ready()] for name, hosts in binding.hosts.items()}
+        assert set(nodes) == {"trainer", "rollout"}
+        assert nodes["trainer"] == nodes["rollout"]
+    finally:
+        binding.stop()
+    assert made_groups() == []

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from nonet.controller import calibration
+from nonet.controller.calibration import NOMINAL
+from nonet.controller.cluster import ClusterView, Node
+from nonet.controller.plan import plan
+from nonet.controller.predict import DataFacts, predict
+from nonet.controller.receipt import make_receipt, receipt_text
+from nonet.controller.scenario import load_scenario
+from nonet.controller.search import search, search_text, with_roles
+from nonet.controller.work import Rates, Shape, Work, depth_work, fit, history_work, train_work
+from nonet.errors import ConfigError
+
+FACTS = DataFacts(users=671, trained_events=82691, spread=1.7, targeted={"finetune": 0.48})
+
+
+def machine(cores: float) -> ClusterView:
+    total = {"CPU": cores, "memory": 32e9}
+    return ClusterView((Node("n", total, dict(total)),))
+
+
+def predicted(cores: float = 2.0, costs=NOMINAL, **roles):
+    scenario = with_roles(load_scenario("quickstart")[0], roles)
+    found = predict(scenario, plan(scenario, machine(cores)), FACTS, costs)
+    return {stage.stage: stage for stage in found.stages}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_flops_are_those_that_torch_counts():
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from nonet.deploy.measures import _batch, _model
+
+    model, _, _, sids = _model(64, 2)
+    batch, rows = _batch(sids, 4, 30)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        state = model.states(batch, rows)
+    counted = counter.get_total_flops()  # the fused attention kernel is not among them, nor in the work
+    sparse = 2 * (4 * 30 + 4) * 32 * 64
+    assert history_work(Shape(64, 2, 3, 64), 4 * 31).flops + sparse == counted
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        for level in range(3):
+            model.decode(state[:120, None], batch.sid[:, :level], level)
+    assert depth_work(Shape(64, 2, 3, 64), 120, 120).flops == pytest.approx(
+        counter.get_total_flops(), rel=0.05
+    )
+
+
+def test_rates_are_found_again_and_never_negative():
+    true = Rates(1e-3, 2e-4, 3e-11, 2e-10)
+    shapes = [(64, 3, 800), (64, 1, 800), (64, 3, 200), (128, 2, 400), (32, 3, 800), (32, 5, 100)]
+    works = [train_work(Shape(width, layers, 3, 64), t, t, 3) for width, layers, t in shapes]
+    found = fit([(work, true.seconds(work)) for work in works])
+    assert found.columns() == pytest.approx(true.columns(), rel=1e-3)
+    assert min(fit([(Work(1, 3, 1e9, 1e8), 0.1), (Work(1, 3, 2e9, 1e8), 0.05)]).columns()) >= 0
+
+
+def test_more_trainers_on_enough_cores_are_faster_and_on_one_core_are_not():
+    one, two = predicted(2.0)["rl"], predicted(2.0, trainer={"workers": 2})["rl"]
+    assert two.rows_per_s > 1.3 * one.rows_per_s
+    crowded = predicted(1.0, trainer={"workers": 2})["rl"]
+    assert crowded.rows_per_s < predicted(1.0)["rl"].rows_per_s
+
+
+def test_what_is_apart_pays_for_its_wire_and_says_how_much():
+    fused, apart = predicted()["pretrain"], predicted(embedding={"workers": 1})["pretrain"]
+    assert "exchange" not in fused.parts
+    assert apart.step_s - fused.step_s == pytest.approx(apart.parts["exchange"])
+    assert apart.bytes_a_step > fused.bytes_a_step == 0
+    assert 0 < apart.idle["embedding"] < 1
+    rl = predicted(rollout={"workers": 1})["rl"]
+    assert rl.parts["publish"] > predicted()["rl"].parts["publish"]
+    assert rl.idle["rollout"] + rl.parts["rollout"] / rl.step_s == pytest.approx(1)
+
+
+def test_rows_and_steps_are_those_the_run_will_have():
+    found = predicted()
+    assert (found["pretrain"].steps, found["pretrain"].rows) == (840, 826910)
+    assert (
+        found["finetune"].rows == round(0.48 * 82691 * 2 + 1e-9)
+        or abs(found["finetune"].rows - 0.96 * 82691) <= 1
+    )
+    assert (found["rl"].steps, found["rl"].rows) == (60, 3840)
+    assert all(stage.memory_bytes > 0 for stage in found.values())
+
+
+def test_the_search_ranks_by_time_and_says_what_to_set():
+    found = search(load_scenario("quickstart")[0], machine(2.0), FACTS, NOMINAL)
+    times = [v.prediction.wall_s for v in found if v.prediction]
+    assert len(times) >= 12
+    assert times == sorted(times)
+    best = found[0]
+    changed, _ = load_scenario("quickstart", [best.change()] if best.roles else None)
+    assert plan(changed, machine(2.0)).groups == best.plan.groups
+    assert "take the best: --set" in search_text(found)
+
+
+def test_what_the_model_does_not_cover_is_said_instead_of_guessed():
+    from nonet.controller.cluster import read_view
+
+    big = Path(__file__).parent.parent.parent / "examples" / "clusters" / "64x8.yaml"
+    scenario = load_scenario("nightly-feed")[0]
+    with pytest.raises(ConfigError, match="no prediction for model hf"):
+        predict(scenario, plan(scenario, read_view(big)), FACTS, NOMINAL)
+
+
+def test_a_calibration_is_kept_read_and_refused_when_it_is_none(cache):
+    assert calibration.load() is NOMINAL
+    calibration.save(NOMINAL.learned({"rl": 2.0}))
+    assert calibration.load().factor("rl") == 2.0
+    calibration.path().write_text(json.dumps({"format": 0}))
+    with pytest.raises(ConfigError, match="doctor --calibrate"):
+        calibration.load()
+
+
+def test_a_runs_error_teaches_the_calibration_until_it_is_gone(cache):
+    scenario = load_scenario("quickstart")[0]
+    made = plan(scenario, machine(2.0))
+    truth = {name: 3.0 * stage.wall_s for name, stage in predicted().items()}
+    rows = {name: stage.rows for name, stage in predicted().items()}
+    first = make_receipt(scenario, made, FACTS, rows, truth)
+    assert first["stages"]["rl"]["error"] == pytest.approx(2.0, rel=1e-3)
+    assert not calibration.path().exists(), "without a calibration there is nothing to teach"
+    calibration.save(NOMINAL)
+    assert calibration.load() is not NOMINAL
+    errors = [make_receipt(scenario, made, FACTS, rows, truth)["stages"]["rl"]["error"] for _ in range(3)]
+    assert errors[0] == pytest.approx(2.0, rel=1e-3)
+    assert abs(errors[-1]) < 0.01
+    assert "predicted" in receipt_text(make_receipt(scenario, made, FACTS, rows, truth))

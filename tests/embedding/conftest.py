@@ -1,0 +1,33 @@
+"""Starts ranks of sparse worlds for the tests of this folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    """forked(scenarios, world): what each rank of a scenarios file beside the tests found, in rank order."""
+
+    def run(scenarios, world):
+        here, folder = Path(__file__).parent, tmp_path_factory.mktemp("ranks")
+        command = [sys.executable, here / "forked_ranks.py", here / scenarios, str(world), folder]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def thread_worlds():
+    """The module of worlds whose ranks are threads."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("thread_world", Path(__file__).with_name("thread_world.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,60 @@
+"""Spans: what a worker did and when, kept until the controller asks; and the same as Ray metrics.
+
+An event costs a few microseconds (`nonet bench dispatch` prints it); the newest 100,000 are kept, older ones counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+MOST = 100_000
+
+
+class Spans:
+    """(role.method, start, end, bytes out) in unix seconds."""
+
+    def __init__(self, role: str):
+        self._kept: deque[tuple[str, float, float, int]] = deque(maxlen=MOST)
+        self._metrics: tuple[Any, Any] | None = None
+        self._role = role
+
+    def add(self, name: str, start: float, end: float, result: Any = None) -> None:
+        """Note one call and what it gave back."""
+        size = size_bytes(result)
+        self._kept.append((name, start, end, size))
+        busy, out = self._metrics or self._made()
+        tags = {"method": name}
+        busy.inc(max(end - start, 1e-9), tags)
+        if size:
+            out.inc(size, tags)
+
+    def take(self) -> list[tuple[str, float, float, int]]:
+        """The spans since the last time asked."""
+        kept, self._kept = self._kept, deque(maxlen=MOST)
+        return list(kept)
+
+    def _made(self) -> tuple[Any, Any]:
+        from ray.util.metrics import Counter
+
+        self._metrics = (
+            Counter("nonet_busy_seconds", "Seconds in role methods", tag_keys=("method",)),
+            Counter("nonet_bytes_out", "Bytes given back by role methods", tag_keys=("method",)),
+        )
+        return self._metrics
+
+
+def size_bytes(value: Any, depth: int = 3) -> int:
+    """Bytes of the arrays, tensors, tables and byte strings in a value; what has none counts nothing."""
+    size = getattr(value, "nbytes", None)
+    if size is not None:
+        return int(size)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return len(value)
+    if depth and isinstance(value, dict):
+        return sum(size_bytes(part, depth - 1) for part in value.values())
+    if depth and isinstance(value, list | tuple) and len(value) <= 64:
+        return sum(size_bytes(part, depth - 1) for part in value)
+    if depth and hasattr(value, "offsets") and hasattr(value, "values"):
+        return size_bytes(value.values) + size_bytes(value.offsets)
+    return 0
