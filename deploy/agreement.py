@@ -20,12 +20,11 @@ from nonet.samples.sequences import Sequences
 # Shapes: P prompts, I items.
 
 LIMITS = {
-    "fp32": {"module": 1e-4, "gradient": 1e-3, "kl": 1e-6, "overlap": 0.99, "metric": 0.005},
-    "bf16": {"module": 5e-2, "gradient": 2e-1, "kl": 1e-2, "overlap": 0.85, "metric": 0.02},
-    "fp16": {"module": 1e-2, "gradient": 1e-1, "kl": 1e-3, "overlap": 0.95, "metric": 0.01},
+    "fp32": {"module": 1e-4, "gradient": 1e-4, "kl": 1e-6, "overlap": 0.99, "metric": 0.005},
+    "bf16": {"module": 5e-2, "gradient": 5e-2, "kl": 1e-2, "overlap": 0.85, "metric": 0.02},
+    "fp16": {"module": 1e-2, "gradient": 1e-2, "kl": 1e-3, "overlap": 0.95, "metric": 0.01},
 }
 TOP = 10
-_SMALL = 0.01  # a gradient smaller than this share of all is held against it: one that cancels has no relative error
 _ORDER = ("bf16", "fp16", "fp32")  # the loosest first
 
 
@@ -51,6 +50,7 @@ class Agreement:
     first_beyond: str | None
     modules: list[ModuleError]
     gradients: list[ModuleError]
+    gradient: float
     loss: tuple[float, float]
     kl: dict[str, float]
     overlap: float
@@ -71,6 +71,7 @@ class Agreement:
         lines += [f"first module that differs   {self.first_different or 'none: every bit is the same'}"]
         lines += [f"first module beyond limit   {self.first_beyond or 'none'}", *parts]
         lines += [
+            f"gradient as a whole         off by {self.gradient:.2e} of its norm (limit {self.limits['gradient']:g})",
             f"loss                        {self.loss[0]:.6f} and {self.loss[1]:.6f} nats",
             f"KL over the catalogue       mean {self.kl['mean']:.2e}, most {self.kl['most']:.2e} nats "
             f"(limit of the mean {self.limits['kl']:g})",
@@ -114,7 +115,7 @@ def compare(
     """The agreement of two sides' answers on the same prompts."""
     a, b = answers
     modules = errors(a["modules"], b["modules"])
-    gradients = errors(a["gradients"], b["gradients"], floor=_SMALL * _whole(a["gradients"]))
+    gradients, whole = errors(a["gradients"], b["gradients"]), error_of_all(a["gradients"], b["gradients"])
     kl_P = divergence(a["scores"], b["scores"])
     shared = overlap(a["scores"], b["scores"], TOP)
     ranks = [_ranks(side["scores"], seq, users, positions, tie) for side in answers]
@@ -130,22 +131,18 @@ def compare(
         first_beyond=first_beyond and first_beyond.name,
         modules=modules,
         gradients=gradients,
+        gradient=whole,
         loss=(a["loss"], b["loss"]),
         kl=kl,
         overlap=shared,
         metrics=moved,
         limits=dict(limits),
-        beyond=_beyond(first_beyond, gradients, kl, shared, moved, limits),
+        beyond=_beyond(first_beyond, whole, kl, shared, moved, limits),
     )
 
 
-def errors(
-    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], *, floor: float = 0.0
-) -> list[ModuleError]:
-    """Error of each output by name, in the order of `a`; what only one side has is infinitely far.
-
-    A norm below `floor` is held against `floor`.
-    """
+def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
+    """Error of each output by name, in the order of `a`; what only one side has is infinitely far."""
     found = []
     for name in [*a, *(name for name in b if name not in a)]:
         if name not in a or name not in b or a[name].shape != b[name].shape:
@@ -153,16 +150,25 @@ def errors(
             continue
         x, y = a[name].astype(np.float64), b[name].astype(np.float64)
         difference = np.linalg.norm(x - y)
-        norm = max(np.linalg.norm(x), floor, np.finfo(np.float32).tiny)
+        norm = max(np.linalg.norm(x), np.finfo(np.float32).tiny)
         relative = float(difference / norm) if difference else 0.0
         largest = float(np.abs(x - y).max(initial=0.0))
         found.append(ModuleError(name, relative, largest, np.array_equal(a[name], b[name])))
     return found
 
 
-def _whole(gradients: Mapping[str, np.ndarray]) -> float:
-    """The norm of all gradients together."""
-    return float(np.sqrt(sum(np.linalg.norm(g.astype(np.float64)) ** 2 for g in gradients.values())))
+def error_of_all(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
+    """Relative error of everything as one vector; infinite where one side lacks a part.
+
+    The measure of gradients: that of a single bias is a sum over positions that all but cancels, and was 31 % off in bf16
+    (quickstart, depth.norm.0.bias) where the step as a whole was sound.
+    """
+    if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
+        return float("inf")
+    pairs = [(a[name].astype(np.float64), b[name].astype(np.float64)) for name in a]
+    difference = np.sqrt(sum(np.square(x - y).sum() for x, y in pairs))
+    norm = np.sqrt(sum(np.square(x).sum() for x, _ in pairs))
+    return float(difference / max(norm, np.finfo(np.float32).tiny)) if difference else 0.0
 
 
 def divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
@@ -195,7 +201,7 @@ def _metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int
 
 def _beyond(
     first: ModuleError | None,
-    gradients: Sequence[ModuleError],
+    gradient: float,
     kl: Mapping[str, float],
     shared: float,
     moved: Mapping[str, Mapping[str, float]],
@@ -205,11 +211,8 @@ def _beyond(
     said = []
     if first:
         said.append(f"module {first.name} differs by {first.relative:.2e}, the limit is {limits['module']:g}")
-    worst = max(gradients, key=lambda g: np.nan_to_num(g.relative, nan=np.inf), default=None)
-    if worst and not worst.relative <= limits["gradient"]:
-        said.append(
-            f"the gradient of {worst.name} differs by {worst.relative:.2e}, the limit is {limits['gradient']:g}"
-        )
+    if not gradient <= limits["gradient"]:
+        said.append(f"the gradient differs by {gradient:.2e}, the limit is {limits['gradient']:g}")
     if not kl["mean"] <= limits["kl"]:
         said.append(f"the mean KL is {kl['mean']:.2e} nats, the limit is {limits['kl']:g}")
     if not shared >= limits["overlap"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nonet.deploy.agreement import divergence, errors, limits_for, overlap
+from nonet.deploy.agreement import divergence, error_of_all, errors, limits_for, overlap
 from nonet.deploy.parity import parse_limits
 from nonet.errors import ConfigError
 
@@ -25,10 +25,13 @@ def test_a_module_that_one_side_lacks_or_shapes_otherwise_is_infinitely_far():
     assert [(e.name, e.relative) for e in errors(a, b)] == [(name, np.inf) for name in "xyz"]
 
 
-def test_a_gradient_that_cancels_is_held_against_the_floor():
-    small, off = {"bias": np.array([1e-6])}, {"bias": np.array([2e-6])}
-    assert errors(small, off)[0].relative == pytest.approx(1.0)
-    assert errors(small, off, floor=1e-3)[0].relative == pytest.approx(1e-3)
+def test_gradients_are_held_to_their_limit_as_one_vector():
+    a = {"bias": np.array([1e-3]), "weight": np.array([3.0, 4.0])}
+    off = {"bias": np.array([2e-3]), "weight": np.array([3.0, 4.0])}
+    assert errors(a, off)[0].relative == pytest.approx(1.0)
+    assert error_of_all(a, off) == pytest.approx(1e-3 / 5, rel=1e-6)
+    assert error_of_all(a, a) == 0.0
+    assert error_of_all(a, {"bias": a["bias"]}) == np.inf
 
 
 def test_divergence_is_the_kl_of_the_two_distributions():
