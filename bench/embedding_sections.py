@@ -22,6 +22,7 @@ from nonet.embedding.core import core_status
 
 KEYS, WIDTH, BATCHES = 8192, 64, 96  # of a million rows, uniform batches touch every second one
 _GIB = 1 << 30
+_FORWARDS = ("TBE forward (CPU)", "TBE forward as it comes (CPU)")
 _RATIOS = [
     ("core lookup", "torch index_select"),
     ("core train step", "TBE train step (CPU, no hashing)"),
@@ -46,12 +47,10 @@ def small(seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": [], "ratio": {}}
     for keys in (64, 256, 1024):
         made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
-        calls = {
-            name: made.calls()[name] for name in ("core lookup", "TBE forward (CPU)") if name in made.calls()
-        }
+        calls = made.calls("core lookup", *_FORWARDS)
         for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
             times = run(calls, BATCHES)
-            _add(found, times, [("TBE forward (CPU)", "core lookup")], f"{keys} keys, {protocol}")
+            _add(found, times, [(name, "core lookup") for name in _FORWARDS], f"{keys} keys, {protocol}")
         del made, calls
         gc.collect()
     return found

@@ -95,7 +95,7 @@ class Index {
   // Adds a key that is absent; false when memory is out, and then nothing has changed.
   bool insert(uint64_t hash, int64_t key, int64_t value) {
     Segment* segment = at(entry(hash));
-    while (full(segment)) {
+    while (full(segment, hash)) {
       if (!grow(hash)) return false;
       segment = at(entry(hash));
     }
@@ -150,8 +150,11 @@ class Index {
     return reinterpret_cast<Segment*>(slots_.base + (entry & ~uint64_t{63}));
   }
   uint64_t entry(uint64_t hash) const { return directory_[(hash >> 1) >> (63 - depth_)]; }
-  static bool full(const Segment* segment) {
-    return uint64_t{segment->count} * 5 >= (segment->mask() + 1) * 4;
+  // Segments fill up alike, so each has a limit of its own between 75 and 84 %: their splits don't come all at once.
+  static bool full(const Segment* segment, uint64_t hash) {
+    uint64_t slots = segment->mask() + 1;
+    uint64_t prefix = segment->depth ? hash >> (64 - segment->depth) : 0;
+    return segment->count >= slots / 4 * 3 + slots * (mix(prefix) & 15) / 160;
   }
 
   static void put(Segment* segment, uint64_t hash, int64_t key, int64_t value) {

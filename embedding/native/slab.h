@@ -17,7 +17,7 @@ namespace nonet {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSmallPage = size_t{64} << 10;  // the largest base page of any machine we know
-constexpr size_t kMostLead = size_t{32} << 20;
+constexpr size_t kMostLead = size_t{64} << 20;
 constexpr size_t kReserve = size_t{64} << 30;
 
 static inline size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
@@ -47,10 +47,10 @@ class Slab {
   }
 
  private:
-  // Beyond 2 MiB, memory is committed before it is needed and made ready meanwhile: an eighth more, at most 32 MiB.
+  // Beyond 2 MiB, memory is committed before it is needed and made ready meanwhile: a quarter more, at most 64 MiB.
   static size_t lead(size_t bytes) {
     if (bytes <= kHugePage) return 0;
-    return bytes / 8 < kMostLead ? bytes / 8 : kMostLead;
+    return bytes / 4 < kMostLead ? bytes / 4 : kMostLead;
   }
 
   bool commit(size_t target) {
