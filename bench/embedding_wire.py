@@ -48,6 +48,10 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
     medians = {name: times["median_us"] for name, times in found["times"].items()}
     ratio = {
         "pull / bare, uniform": medians["pull uniform"] / medians["bare uniform"],
+        "pull / bare, uniform, p10": found["times"]["pull uniform"]["p10_us"]
+        / found["times"]["bare uniform"]["p10_us"],
+        "pull / bare, uniform, CPU time of the process": found["times"]["pull uniform"]["cpu_us"]
+        / found["times"]["bare uniform"]["cpu_us"],
         "pull / bare, zipf": medians["pull zipf"] / medians["bare zipf"],
         **{f"bytes {name} / naive": share for name, share in found["bytes"].items()},
     }
@@ -107,15 +111,20 @@ def _rank(rank: int, folder: Path, rounds: int, kind: str) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     variants, bytes_of = _variants(rank, kind)
     taken: dict[str, list[float]] = {name: [] for name in variants}
+    worked: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds):
         for name, once in variants.items():
             dist.barrier()
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
             once(number)
             taken[name].append(1e6 * (time.perf_counter() - began))
+            worked[name].append(1e6 * (time.process_time() - busy))
     dist.barrier()
     if rank == 0:
-        times = {name: _summary(values[rounds // 5 :]) for name, values in taken.items()}
+        times = {
+            name: _summary(values[rounds // 5 :]) | {"cpu_us": statistics.median(worked[name][rounds // 5 :])}
+            for name, values in taken.items()
+        }
         (folder / "0.json").write_text(json.dumps({"times": times, "bytes": bytes_of()}))
     dist.barrier()
     dist.destroy_process_group()
