@@ -35,10 +35,13 @@ class Config:
     dkv: Tile
 
 
-def config_for(width: int, dtype: torch.dtype, capability: int, rich: bool = False) -> Config:
+def config_for(
+    width: int, dtype: torch.dtype, capability: int, rich: bool = False, silu: bool = False
+) -> Config:
     """The configuration of the wider of q's and v's head width; capability 80, 90 or 100, the nearest below is used.
 
     rich: whatever takes registers beside the plain mask: more than two slots, columns, classes, a soft cap, a bias.
+    silu: the activation, instead of softmax.
     """
     if not 1 <= width <= WIDEST:
         raise ConfigError(f"attention heads are {width} wide; the kernels take 1 to {WIDEST}.")
@@ -46,7 +49,15 @@ def config_for(width: int, dtype: torch.dtype, capability: int, rich: bool = Fal
     half = dtype in (torch.bfloat16, torch.float16)
     chip = max((c for c in CHIPS if c <= capability), default=CHIPS[0])
     rows = (_HALF_RICH if rich else _HALF) if half else _SINGLE
-    return Config(*(Tile(*tile) for tile in rows[chip, wide]))
+    forward, dq, dkv = rows[chip, wide]
+    if silu and half and not rich:
+        forward = _SILU_FORWARD.get((chip, wide), forward)
+    return Config(Tile(*forward), Tile(*dq), Tile(*dkv))
+
+
+def bias_tile(width: int, dq: Tile) -> int:
+    """Queries and keys of the bias kernel's square pieces, within dQ's tile."""
+    return min(dq.block_q, 64 if width <= 128 else 16)
 
 
 CHIPS, WIDTHS = (80, 90, 100), (32, 64, 128, 256)
@@ -67,19 +78,21 @@ _HALF: dict[tuple[int, int], _Row] = {
     (100, 128): ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 1)),
     (100, 256): ((32, 32, 4, 1), (64, 32, 8, 1), (32, 128, 8, 2)),
 }
+# Where a SiLU forward would spill in softmax's tile.
+_SILU_FORWARD = {(90, 128): (128, 64, 8, 3)}
 _HALF_RICH: dict[tuple[int, int], _Row] = {
     (80, 32): ((128, 64, 8, 2), (128, 32, 8, 2), (32, 64, 8, 2)),
     (80, 64): ((128, 64, 8, 2), (128, 32, 8, 2), (32, 64, 8, 2)),
     (80, 128): ((32, 32, 8, 1), (32, 64, 8, 1), (32, 64, 8, 2)),
-    (80, 256): ((16, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),
+    (80, 256): ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     (90, 32): ((128, 64, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2)),
     (90, 64): ((128, 64, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2)),
     (90, 128): ((64, 32, 8, 2), (64, 32, 8, 2), (16, 64, 8, 2)),
-    (90, 256): ((64, 16, 8, 1), (64, 16, 8, 1), (16, 64, 8, 1)),
+    (90, 256): ((64, 16, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     (100, 32): ((128, 64, 8, 2), (128, 32, 8, 2), (32, 64, 8, 2)),
     (100, 64): ((128, 64, 8, 2), (128, 32, 8, 2), (32, 64, 8, 2)),
     (100, 128): ((64, 32, 8, 2), (32, 32, 8, 1), (32, 64, 8, 1)),
-    (100, 256): ((16, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),
+    (100, 256): ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
 }
 _SINGLE: dict[tuple[int, int], _Row] = {
     (80, 32): ((32, 32, 8, 1), (16, 16, 8, 1), (16, 32, 4, 1)),

@@ -99,14 +99,15 @@ def forward(
 
 def config_of(q: Tensor, v: Tensor, table: IntervalTable, options: Options | None = None) -> Config:
     """The shipped configuration for these inputs on their device."""
-    bias = None if options is None else options.bias
+    options = options or Options()
+    bias, silu = options.bias, options.activation == "silu"
     rich = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
-    rich = rich or bias is not None or (options is not None and options.soft_cap is not None)
+    rich = rich or bias is not None or options.soft_cap is not None
     capability = 80
     if q.is_cuda:
         major, minor = torch.cuda.get_device_capability(q.device)
         capability = 10 * major + minor
-    return config_for(max(q.shape[2], v.shape[2]), q.dtype, capability, rich)
+    return config_for(max(q.shape[2], v.shape[2]), q.dtype, capability, rich, silu)
 
 
 def mask_arguments(table: IntervalTable) -> tuple[Tensor | None, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nonet.attention.configs import Config, Tile
+from nonet.attention.configs import Config, Tile, bias_tile
 from nonet.attention.kernels import (
     Gradients,
     Options,
@@ -140,11 +140,18 @@ def _grad_bias(
     bias, (q, k, v) = options.bias, inputs
     if bias is None or (bias.position is None and bias.time is None):
         return None, None
-    size, heads = tile.block_q, q.shape[1]
+    size, heads = bias_tile(max(q.shape[2], v.shape[2]), tile), q.shape[1]
     # A key is at most max_k - 1 before the query's place and max_q - 1 behind it.
     lowest, highest = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
     diagonals = lowest + highest + 1
-    splits = max(min(_PROGRAMS // (diagonals * heads), len(plan.query.place) // 4, _MOST_SPLITS), 1)
+    splits = max(
+        min(
+            _PROGRAMS // (diagonals * heads),
+            len(plan.query.place) * (tile.block_q // size) // 4,
+            _MOST_SPLITS,
+        ),
+        1,
+    )
     buckets = 16 if bias.time is None else max(16, 1 << (bias.time.shape[1] - 1).bit_length())
     empty = q.new_zeros(0, dtype=torch.float32)
     far = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)
@@ -162,6 +169,7 @@ def _grad_bias(
             **constants(q, v, table, plan.query.spans, tile),
             SILU=options.activation == "silu",
             W=buckets,
+            BT=size,
         )
     position = None if bias.position is None else _distances(far.sum(1), bias.position, lowest * size)
     if bias.time is None:

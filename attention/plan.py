@@ -15,7 +15,7 @@ from torch import Tensor
 from nonet.attention.configs import Config
 from nonet.attention.plan_pairs import refined
 from nonet.attention.plan_runs import transposed
-from nonet.attention.plan_spans import disjoint, rows_of_tiles, slot_spans
+from nonet.attention.plan_spans import disjoint, slot_spans
 from nonet.attention.table import IntervalTable
 from nonet.errors import ConfigError
 
@@ -123,7 +123,6 @@ def _tiles(cuts_B1: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _spans(table: IntervalTable, query: tuple[Tensor, Tensor, Tensor], block_q: int, block_k: int) -> Tensor:
-    token_NR, real_NR = rows_of_tiles(query[1], query[2], block_q, table.start.shape[1])
-    if not len(token_NR):
+    if not len(query[1]):
         return torch.zeros(0, len(table.start), 4, dtype=torch.int32)
-    return disjoint(slot_spans(table.start, table.stop, token_NR, real_NR, block_k))
+    return disjoint(slot_spans(table.start, table.stop, query[1], query[2], (block_q, block_k)))

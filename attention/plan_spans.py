@@ -21,15 +21,21 @@ def rows_of_tiles(first_N: Tensor, rows_N: Tensor, size: int, tokens: int) -> tu
     return (first_N[:, None] + row_R).clamp_max(max(tokens - 1, 0)), row_R < rows_N[:, None]
 
 
-def slot_spans(start_KT: Tensor, stop_KT: Tensor, token_NR: Tensor, real_NR: Tensor, block: int) -> Tensor:
-    """[N, K, 4]: hull and core of every slot, in blocks; an empty slot is (FAR, FAR, FAR, FAR)."""
-    start_KNR, stop_KNR = start_KT[:, token_NR], stop_KT[:, token_NR]
-    seen_KNR = (stop_KNR > start_KNR) & real_NR
-    begin = torch.where(seen_KNR, start_KNR, FAR).amin(-1)
-    end = torch.where(seen_KNR, stop_KNR, 0).amax(-1)
-    inner = torch.where(real_NR, start_KNR, 0).amax(-1)
-    outer = torch.where(real_NR, stop_KNR, FAR).amin(-1)
-    whole_KN = (seen_KNR | ~real_NR).all(-1)
+def slot_spans(
+    start_KT: Tensor, stop_KT: Tensor, first_N: Tensor, rows_N: Tensor, sizes: tuple[int, int]
+) -> Tensor:
+    """[N, K, 4]: hull and core of every slot, in blocks; an empty slot is (FAR, FAR, FAR, FAR). sizes: rows, block."""
+    # Rows that a tile lacks repeat its last one, which changes neither hull nor core and needs no mask.
+    place_NR = torch.minimum(torch.arange(sizes[0], device=first_N.device), rows_N[:, None] - 1)
+    token_NR, block = first_N[:, None] + place_NR, sizes[1]
+    shape = (len(start_KT), *token_NR.shape)
+    start_KNR = start_KT.index_select(1, token_NR.flatten()).view(shape)
+    stop_KNR = stop_KT.index_select(1, token_NR.flatten()).view(shape)
+    # Arithmetic in place of selects, which cost torch ten times as much on a CPU.
+    seen_KNR = (stop_KNR > start_KNR).to(start_KNR.dtype)
+    begin = (start_KNR + (1 - seen_KNR) * FAR).amin(-1)
+    end = (stop_KNR * seen_KNR).amax(-1)
+    inner, outer, whole_KN = start_KNR.amax(-1), stop_KNR.amin(-1), seen_KNR.amin(-1) == 1
     first, last = begin // block, -(-end // block)
     core_first = torch.where(whole_KN, -(-inner // block), first)
     core_last = torch.where(whole_KN, torch.maximum(outer // block, core_first), first)

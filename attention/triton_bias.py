@@ -1,7 +1,7 @@
 """The gradients of bias tables: a program owns one diagonal of tiles and adds them up in a fixed order. No atomics.
 
 A tile's scores are skewed so that pairs equally far apart stand in one column; times fall into few buckets a tile,
-which are summed one by one. Each program writes its own numbers, [2 BM] distances and the buckets, and torch adds them
+which are summed one by one. Each program writes its own numbers, [2 BT] distances and the buckets, and torch adds them
 up in order: O(tokens) memory, two matrix products a tile beside the backward's seven.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from nonet.attention.triton_backward import slopes
 from nonet.attention.triton_score import LOG2_E, dot, load_rows, time_buckets, visible
 
-# Shapes: BM queries and keys of a tile, W time buckets as a power of two.
+# Shapes: BT queries and keys of a piece, BM and BN of the plan's tiles, W time buckets as a power of two.
 
 
 @triton.jit
@@ -42,40 +42,44 @@ def bias_kernel(
     tokens, tiles, lowest, heads, group, q_t, q_h, k_t, k_h, v_t, v_h, d_t, d_h,
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr, W: tl.constexpr,
+    BT: tl.constexpr,
 ):  # fmt: skip
-    """Programs (diagonal, head, split): keys lowest + diagonal tiles behind each query tile, every split-th tile."""
+    """Programs (diagonal, head, split): for every split-th piece of BT queries the BT keys that stand lowest + diagonal
+    pieces behind it; a plan's tile of BM queries holds BM / BT pieces.
+    """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     FULL: tl.constexpr = (D == WD) and (E == WE)
-    place = tl.arange(0, BM)
-    skew = (place[None, :] + place[:, None]) % BM
-    near = (place[None, :] + place[:, None]) < BM
-    upper = tl.zeros([BM], tl.float32)
-    lower = tl.zeros([BM], tl.float32)
+    place = tl.arange(0, BT)
+    skew = (place[None, :] + place[:, None]) % BT
+    near = (place[None, :] + place[:, None]) < BT
+    upper = tl.zeros([BT], tl.float32)
+    lower = tl.zeros([BT], tl.float32)
     by_time = tl.zeros([W], tl.float32)
-    for tile in range(split, tiles, tl.num_programs(2)):
+    for number in range(split, tiles * (BM // BT), tl.num_programs(2)):
+        tile = number // (BM // BT)
         sequence = tl.load(PLACE + tile * 3)
         used = tl.load(PLACE + tile * 3 + 2)
         sequence = tl.maximum(sequence, 0)
         q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
         rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
-        start = tl.load(PLACE + tile * 3 + 1) * BM
+        start = tl.load(PLACE + tile * 3 + 1) * BM + number % (BM // BT) * BT
         row = start + place
-        low = start + keys - rows + (lowest + diagonal) * BM
-        if touched(SPANS, tile, used, low, low + BM, S, BN) != 0:
+        low = start + keys - rows + (lowest + diagonal) * BT
+        if touched(SPANS, tile, used, low, low + BT, S, BN) != 0:
             key = low + place
             real = row < rows
             inside = (key >= 0) & (key < keys)
             q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
-            q = load_rows(Q + q_long * q_t + head * q_h, start, rows, D, q_t, True, BM, WD, FULL)
+            q = load_rows(Q + q_long * q_t + head * q_h, start, rows, D, q_t, True, BT, WD, FULL)
             grad_out = load_rows(
-                GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BM, WE, FULL
+                GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BT, WE, FULL
             )
             # Keys that are not there read the nearest that is; the mask drops them below.
             held = tl.minimum(tl.maximum(key, 0), keys - 1)
             k = load_at(K + k_long * k_t + (head // group) * k_h, held, D, k_t, WD)
             v = load_at(V + k_long * v_t + (head // group) * v_h, held, E, v_t, WE)
-            level = tl.zeros([BM], tl.float32)
-            delta = tl.zeros([BM], tl.float32)
+            level = tl.zeros([BT], tl.float32)
+            delta = tl.zeros([BT], tl.float32)
             if not SILU:
                 at = head.to(tl.int64) * tokens + q_first + row
                 level = tl.load(LSE + at, mask=real, other=float("inf"))
@@ -86,8 +90,8 @@ def bias_kernel(
                 q_first, k_first, row[:, None], held[None, :], rows, keys, tokens, SLOTS,
             )  # fmt: skip
             _weight, grad, _bent = slopes(
-                dot(q, tl.trans(k), tl.zeros([BM, BM], tl.float32)),
-                dot(grad_out, tl.trans(v), tl.zeros([BM, BM], tl.float32)),
+                dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),
+                dot(grad_out, tl.trans(v), tl.zeros([BT, BT], tl.float32)),
                 level[:, None], delta[:, None], seen, inner_scale, outer_scale, silu_scale, soft_cap,
                 POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
                 q_first, k_first, row[:, None], held[None, :], rows, keys, reach, steps, buckets, SILU, True,
@@ -102,13 +106,13 @@ def bias_kernel(
                 )
                 first = tl.min(tl.where(seen, bucket, W))
                 last = tl.max(tl.where(seen, bucket, -1))
-                for number in range(first, last + 1):
-                    share = tl.sum(tl.where(bucket == number, grad, 0.0))
-                    by_time += tl.where(tl.arange(0, W) == number, share, 0.0)
+                for turn in range(first, last + 1):
+                    share = tl.sum(tl.where(bucket == turn, grad, 0.0))
+                    by_time += tl.where(tl.arange(0, W) == turn, share, 0.0)
     program = (head * tl.num_programs(2) + split) * tl.num_programs(0) + diagonal
     if POSITION is not None:
         # Distances [diagonal - 1, diagonal + 1) tiles: the lower half, then the upper.
-        tl.store(PARTIAL + program * (2 * BM) + place, lower)
-        tl.store(PARTIAL + program * (2 * BM) + BM + place, upper)
+        tl.store(PARTIAL + program * (2 * BT) + place, lower)
+        tl.store(PARTIAL + program * (2 * BT) + BT + place, upper)
     if TIME is not None:
         tl.store(PARTIAL_TIME + program * W + tl.arange(0, W), by_time)

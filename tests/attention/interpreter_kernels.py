@@ -207,7 +207,7 @@ def test_a_gradient_through_the_log_sum_exp_is_added():
 
 
 def test_queries_may_be_fewer_than_keys_and_positions_align_at_the_newest():
-    compare(masks.cross([20, 3, 40], [60, 0, 10]), (32, 16), bias=2)
+    compare(masks.cross([20, 3, 80], [60, 0, 10]), (128, 16), bias=2)
 
 
 @pytest.mark.parametrize("seed", range(3))

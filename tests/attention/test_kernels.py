@@ -20,11 +20,12 @@ def run(marker):
     assert " passed" in done.stdout
 
 
+@pytest.mark.timeout(600)
 def test_the_kernels_match_float64_in_the_interpreter():
     run("not slow")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_the_kernels_match_float64_in_every_tile_shape_feature_and_dtype():
     run("slow")

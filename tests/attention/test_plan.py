@@ -182,7 +182,7 @@ def test_a_plan_of_65k_tokens_takes_at_most_5_ms_of_one_thread():
         for lengths in ([1024] * 64, [65536]):
             table = masks.candidates(lengths, 200)
             spent = []
-            for _ in range(9):
+            for _ in range(25):  # the best of many: neighbours on a shared core only add
                 began = time.thread_time()
                 plan(table, 128, 64)
                 spent.append(time.thread_time() - began)
