@@ -69,6 +69,16 @@ def test_a_run_leaves_everything_it_promises(whole):
     assert "<script" not in (finished.folder.path / "report.html").read_text()
 
 
+def test_the_report_says_what_was_predicted_beside_what_was_measured(whole):
+    _, finished = whole
+    receipt = finished.report["receipt"]
+    assert set(receipt["stages"]) == {"pretrain", "finetune", "rl"}
+    for name, stage in receipt["stages"].items():
+        measured = finished.report["rows"][name] / finished.report["wall_s"][name]
+        assert stage["measured_rows_per_s"] == pytest.approx(measured, rel=0.01)
+        assert stage["predicted_rows_per_s"] > 0
+
+
 def test_the_model_learns_the_ring(whole):
     _, finished = whole
     assert (
