@@ -31,8 +31,9 @@ from nonet.samples.prompts import prompts
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.device import HOST, PRECISIONS, device
 from nonet.workers.environment import Environment
-from nonet.workers.group import Hosts, WorkerGroup, ensure_ray
+from nonet.workers.group import WorkerGroup
 from nonet.workers.host import RoleSpec
+from nonet.workers.hosts import Hosts, Seat, ensure_ray
 from nonet.workers.worker import Place
 
 _WAIT_S = 600.0
@@ -242,14 +243,16 @@ def _probe(scenario: Scenario, side: Side) -> Iterator[WorkerGroup]:
         hosts = Hosts(
             {"probe": RoleSpec(Probe, (run_setup(scenario), side.precision))},
             name=f"probe of {side.name}",
-            device=side.pool.device,
-            cpus=0.0 if kind.resource else 1.0,
-            devices=1.0 if kind.resource else 0.0,
-            placement_group=spot,
-            env=env,
+            seat=Seat(
+                device=side.pool.device,
+                cpus=0.0 if kind.resource else 1.0,
+                devices=1.0 if kind.resource else 0.0,
+                placement_group=spot,
+                env=env,
+            ),
         )
         hosts.ready()
-        yield hosts.view("probe")
+        yield WorkerGroup.of(hosts, "probe")
         hosts.stop()
     finally:
         remove_placement_group(spot)
