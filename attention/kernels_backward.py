@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nonet.attention.configs import Config, Tile, bias_tile
+from nonet.attention.configs import Config, Tile
 from nonet.attention.kernels import (
     Gradients,
     Options,
@@ -57,7 +57,9 @@ def backward(
     grad_sink = None
     if options.sink is not None:
         grad_sink = -(torch.exp(options.sink.float()[:, None] - lse) * delta).sum(1)
-    position, time = _grad_bias(grad_out, (q, k, v), lse, delta, table, plans.dq, options, config.dq)
+    position, time = _grad_bias(
+        grad_out, (q, k, v), lse, delta, table, plans.dq, options, config.dq, config.piece
+    )
     return Gradients(grad_q, grad_k, grad_v, grad_sink, position, time)
 
 
@@ -133,6 +135,7 @@ def _grad_bias(
     plan: Plan,
     options: Options,
     tile: Tile,
+    piece: int,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of the position and the time table, or None."""
     from nonet.attention.triton_bias import bias_kernel
@@ -140,7 +143,7 @@ def _grad_bias(
     bias, (q, k, v) = options.bias, inputs
     if bias is None or (bias.position is None and bias.time is None):
         return None, None
-    size, heads = bias_tile(max(q.shape[2], v.shape[2]), tile), q.shape[1]
+    size, heads = min(piece, tile.block_q), q.shape[1]
     # A key is at most max_k - 1 before the query's place and max_q - 1 behind it.
     lowest, highest = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
     diagonals = lowest + highest + 1

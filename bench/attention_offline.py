@@ -105,7 +105,7 @@ def shipped(
     """A shipped configuration's kernel (forward, dq, dkv or bias) with these optional arguments, compiled."""
     import torch
 
-    from nonet.attention.configs import bias_tile, config_for
+    from nonet.attention.configs import config_for
     from nonet.attention.triton_backward import dkv_kernel, dq_kernel
     from nonet.attention.triton_bias import bias_kernel
     from nonet.attention.triton_forward import forward_kernel
@@ -129,7 +129,7 @@ def shipped(
     }
     constants |= {"D": width, "E": values, "WD": _power(width), "WE": _power(values), "SILU": silu}
     if kernel == "bias":
-        constants |= {"W": 64, "BT": bias_tile(max(width, values), tile)}
+        constants |= {"W": 64, "BT": config.piece}
     made = compile_kernel(code, dtype, constants, chip, tile.warps, tile.stages)
     found = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
     return {**found, "shared_limit": shared_limit(chip), "machine": machine_loops(made.sass)}
