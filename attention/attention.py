@@ -236,6 +236,11 @@ def _backend(name: str, q: Tensor, v: Tensor, call: Call) -> str:
         raise ConfigError(f"backend is {name!r}; there are {', '.join(BACKENDS)}.")
     host = q.device.type == "cpu"
     if name == "auto":
+        chosen = os.environ.get(
+            "NONET_ATTENTION", "auto"
+        )  # one backend on all devices: then their bits can be compared
+        if chosen != "auto":
+            return chosen
         if q.is_cuda and q.dtype != torch.float64:
             return "triton"
         if npu.available(q, v, call):
