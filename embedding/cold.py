@@ -190,7 +190,12 @@ class ColdTier:
         records = np.empty(len(rows.key), dtype=self._kind)
         half = _HALVES.get(self.spec.dtype)
         row = rows.row if half is None else torch.from_numpy(rows.row).to(half).view(torch.int16).numpy()
-        records["key"], records["step"], records["row"], records["state"] = rows.key, rows.step, row, rows.state
+        records["key"], records["step"], records["row"], records["state"] = (
+            rows.key,
+            rows.step,
+            row,
+            rows.state,
+        )
         return records
 
     def _unpacked(self, keys: np.ndarray, records: np.ndarray, gone: np.ndarray) -> RowColumns:
@@ -207,7 +212,9 @@ def _own_folder(parent: Path) -> tuple[Path, int]:
     parent.mkdir(parents=True, exist_ok=True)
     gate = os.open(parent, os.O_RDONLY)
     try:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # two that start at once would sweep each other's folder before it is locked
+        fcntl.flock(
+            gate, fcntl.LOCK_EX
+        )  # two that start at once would sweep each other's folder before it is locked
         for left in parent.glob(f"{_PREFIX}*"):
             lock = _locked(left)
             if lock is not None:

@@ -56,9 +56,13 @@ def device_row_bytes(spec: TableSpec) -> int:
 class DeviceCache:
     """HotRows in `rows` rows of torch tensors on `device`."""
 
-    def __init__(self, spec: TableSpec, rows: int, *, device: str = "cpu", policy: str = "lfu", seed: int = 0):
+    def __init__(
+        self, spec: TableSpec, rows: int, *, device: str = "cpu", policy: str = "lfu", seed: int = 0
+    ):
         if policy not in POLICIES or rows < 1:
-            raise ConfigError(f"a device cache wants at least 1 row and lfu or lru, got {rows} and {policy!r}")
+            raise ConfigError(
+                f"a device cache wants at least 1 row and lfu or lru, got {rows} and {policy!r}"
+            )
         self.spec, self.capacity, self.policy = spec, rows, policy
         self.device = torch.device(device)
         self._optimizer = row_optimizer(spec.optimizer)
@@ -228,7 +232,9 @@ class DeviceCache:
         """Copies of the rows in these places, on the host."""
         self._dirty[slots] = False
         at = self._on_device(slots)
-        row, state = (tensor.index_select(0, at).float().cpu().numpy() for tensor in (self._rows, self._state))
+        row, state = (
+            tensor.index_select(0, at).float().cpu().numpy() for tensor in (self._rows, self._state)
+        )
         return RowColumns(self._key[slots], row, state, self._step[slots], np.zeros(len(slots), bool))
 
     def _forget(self, slots: np.ndarray) -> None:

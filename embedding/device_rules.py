@@ -72,7 +72,9 @@ def _adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
 
 
 def _rowwise_adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
-    width = torch.full((), float(grads.shape[1]), device=grads.device)  # a tensor: torch multiplies by 1 / a number
+    width = torch.full(
+        (), float(grads.shape[1]), device=grads.device
+    )  # a tensor: torch multiplies by 1 / a number
     state.add_((_square_sum(grads) / width)[:, None])
     rate = torch.full_like(state, _f32(step.lr)) / (_sqrt(state) + _f32(step.eps))
     rows.sub_(rate * grads)

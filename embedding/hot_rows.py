@@ -71,3 +71,7 @@ class HotRows(Protocol):
     def drop(self, keys: np.ndarray) -> None:
         """Forget the rows of these keys, changed or not."""
         ...
+
+    def clear(self) -> None:
+        """Forget every row and every batch."""
+        ...

@@ -20,7 +20,9 @@ class LookAhead:
 
     def __init__(self) -> None:
         self._latest = SlotIndex("look-ahead")  # key -> number of its latest occurrence
-        self._next = np.empty(0, dtype=np.int64)  # of each occurrence since _first, the step of the key's next one
+        self._next = np.empty(
+            0, dtype=np.int64
+        )  # of each occurrence since _first, the step of the key's next one
         self._first = 0
         self._batches: dict[int, np.ndarray] = {}
 

@@ -38,7 +38,9 @@ class SlotIndex:
         if count:
             bits = (numbers + 1).astype(np.int64).view(np.float32).reshape(count, 2)
             none = np.zeros((count, 0), np.float32)
-            self._table._upsert(RowColumns(keys, bits, none, np.zeros(count, np.int64), np.zeros(count, bool)))
+            self._table._upsert(
+                RowColumns(keys, bits, none, np.zeros(count, np.int64), np.zeros(count, bool))
+            )
 
     def drop(self, keys: np.ndarray) -> None:
         """Forget these keys [N]."""

@@ -84,7 +84,9 @@ class TieredTable(BaseTable):
     Rows come back on the device where there is one. Only `prefetch` is more than the protocol: it says what comes.
     """
 
-    def __init__(self, host: BaseTable, hot: HotRows | None = None, cold: ColdTier | None = None, host_rows: int = 0):
+    def __init__(
+        self, host: BaseTable, hot: HotRows | None = None, cold: ColdTier | None = None, host_rows: int = 0
+    ):
         spec = host.spec
         settings = {name: getattr(spec, name) for name in spec.__slots__ if name != "dim"}
         super().__init__(host.name, host.dim, seed=host.seed, **settings)
@@ -99,7 +101,11 @@ class TieredTable(BaseTable):
         """The table that keeps its rows in `host` and in these tiers."""
         tiers.check(host.spec)
         rows = tiers.rows_on_device(host.spec)
-        hot = DeviceCache(host.spec, rows, device=tiers.device, policy=tiers.policy, seed=host.seed) if rows else None
+        hot = (
+            DeviceCache(host.spec, rows, device=tiers.device, policy=tiers.policy, seed=host.seed)
+            if rows
+            else None
+        )
         cold = ColdTier(Path(tiers.folder), host.spec) if tiers.folder else None
         return cls(host, hot, cold, tiers.host_rows)
 
@@ -123,9 +129,10 @@ class TieredTable(BaseTable):
 
     def clear(self) -> None:
         """Forget every row, and count steps from 0 again."""
-        for tier in (self.host, self.hot, self.cold):
+        self.host.clear()  # type: ignore[attr-defined]
+        for tier in (self.hot, self.cold):
             if tier is not None:
-                tier.clear()  # type: ignore[attr-defined]
+                tier.clear()
         self.step = 0
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
@@ -193,7 +200,9 @@ class TieredTable(BaseTable):
         if train:
             self.traffic.wanted += len(np.unique(wanted[here]))
         if train and self.spec.evicts:
-            self.host.lookup(wanted[here], train=True, step=step)  # so that the host knows that they were seen
+            self.host.lookup(
+                wanted[here], train=True, step=step
+            )  # so that the host knows that they were seen
         if here.all():
             return held
         rest = self._from_memory(wanted[~here], train, step).to(hot.device)
@@ -276,33 +285,36 @@ class TieredTable(BaseTable):
         """
         if self.cold is None or len(self.host) <= self.host_rows:
             return
-        enough, round_start = self.host_rows - self.host_rows // 8, self._hand
-        while len(self.host) > enough:
-            sample = self._sampled(needed)
+        excess = len(self.host) - (self.host_rows - self.host_rows // 8)
+        idle = 0  # slices since a row went
+        while excess > 0 and idle < SLICES:
+            start = self._hand
+            sample = self._sampled(needed, min(2 * excess, _LOOK_ROWS))
+            idle += (self._hand - start - 1) % SLICES + 1
             if len(sample.key):
-                oldest = np.argsort(sample.step, kind="stable")[: min(-(-len(sample.key) // 2), len(self.host) - enough)]
+                oldest = np.argsort(sample.step, kind="stable")[: min(-(-len(sample.key) // 2), excess)]
                 chosen = np.zeros(len(sample.key), bool)
                 chosen[oldest] = True
                 self._send_down(sample.where(chosen))
-            elif self._hand == round_start:
-                return  # nothing may go
+                excess, idle = excess - len(oldest), 0
 
-    def _sampled(self, needed: np.ndarray) -> RowColumns:
-        """The next rows that the hand finds, without those that stay; at most one round."""
-        parts: list[RowColumns] = []
-        count, start = 0, self._hand
-        while count < _LOOK_ROWS:
-            stop = min(self._hand + _PART_SLICES, SLICES)
+    def _sampled(self, needed: np.ndarray, look: int) -> RowColumns:
+        """About `look` rows that the hand finds next, within a round, without those that stay."""
+        parts, count, start = [], 0, self._hand
+        width = max(_PART_SLICES, SLICES * look // max(1, len(self.host)) // _PART_SLICES * _PART_SLICES)
+        while count < look:
+            stop = min(self._hand + width, SLICES)
             for part in self.host._chosen(range(self._hand, stop), None):
-                stays = np.isin(part.key, needed)
-                if self.hot is not None:
-                    stays |= self.hot.holds(part.key)
-                parts.append(part.where(~stays))
-                count += int((~stays).sum())
+                parts.append(part)
+                count += len(part.key)
             self._hand = stop % SLICES
-            if self._hand == start:
+            if start in range(self._hand, self._hand + width):
                 break
-        return joined(parts, self.spec)
+        found = joined(parts, self.spec)
+        stays = np.isin(found.key, needed)
+        if self.hot is not None:
+            stays |= self.hot.holds(found.key)
+        return found.where(~stays)
 
     def _send_down(self, rows: RowColumns) -> None:
         assert self.cold is not None
@@ -379,10 +391,19 @@ def _cut(rows: RowColumns) -> Iterator[RowColumns]:
 
 def report(table: TieredTable) -> dict[str, Any]:
     """What the tiers hold and what went between them, for metrics."""
-    found: dict[str, Any] = {"host_rows": len(table.host), "promoted": table.promoted, "demoted": table.demoted}
+    found: dict[str, Any] = {
+        "host_rows": len(table.host),
+        "promoted": table.promoted,
+        "demoted": table.demoted,
+    }
     if table.hot is not None:
         traffic = table.traffic
-        found |= {"device_rows": len(table.hot), "hit_rate": traffic.hit_rate, "loaded": traffic.loaded, "written": traffic.written}
+        found |= {
+            "device_rows": len(table.hot),
+            "hit_rate": traffic.hit_rate,
+            "loaded": traffic.loaded,
+            "written": traffic.written,
+        }
     if table.cold is not None:
         found |= {"cold_rows": len(table.cold), "cold_bytes": table.cold.nbytes}
     return found

@@ -58,7 +58,9 @@ for _module in (_tables, _policies):
 
 def both(folder, rows=40, host_rows=0, dim=8, policy="lfu", **settings):
     spec = TableSpec(dim, **settings)
-    tiers = Tiers(device_rows=rows, host_rows=host_rows, folder=str(folder) if host_rows else "", policy=policy)
+    tiers = Tiers(
+        device_rows=rows, host_rows=host_rows, folder=str(folder) if host_rows else "", policy=policy
+    )
     return TieredTable.over(make_table("item", spec, 7), tiers), make_table("item", spec, 7)
 
 
