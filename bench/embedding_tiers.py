@@ -126,7 +126,8 @@ def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     except ImportError:
         return [*found, {"skipped": "LMDB", "reason": "lmdb is not installed"}]
     with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=1 << 30, sync=False) as store:
-        put, read = _us_a_row(lambda part: _lmdb_put(store, part), rows, size), _us_a_row(lambda some: _lmdb_get(store, some), asked, size)  # fmt: skip
+        put = _us_a_row(lambda part: _lmdb_put(store, part), rows, size)
+        read = _us_a_row(lambda some: _lmdb_get(store, some), asked, size)
     return [*found, {"measure": "LMDB, us a row", "put": put, "read": read}]
 
 

@@ -139,10 +139,12 @@ class TieredTable(BaseTable):
         """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
         wanted = int64_keys(keys)
         step = self.step + 1 if step is None else step
-        if self.hot is None:
-            rows = self._from_memory(wanted, train, step)
-        else:
-            rows = self._from_device(self.hot, wanted, train, step)
+        hot = self.hot
+        rows = (
+            self._from_device(hot, wanted, train, step)
+            if hot is not None
+            else self._from_memory(wanted, train, step)
+        )
         if train:
             self._demote(wanted)
         return rows
@@ -301,7 +303,7 @@ class TieredTable(BaseTable):
     def _sampled(self, needed: np.ndarray, look: int) -> RowColumns:
         """About `look` rows that the hand finds next, within a round, without those that stay."""
         parts, count, start = [], 0, self._hand
-        width = max(_PART_SLICES, SLICES * look // max(1, len(self.host)) // _PART_SLICES * _PART_SLICES)
+        width = self._width(look, len(self.host))
         while count < look:
             stop = min(self._hand + width, SLICES)
             for part in self.host._chosen(range(self._hand, stop), None):
@@ -328,13 +330,18 @@ class TieredTable(BaseTable):
             yield from self.host._chosen(slices, since)
             return
         waiting: list[RowColumns] = []
-        for start in range(slices.start, slices.stop, _PART_SLICES):
-            waiting += self._part(range(start, min(start + _PART_SLICES, slices.stop)), since)
+        width = self._width(EXPORT_ROWS, len(self))
+        for start in range(slices.start, slices.stop, width):
+            waiting += self._part(range(start, min(start + width, slices.stop)), since)
             if sum(len(part.key) for part in waiting) >= EXPORT_ROWS:
                 yield from _cut(joined(waiting, self.spec))
                 waiting = []
         if waiting:
             yield from _cut(joined(waiting, self.spec))
+
+    def _width(self, rows: int, held: int) -> int:
+        """How many slices have about so many of the rows held."""
+        return min(SLICES, max(_PART_SLICES, SLICES * rows // max(1, held) // _PART_SLICES * _PART_SLICES))
 
     def _part(self, slices: range, since: int | None) -> list[RowColumns]:
         """The rows of a few slices from host and disk, by slice and key."""
