@@ -23,7 +23,8 @@ from nonet.embedding.bulk import take
 from nonet.embedding.cold import ColdTier
 from nonet.embedding.core import make_table
 from nonet.embedding.spec import TableSpec
-from nonet.embedding.tiers import TieredTable, Tiers
+from nonet.embedding.tiered_table import TieredTable
+from nonet.embedding.tiers import Tiers
 from nonet.random import rng
 
 ROWS, KEYS, WIDTH = 1_000_000, 8192, 64
