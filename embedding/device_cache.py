@@ -9,8 +9,6 @@ rows that no foreseen batch needs, by LFU or LRU; then those needed last. Only t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,21 +29,6 @@ _SAMPLE = 32  # candidates a victim, where there are more
 _AGE = 16  # uses are halved when there were this many for every row of room
 _PINNED = np.iinfo(np.int64).max
 _FORESEEN = 1 << 62
-
-
-@dataclass
-class Traffic:
-    """Distinct rows that training batches asked for, that came up from the host, and that went back changed."""
-
-    wanted: int = 0
-    loaded: int = 0
-    bypassed: int = 0
-    written: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """The part of the rows asked for that was here and did not have to come."""
-        return 1 - (self.loaded + self.bypassed) / self.wanted if self.wanted else 0.0
 
 
 def device_row_bytes(spec: TableSpec) -> int:

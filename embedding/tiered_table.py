@@ -11,23 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nonet.embedding.arrow import RowColumns
-from nonet.embedding.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
-from nonet.embedding.bulk import by_slice, joined, take
+from nonet.embedding.base import ALL_SLICES, BaseTable, int64_keys
+from nonet.embedding.bulk import take
 from nonet.embedding.cold import ColdTier
 from nonet.embedding.core import make_table
-from nonet.embedding.device_cache import DeviceCache, Traffic
-from nonet.embedding.hand import Hand, slices_with
+from nonet.embedding.device_cache import DeviceCache
+from nonet.embedding.hand import Hand
 from nonet.embedding.hot_rows import HotRows
+from nonet.embedding.merge import merged
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.table import NumPyTable
 from nonet.embedding.tiers import Tiers
+from nonet.embedding.traffic import Traffic
 
 
 def tiered(tiers: Tiers) -> Callable[[str, TableSpec, int], TieredTable]:
@@ -247,25 +248,7 @@ class TieredTable(BaseTable):
         if self.cold is None or not len(self.cold):
             yield from self.host._chosen(slices, since)
             return
-        waiting: list[RowColumns] = []
-        width = slices_with(EXPORT_ROWS, len(self))
-        for start in range(slices.start, slices.stop, width):
-            waiting += self._part(range(start, min(start + width, slices.stop)), since)
-            if sum(len(part.key) for part in waiting) >= EXPORT_ROWS:
-                yield from _cut(joined(waiting, self.spec))
-                waiting = []
-        if waiting:
-            yield from _cut(joined(waiting, self.spec))
-
-    def _part(self, slices: range, since: int | None) -> list[RowColumns]:
-        """The rows of a few slices from host and disk, by slice and key."""
-        assert self.cold is not None
-        parts = list(self.host._chosen(slices, since))
-        for keys in self.cold.keys(slices):
-            rows = self.cold.read(keys)
-            parts.append(rows if since is None else rows.where(rows.step > since))
-        every = joined(parts, self.spec)
-        return [by_slice(every)] if len(every.key) else []
+        yield from merged(self.host, self.cold, slices, since)
 
     def _holds(self, keys: np.ndarray) -> np.ndarray:
         held = self.host._holds(keys)
@@ -301,30 +284,3 @@ def _filled(found: RowColumns, more: RowColumns) -> RowColumns:
     gone = found.deleted.copy()
     gone[lacks] = more.deleted
     return RowColumns(found.key, row, state, step, gone)
-
-
-def _cut(rows: RowColumns) -> Iterator[RowColumns]:
-    for start in range(0, len(rows.key), EXPORT_ROWS):
-        chosen = np.zeros(len(rows.key), bool)
-        chosen[start : start + EXPORT_ROWS] = True
-        yield rows.where(chosen)
-
-
-def report(table: TieredTable) -> dict[str, Any]:
-    """What the tiers hold and what went between them, for metrics."""
-    found: dict[str, Any] = {
-        "host_rows": len(table.host),
-        "promoted": table.promoted,
-        "demoted": table.demoted,
-    }
-    if table.hot is not None:
-        traffic = table.traffic
-        found |= {
-            "device_rows": len(table.hot),
-            "hit_rate": traffic.hit_rate,
-            "loaded": traffic.loaded,
-            "written": traffic.written,
-        }
-    if table.cold is not None:
-        found |= {"cold_rows": len(table.cold), "cold_bytes": table.cold.nbytes}
-    return found

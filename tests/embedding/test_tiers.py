@@ -13,8 +13,9 @@ from nonet.embedding.slices import SliceMap
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.store import SparseTable
 from nonet.embedding.table import NumPyTable
-from nonet.embedding.tiered_table import TieredTable, report, tiered
+from nonet.embedding.tiered_table import TieredTable, tiered
 from nonet.embedding.tiers import Tiers
+from nonet.embedding.traffic import report
 from nonet.embedding.world import SparseWorld
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
