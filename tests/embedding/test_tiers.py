@@ -247,3 +247,15 @@ def test_a_tiered_table_speaks_the_protocol(tmp_path):
 def test_tiers_that_cannot_be_are_refused_with_the_way_out(tiers, spec, message):
     with pytest.raises(ConfigError, match=message):
         TieredTable.over(make_table("item", TableSpec(4, **spec), 7), Tiers(**tiers))
+
+
+def test_tiers_work_where_there_is_no_core(tmp_path, monkeypatch):
+    monkeypatch.setattr("nonet.embedding.slot_index.make_table", NumPyTable.of)
+    host, alone = (NumPyTable("item", 8, seed=7, optimizer="adam") for _ in range(2))
+    table = TieredTable.over(host, Tiers(device_rows=40, host_rows=130, folder=str(tmp_path)))
+    for step, keys, grads in batches(20, 8, KEYS):
+        assert torch.equal(table.lookup(keys, train=True), alone.lookup(keys, train=True))
+        for made in (table, alone):
+            made.apply(keys, grads, step)
+    assert_same(table, alone)
+    assert report(table)["cold_rows"] > 50
