@@ -43,6 +43,8 @@ def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
         if not len(table):
             return absent(table.spec, keys)
         return RowColumns(keys, table._rows[at], table._state[at], table._touched[at], found < 0)
+    if hasattr(table, "take"):  # a table of several tiers
+        return table.take(keys)  # type: ignore[attr-defined]
     raise ConfigError(f"rows cannot be taken by key out of a {type(table).__name__}")
 
 

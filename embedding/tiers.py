@@ -1,0 +1,51 @@
+"""How many rows of a table lie on a device, in memory and on disk.
+
+Rows on the device keep their place in memory, so memory holds more than twice as many; what is over its budget goes to disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nonet.embedding.device_cache import device_row_bytes
+from nonet.embedding.spec import TableSpec
+from nonet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What each tier may hold.
+
+    device, device_rows or device_bytes   where hot rows lie and how many; neither: no such tier
+    policy       who leaves the device: lfu or lru, after what the coming batches need
+    host_rows    rows that memory holds before some go to disk, with `folder` to put them; 0: all
+    """
+
+    device: str = "cpu"
+    device_rows: int = 0
+    device_bytes: int = 0
+    policy: str = "lfu"
+    host_rows: int = 0
+    folder: str = ""
+
+    def rows_on_device(self, spec: TableSpec) -> int:
+        """The device's budget in rows; of two the smaller."""
+        budgets = [self.device_rows, self.device_bytes // device_row_bytes(spec)]
+        return min((budget for budget in budgets if budget), default=0)
+
+    def check(self, spec: TableSpec) -> None:
+        """ConfigError where these tiers cannot serve such a table."""
+        if bool(self.host_rows) != bool(self.folder):
+            raise ConfigError(
+                f"a cold tier wants host_rows and a folder, got {self.host_rows} and {self.folder!r}; give both or neither"
+            )
+        if self.host_rows and self.host_rows <= 2 * self.rows_on_device(spec):
+            raise ConfigError(
+                f"host_rows must be more than twice the {self.rows_on_device(spec)} rows of the device, got {self.host_rows}: "
+                "every row on the device keeps its place in memory"
+            )
+        if self.host_rows and spec.evicts:
+            raise ConfigError(
+                "a table that forgets rows (ttl_steps, or evict and a budget) has no use for a cold tier: "
+                "leave out host_rows and folder, or the eviction"
+            )
