@@ -157,9 +157,14 @@ class HfModel(Part):
     attention: Literal["uni", "sdpa", "eager"] = "sdpa"
 
 
+class DeepFm(Part):
+    hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
+    dropout: Share = 0.2
+
+
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
-    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel}
+    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel, "deepfm": DeepFm}
 
 
 class Admit(Part):
@@ -185,6 +190,9 @@ class Table(Part):
     dim: Positive | None = None
     optimizer: Optimizer | None = None
     lr: Rate | None = None
+    combiner: Annotated[
+        Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")
+    ] = None
     admit: Admit | None = None
     evict: Evict | None = None
     budget: Bytes | None = None
