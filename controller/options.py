@@ -183,6 +183,8 @@ class TableDefaults(Part):
     dim: Positive = 32
     optimizer: Optimizer = "rowwise_adagrad"
     lr: Rate = 0.02
+    init_scale: Annotated[float, Field(ge=0)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
 
 
 class Table(Part):
@@ -190,6 +192,12 @@ class Table(Part):
     dim: Positive | None = None
     optimizer: Optimizer | None = None
     lr: Rate | None = None
+    init_scale: Annotated[
+        float | None, Field(ge=0, description="first values are uniform within this of 0; 0.02 by default")
+    ] = None
+    weight_decay: Annotated[
+        float | None, Field(ge=0, description="decoupled, of the rows a step touches; 0 by default")
+    ] = None
     combiner: Annotated[
         Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")
     ] = None

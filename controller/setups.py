@@ -23,6 +23,11 @@ def run_setup(scenario: Scenario) -> RunSetup:
             "optimizer": table.optimizer or defaults.optimizer,
             "lr": table.lr or defaults.lr,
         }
+        for key in ("init_scale", "weight_decay"):
+            own = getattr(table, key)
+            value = getattr(defaults, key) if own is None else own
+            if value is not None:
+                tables[name][key] = value
         for feature in table.features or [name]:
             features[feature] = name
     return RunSetup(

@@ -8,6 +8,7 @@ what it loses it loses for want of interactions between features.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,7 @@ def _loss(logits: Tensor, label: Tensor) -> Tensor:
 
 def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tensor:
     weights = start.clone()
-    transposed = matrix.t().to_sparse_csr()
+    transposed = _csr(matrix.to_sparse_coo().t().coalesce())
     solver = torch.optim.LBFGS([weights], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -92,6 +93,15 @@ def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tens
     with torch.no_grad():
         solver.step(closure)  # type: ignore[arg-type]
     return weights.detach()
+
+
+def _csr(matrix: Tensor) -> Tensor:
+    """In compressed rows, which torch calls beta, once a process; a product with a vector is all that is asked of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Sparse CSR tensor support is in beta", category=UserWarning
+        )
+        return matrix.to_sparse_csr()
 
 
 def _matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tensor:
@@ -114,4 +124,4 @@ def _matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tenso
         (count, width),
         check_invariants=False,
     )
-    return matrix.coalesce().to_sparse_csr()
+    return _csr(matrix.coalesce())
