@@ -157,9 +157,14 @@ class HfModel(Part):
     attention: Literal["uni", "sdpa", "eager"] = "sdpa"
 
 
+class DeepFm(Part):
+    hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
+    dropout: Share = 0.2
+
+
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
-    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel}
+    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel, "deepfm": DeepFm}
 
 
 class Admit(Part):
@@ -178,6 +183,8 @@ class TableDefaults(Part):
     dim: Positive = 32
     optimizer: Optimizer = "rowwise_adagrad"
     lr: Rate = 0.02
+    init_scale: Annotated[float, Field(ge=0)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
 
 
 class Table(Part):
@@ -185,6 +192,15 @@ class Table(Part):
     dim: Positive | None = None
     optimizer: Optimizer | None = None
     lr: Rate | None = None
+    init_scale: Annotated[
+        float | None, Field(ge=0, description="first values are uniform within this of 0; 0.02 by default")
+    ] = None
+    weight_decay: Annotated[
+        float | None, Field(ge=0, description="decoupled, of the rows a step touches; 0 by default")
+    ] = None
+    combiner: Annotated[
+        Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")
+    ] = None
     admit: Admit | None = None
     evict: Evict | None = None
     budget: Bytes | None = None

@@ -17,8 +17,8 @@ from nonet.controller.options import Reinforced
 from nonet.controller.recorder import Recorder
 from nonet.controller.report import headline, make_report
 from nonet.controller.session import Session
+from nonet.controller.setups import baselines_of
 from nonet.controller.stages import probe_rewards, rehearse, run_stage
-from nonet.models.baselines import BASELINES
 from nonet.workers.future import GroupFuture
 
 _EVALUATE_S = 1800.0
@@ -40,7 +40,7 @@ class Pipeline:
                 self._timed(name, seconds)
             self._note_start()
             rehearse(session)
-            for name in BASELINES:
+            for name in baselines_of(session.scenario):
                 self._evaluate(name, "baseline", name)
             self._collect(wait=True)
             for name in self._done_before(session.restored):
@@ -65,9 +65,10 @@ class Pipeline:
             text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
             + ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test")),
         )
-        self.recorder.event(
-            "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
-        )
+        if tokens:
+            self.recorder.event(
+                "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
+            )
         if self.session.restored:
             at = self.session.restored
             self.recorder.event("note", text=f"resumed from step {at.stage_step} of {at.stage}")
@@ -144,7 +145,8 @@ class Pipeline:
     def _finish(self) -> None:
         session = self.session
         order = list(session.stages)
-        pairs = [(last, other) for last in order for other in (*BASELINES, *order[: order.index(last)])]
+        baselines = baselines_of(session.scenario)
+        pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
         paired = (
             session.evaluator.compare(pairs).get(_EVALUATE_S)
             if session.facts["data"]["held_out"]["test"]

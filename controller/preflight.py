@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nonet.controller.options import Reinforced
+from nonet.controller.options import Reinforced, Supervised
 from nonet.controller.scenario import Scenario
-from nonet.controller.setups import reward_options
+from nonet.controller.setups import predicts_clicks, reward_options
 from nonet.controller.sources import data_setup
 from nonet.controller.support import check_runnable
 from nonet.errors import ConfigError, DataError
+from nonet.models.click_metrics import check_metric
 from nonet.models.metrics import parse_metric
 from nonet.rl.reward import check_options, find_reward
 from nonet.samples.sequences import RL, TEST, build_sequences
@@ -20,10 +21,31 @@ def check(scenario: Scenario, folder: Path) -> None:
     """Read and split the data, find the rewards, parse the metrics. Raises ConfigError or DataError, one line."""
     check_runnable(scenario)
     for metric in scenario.evaluate.metrics:
-        parse_metric(metric)
+        check_metric(metric) if predicts_clicks(scenario) else parse_metric(metric)
+    if predicts_clicks(scenario):
+        _check_clicks(scenario)
     for _, name, options in reward_options(scenario):
         check_options(find_reward(options.use or name, folder, name=name), options.options(), name=name)
     _check_data(scenario, folder)
+
+
+def _check_clicks(scenario: Scenario) -> None:
+    for name, body in scenario.stages.items():
+        if not isinstance(body, Supervised):
+            continue
+        if not body.target:
+            raise ConfigError(
+                f'stages.{name}: deepfm wants target: a condition that says what a click is, e.g. "rating >= 4"'
+            )
+        if body.batch.tokens is None:
+            raise ConfigError(
+                f"stages.{name}: deepfm wants batch: {{tokens: N}}, the events of a step, e.g. 256"
+            )
+    dims = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
+    if len(dims) != 1 or min(dims) < 2:
+        raise ConfigError(
+            f"sparse.tables: deepfm wants one dim of at least 2 for all tables, got {sorted(dims)}"
+        )
 
 
 def _check_data(scenario: Scenario, folder: Path) -> None:

@@ -15,7 +15,7 @@ from nonet.controller.plan import Plan
 from nonet.controller.receipt import facts_of, make_receipt
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
-from nonet.models.baselines import BASELINES
+from nonet.controller.setups import baselines_of
 from nonet.models.metrics import paired
 
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
@@ -31,8 +31,9 @@ def make_report(
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out"} by group."""
     facts = run.read_json("results/tokenise.json")
+    baselines = baselines_of(scenario)
     comparison = run.read_json("results/comparison.json") or {}
-    results = {name: run.read_json(f"results/{name}.json") for name in (*BASELINES, *scenario.stages)}
+    results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: found for name, found in results.items() if found}
     report = {
         "run": run.id,
@@ -41,7 +42,7 @@ def make_report(
         "command": (run.read_json("command.json") or {}).get("command", f"nonet run {scenario.name}"),
         "data": facts["data"],
         "stages": {name: headline(results[name]) for name in scenario.stages if name in results},
-        "baselines": {name: headline(results[name]) for name in BASELINES if name in results},
+        "baselines": {name: headline(results[name]) for name in baselines if name in results},
         "detail": {name: found["detail"] for name, found in results.items()},
         "paired": comparison.get("paired", {}),
         **_rewards(run, scenario),

@@ -23,6 +23,11 @@ def run_setup(scenario: Scenario) -> RunSetup:
             "optimizer": table.optimizer or defaults.optimizer,
             "lr": table.lr or defaults.lr,
         }
+        for key in ("init_scale", "weight_decay"):
+            own = getattr(table, key)
+            value = getattr(defaults, key) if own is None else own
+            if value is not None:
+                tables[name][key] = value
         for feature in table.features or [name]:
             features[feature] = name
     return RunSetup(
@@ -31,7 +36,21 @@ def run_setup(scenario: Scenario) -> RunSetup:
         {"use": scenario.model.use, **scenario.model.options()},
         tables,
         features,
+        {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
     )
+
+
+def predicts_clicks(scenario: Scenario) -> bool:
+    """Whether the model answers how likely an event is liked, instead of which comes next."""
+    return scenario.model.use == "deepfm"
+
+
+def baselines_of(scenario: Scenario) -> tuple[str, ...]:
+    """The names of what the model is measured against."""
+    from nonet.models.baselines import BASELINES
+    from nonet.models.click_baselines import CLICK_BASELINES
+
+    return CLICK_BASELINES if predicts_clicks(scenario) else tuple(BASELINES)
 
 
 def targets(scenario: Scenario) -> dict[str, str]:
@@ -68,6 +87,15 @@ def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, Rol
         "evaluator": RoleSpec(Evaluator, (run, evaluate)),
         "tokenise": RoleSpec(Tokeniser),
     }
+    if predicts_clicks(scenario):
+        from nonet.workers.click_evaluator import ClickEvaluator
+        from nonet.workers.click_tokenise import ClickTokeniser
+        from nonet.workers.click_trainer import ClickTrainer
+        from nonet.workers.idle import Idle
+
+        specs["trainer"], specs["rollout"] = RoleSpec(ClickTrainer, (run,)), RoleSpec(Idle)
+        specs["evaluator"] = RoleSpec(ClickEvaluator, (run, evaluate))
+        specs["tokenise"] = RoleSpec(ClickTokeniser)
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
             RewardWorker, (name, options.use or name, str(folder), options.options())
@@ -79,6 +107,7 @@ def stage_setups(scenario: Scenario, users: int, events: int) -> dict[str, Stage
     """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events."""
     setups: dict[str, StageSetup] = {}
     first = 0
+    users = events if predicts_clicks(scenario) else users  # a click model's row is an event
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
         lengths = _supervised(body, users, events) if isinstance(body, Supervised) else _reinforced(body)

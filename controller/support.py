@@ -26,7 +26,7 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield "data.events.compress"
     if data.join:
         yield "data.join"
-    if scenario.model.use != "sid_decoder":
+    if scenario.model.use not in ("sid_decoder", "deepfm"):
         yield f"model.use: {scenario.model.use}"
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
@@ -45,7 +45,9 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     for name, stage in scenario.stages.items():
         if stage.roles:
             yield f"stages.{name}.roles (roles that change between stages)"
-        if isinstance(stage, Reinforced):
+        if isinstance(stage, Reinforced) and scenario.model.use == "deepfm":
+            yield f"stages.{name} with rewards for deepfm, which makes no lists"
+        elif isinstance(stage, Reinforced):
             yield from _missing_rl(f"stages.{name}", stage)
 
 

@@ -241,7 +241,7 @@ class EventView:
         assert self._panel
         metrics = event["metrics"]
         self._panel.table(f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())])
-        if event["name"] in BASELINES:
+        if event["name"] in BASELINES or not event["shown"]:
             return
         before = self._shown.get(self._last or "")
         rows = [

@@ -42,7 +42,11 @@ __all__ = [
     "score_checked",
 ]
 
-SHIPPED = ("hit", "rank")
+SHIPPED = {
+    "hit": "nonet.rl.rewards:hit",
+    "rank": "nonet.rl.rewards:rank",
+    "ctr": "nonet.rl.click:PredictedClick",
+}
 FIELDS = ("item_id", "item", "sid", "logp", "target", "history", "user_id", "scene", "uid", "valid", "step")
 """Arguments of a reward function that are fields of Rollouts; any other name is a joined column."""
 
@@ -208,11 +212,12 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
     elif attribute:
         module = _import(where, f"{title} ({use})")
     elif use in SHIPPED:
-        module, attribute = importlib.import_module("nonet.rl.rewards"), use
+        where, _, attribute = SHIPPED[use].partition(":")
+        module = importlib.import_module(where)
     else:
         ways = "Or name file.py[:Name] or package.module:Name."
         raise ConfigError(
-            f"{title}: no reward {use!r} is shipped{_suggestion(use, SHIPPED).rstrip('?')}. {ways}"
+            f"{title}: no reward {use!r} is shipped{_suggestion(use, list(SHIPPED)).rstrip('?')}. {ways}"
         )
     return _named(module, attribute, title) if attribute else _only(module, f"{title} ({where})")
 

@@ -12,13 +12,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table."""
+    """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
+    and of tables whose features are bags how a bag is pooled."""
 
     seed: int
     history: int
     model: Mapping[str, Any]
     tables: Mapping[str, Mapping[str, Any]]
     features: Mapping[str, str]
+    combiners: Mapping[str, str] = field(default_factory=dict)
 
     def feature_dims(self) -> dict[str, int]:
         """Width of each sparse feature."""

@@ -62,33 +62,37 @@ class Tokeniser(DistributeWorker):
         trie = Trie.build(tokens.sids, tokens.codes)
         root = Path(run_folder) / "artifacts"
         written = {
-            "sequences": _keep(root, "sequences", lambda folder: _write_sequences(folder, seq, items)),
-            "sids": _keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
-            "catalogue": _keep(root, "catalogue", trie.save),
+            "sequences": keep(root, "sequences", lambda folder: write_sequences(folder, seq, items)),
+            "sids": keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
+            "catalogue": keep(root, "catalogue", trie.save),
         }
-        held_out = {
-            name: int((seq.split == split).sum())
-            for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
-        }
-        for mask in list(seq.targets.values())[:1]:
-            held_out["test_target"] = int((mask & (seq.split == TEST)).sum())
-        facts = {
-            "users": len(seq),
-            "items": len(items),
-            "events": len(seq.item),
-            "trained_events": int((seq.split == TRAIN).sum()),
-            "users_only_trained": int(
-                sum(
-                    1
-                    for u in range(len(seq))
-                    if not (seq.split[seq.offsets[u] : seq.offsets[u + 1]] == TEST).any()
-                )
-            ),
-            **_lengths(seq),
-            "held_out": held_out,
-            "notice": notice(data.interactions) or "",
-        }
-        return {"artifacts": written, "data": facts, "tokenizer": tokens.report}
+        return {"artifacts": written, "data": facts_of(seq, items, data), "tokenizer": tokens.report}
+
+
+def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
+    """What the run's report and predictions say of the data."""
+    held_out = {
+        name: int((seq.split == split).sum())
+        for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
+    }
+    for mask in list(seq.targets.values())[:1]:
+        held_out["test_target"] = int((mask & (seq.split == TEST)).sum())
+    return {
+        "users": len(seq),
+        "items": len(items),
+        "events": len(seq.item),
+        "trained_events": int((seq.split == TRAIN).sum()),
+        "users_only_trained": int(
+            sum(
+                1
+                for u in range(len(seq))
+                if not (seq.split[seq.offsets[u] : seq.offsets[u + 1]] == TEST).any()
+            )
+        ),
+        **_lengths(seq),
+        "held_out": held_out,
+        "notice": notice(data.interactions) or "",
+    }
 
 
 def _lengths(seq: Any) -> dict[str, Any]:
@@ -99,7 +103,7 @@ def _lengths(seq: Any) -> dict[str, Any]:
     return {"train_spread": float(lengths.std() / max(1e-9, lengths.mean())), "trained_share": shares}
 
 
-def _write_sequences(folder: Path, seq: Any, items: pa.Table) -> None:
+def write_sequences(folder: Path, seq: Any, items: pa.Table) -> None:
     seq.save(folder)
     pq.write_table(items, folder / "items.parquet")
 
@@ -111,7 +115,7 @@ def _write_sids(folder: Path, sids: np.ndarray) -> None:
     )
 
 
-def _keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
+def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
     """Write an artifact aside and move it to <kind>-<sha8>; the same content lands in the same folder."""
     aside = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
     aside.mkdir(parents=True)

@@ -152,9 +152,12 @@ def test_a_changed_file_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        ("hitt", "no reward 'hitt' is shipped; did you mean 'hit' (of hit, rank)"),
-        ("unheard", "no reward 'unheard' is shipped; there are: hit, rank"),
-        ("actor://pricing/margin", "actor:// is not supported yet. Use a shipped name (hit, rank), file.py"),
+        ("hitt", "no reward 'hitt' is shipped; did you mean 'hit' (of hit, rank, ctr)"),
+        ("unheard", "no reward 'unheard' is shipped; there are: hit, rank, ctr"),
+        (
+            "actor://pricing/margin",
+            "actor:// is not supported yet. Use a shipped name (hit, rank, ctr), file.py",
+        ),
         ("http://host/score", "http:// is not supported yet"),
         ("missing.py", "(missing.py): there is no file"),
         ("mine.py", "(mine.py): it defines 2 rewards (first, Second). Say which: file.py:first"),

@@ -1,0 +1,67 @@
+"""DeepFM: the chance of a click from pooled sparse rows (Guo et al., IJCAI 2017).
+
+A feature's row is [first-order weight, factors]: column 0 is summed over features, the other columns meet pairwise in the
+factorisation machine (0.5 * (square of sum - sum of squares)), and all of them feed an MLP; the three add up to one logit.
+"""
+
+# Shapes: B rows, F features, D row width, K = D - 1 factors.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from nonet.errors import ConfigError
+from nonet.random import rng
+
+
+class DeepFM(nn.Module):
+    """`dims`: feature -> row width, the same for all, at least 2; `hidden`: widths of the MLP's layers."""
+
+    def __init__(
+        self,
+        dims: Mapping[str, int],
+        *,
+        hidden: Sequence[int] = (64, 32),
+        dropout: float = 0.0,
+        seed: int = 0,
+    ):
+        super().__init__()
+        widths = set(dims.values())
+        if len(widths) != 1 or min(widths) < 2:
+            raise ConfigError(
+                f"deepfm wants one dim of at least 2 for all features, got {dict(dims)}; set sparse.defaults.dim"
+            )
+        self.features, self.bias = tuple(dims), nn.Parameter(torch.zeros(()))
+        sizes = [len(dims) * (widths.pop() - 1), *hidden]
+        layers: list[nn.Module] = []
+        for narrow, wide in pairwise(sizes):
+            layers += [nn.Linear(narrow, wide), nn.ReLU(), nn.Dropout(dropout)]
+        self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+        self._start(seed)
+
+    def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
+        """Logits [B] of pooled rows [B, D] by feature."""
+        rows_BFD = torch.stack([pooled[name] for name in self.features], 1)
+        factors_BFK = rows_BFD[..., 1:]
+        pairs_B = 0.5 * (factors_BFK.sum(1).square() - factors_BFK.square().sum(1)).sum(1)
+        return self.bias + rows_BFD[..., 0].sum(1) + pairs_B + self.mlp(factors_BFK.flatten(1))[:, 0]
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The MLP's matrices but for the last one, which is a vector."""
+        *hidden, _ = (layer.weight for layer in self.mlp if isinstance(layer, nn.Linear))
+        return hidden
+
+    def _start(self, seed: int) -> None:
+        draw = rng(seed, "deepfm")
+        with torch.no_grad():
+            for layer in self.mlp:
+                if isinstance(layer, nn.Linear):
+                    scale = (2.0 / layer.in_features) ** 0.5
+                    layer.weight.copy_(
+                        torch.from_numpy(draw.standard_normal(layer.weight.shape, "f4") * scale)
+                    )
+                    layer.bias.zero_()

@@ -1,0 +1,113 @@
+"""ClickTrainer: the trainer of a click model; a step is rows of events, a DeepFM's loss, one dense and one sparse step.
+
+Gangs, optimizer, commits and resuming are the trainer's own. Losses are divided by the rows of all ranks. A tenth of a
+step's rows learn without their moment, so that the model can be asked about a moment that nobody knows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nonet.embedding.collection import EmbeddingBagCollection
+from nonet.models.click_model import ClickSetup, save_clicks
+from nonet.random import key, rng
+from nonet.rl.corpus_items import as_array, read_items
+from nonet.samples.clicks import Clicks
+from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.steps import step_rows
+from nonet.workers.dense import Dense, LearningRate
+from nonet.workers.device import claim, device
+from nonet.workers.method import Replicate, method
+from nonet.workers.setup import RunSetup, StageSetup
+from nonet.workers.trainer import Trainer
+
+_TIMELESS = 0.1
+
+
+def click_setup(run: RunSetup) -> ClickSetup:
+    """What the model is made of."""
+    return ClickSetup(run.model, run.tables, run.features, run.combiners, run.history, run.seed)
+
+
+class ClickTrainer(Trainer):
+    """One rank of a click model's trainers."""
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str]) -> dict[str, int]:
+        """Open the events and build the model; its parameters and the users there are."""
+        self._seq, self._items = Sequences.load(folders["sequences"]), read_items(folders)
+        self._known: dict[str, Clicks] = {}
+        self._bags: EmbeddingBagCollection | None = None
+        self._last = ""
+        self.model = click_setup(self.run).build().to(claim(self.device))
+        self.dense = Dense(self.model, self._member)
+        return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self._seq)}
+
+    @method()
+    def save(self, folder: str) -> None:
+        """Write folder/dense/ and folder/clicks/ from rank 0: a commit is a whole click model."""
+        super().save(folder)
+        if self.rank == 0:
+            save_clicks(
+                Path(folder),
+                click_setup(self.run),
+                self._clicks(self._last),
+                as_array(self._items["item_id"]),
+            )
+
+    @method(stage=Replicate)
+    def load(self, folder: str, stage: StageSetup | None = None) -> None:
+        """Read a commit; `stage` when that stage goes on from it."""
+        super().load(folder, stage)
+
+    def _supervised(self, stage: StageSetup, step: int) -> dict[str, float]:
+        began = time.perf_counter()
+        clicks = self._clicks(stage.target or "")
+        rows = clicks.rows(TRAIN)
+        _, places = step_rows(len(rows), stage.users, self.run.seed, stage.name, step)
+        timeless = rng(self.run.seed, stage.name, step, "timeless").random(len(places)) < _TIMELESS
+        mine = slice(self.rank, None, self.world)
+        index = rows[places][mine]
+        device(self.device).seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
+        self.model.train()
+        loss, bags = torch.zeros(()), self._collection()
+        pooled = bags(clicks.batch(index, timeless=timeless[mine]), self.device)
+        if len(index):  # a rank's share may be empty; it still meets the others
+            label = torch.from_numpy(clicks.label[index]).to(self.device)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                self.model(pooled), label, reduction="sum"
+            )
+            (loss / len(places)).backward()
+        total = self.dense.total(float(loss.detach()))[0]
+        rate = LearningRate(**stage.lr).at(step, stage.steps)
+        norm = self.dense.step(rate)
+        rates = {name: table["lr"] * rate / stage.base for name, table in self.run.tables.items()}
+        bags.push(stage.first + step + 1, rates)
+        seconds = time.perf_counter() - began
+        return {
+            "loss": total / len(places),
+            "events": float(len(places)),
+            "lr": rate,
+            "norm": norm,
+            "seconds": seconds,
+        }
+
+    def _clicks(self, target: str) -> Clicks:
+        """The events, labelled by a stage's condition."""
+        self._last = target = target or next(iter(self._seq.targets))
+        if target not in self._known:
+            label = self._seq.targets[target].astype(np.float32)
+            self._known[target] = Clicks.of(
+                self._seq, self._items, label, list(self.run.features), self.run.history
+            )
+        return self._known[target]
+
+    def _collection(self) -> EmbeddingBagCollection:
+        if self._bags is None or self._bags.source is not self.sparse:
+            self._bags = EmbeddingBagCollection(click_setup(self.run).configs(), self.sparse)
+        return self._bags
