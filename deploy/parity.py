@@ -19,8 +19,8 @@ from nonet.controller.checkpoint import Checkpoints
 from nonet.controller.options import Pool
 from nonet.controller.run_folder import find_run
 from nonet.controller.scenario import Scenario
-from nonet.controller.session import data_setup
 from nonet.controller.setups import run_setup, stage_setups
+from nonet.controller.sources import data_setup
 from nonet.deploy.agreement import Agreement, compare, limits_for
 from nonet.deploy.api import ScenarioFile
 from nonet.errors import ConfigError, PlacementError
