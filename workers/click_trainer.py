@@ -60,11 +60,6 @@ class ClickTrainer(Trainer):
                 as_array(self._items["item_id"]),
             )
 
-    @method(stage=Replicate)
-    def load(self, folder: str, stage: StageSetup | None = None) -> None:
-        """Read a commit; `stage` when that stage goes on from it."""
-        super().load(folder, stage)
-
     def _supervised(self, stage: StageSetup, step: int) -> dict[str, float]:
         began = time.perf_counter()
         clicks = self._clicks(stage.target or "")

@@ -52,6 +52,7 @@ def write_tables(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not FOLDER, reason="NONET_ML100K does not name a folder with MovieLens-100K")
 def test_the_ctr_scenario_holds_on_movielens_100k_with_user_features(ray_local, tmp_path):
     write_tables(tmp_path)
