@@ -22,6 +22,7 @@ from torch import Tensor
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
 from nonet.embedding.bulk import absent, by_slice, chosen, joined, take, waits
+from nonet.embedding.core import make_table
 from nonet.embedding.index import KeyIndex
 from nonet.embedding.slices import SLICES, slice_of
 from nonet.errors import ConfigError
@@ -93,7 +94,7 @@ class Snapshot:
         self.spec = history.table.spec
         table = history.table
         self._given = np.zeros(SLICES, dtype=bool)
-        self._kept = type(table).of(table.name, table.spec, 0)
+        self._kept = make_table(table.name, table.spec, 0)
         self._born, self._moved = KeyIndex(), False
         self._deleted = table.deleted.since(-1)
         self._waits = joined(list(waits(table)), table.spec)

@@ -10,9 +10,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 
 
-@pytest.fixture(scope="session")
-def ray_local():
-    """A local Ray of two CPUs, never a cluster that happens to run."""
+def start_local_ray():
+    """A local Ray of four CPUs, never a cluster that happens to run."""
     import ray
 
     ray.init(
@@ -23,8 +22,28 @@ def ray_local():
         namespace="nonet",
         object_store_memory=200_000_000,
     )
+    return ray
+
+
+@pytest.fixture(scope="session")
+def ray_local():
+    """The session's local Ray."""
+    ray = start_local_ray()
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def no_ray():
+    """This process has no Ray while a module's tests run; the session's is started again after them."""
+    import ray
+
+    before = ray.is_initialized()
+    ray.shutdown()
+    yield
+    ray.shutdown()
+    if before:
+        start_local_ray()
 
 
 @pytest.fixture(autouse=True, scope="session")

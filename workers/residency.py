@@ -10,6 +10,7 @@ falls: 64 MB give back 64 MB. The planner's ledger decides who takes turns (none
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -115,6 +116,7 @@ class Residency:
                 raise
             for storage, _ in parked:
                 storage.resize_(0)
+            _trim()
             self._parked = parked
             self.account.give(self.owner)
             self.state = State.OFFLOADED
@@ -191,3 +193,10 @@ def _park(storage: Any, folder: Path | None) -> Tensor:
 def _bytes_of(storage: Any) -> Tensor:
     """The whole storage as bytes; no graph, no copy."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _trim() -> None:
+    """Have glibc give freed memory back to the system: it keeps large blocks once it has seen many. Elsewhere, nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

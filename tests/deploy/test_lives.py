@@ -21,13 +21,11 @@ TIMEOUT_S = 6.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def cluster(no_ray) -> Iterator[str]:
     """A Ray of its own, which this process joins to look at it; its address."""
     import ray
     from ray.cluster_utils import Cluster
 
-    if ray.is_initialized():
-        ray.shutdown()
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "object_store_memory": 200_000_000})
     ray.init(address=made.address, namespace="nonet", log_to_driver=False)
     yield made.address
@@ -89,13 +87,13 @@ def until(what: Callable[[], Any], timeout_s: float = 90.0) -> Any:
 
 
 def actor_pids(run: str) -> dict[str, int]:
-    """Process ids of a run's living actors by name."""
-    from ray.util.state import list_actors
+    """Process ids of a run's living actors by name, from the cluster this process joined."""
+    import ray
 
     return {
-        actor.name.split("/", 1)[1]: actor.pid
-        for actor in list_actors(filters=[("state", "=", "ALIVE")], limit=1000)
-        if actor.name and actor.name.startswith(f"{run}/") and actor.pid
+        actor["Name"].split("/", 1)[1]: actor["Pid"]
+        for actor in ray._private.state.actors().values()
+        if actor["State"] == "ALIVE" and actor["Name"].startswith(f"{run}/")
     }
 
 
@@ -165,7 +163,7 @@ def test_stop_ends_a_detached_run_after_a_commit(cluster, ring, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_node_joins_one_leaves_and_the_run_ends_the_same(ring, tmp_path):
+def test_a_node_joins_one_leaves_and_the_run_ends_the_same(no_ray, ring, tmp_path):
     import ray
     from ray.cluster_utils import Cluster
 
