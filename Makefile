@@ -32,9 +32,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/nonet bench startup
-	$(BIN)/nonet bench repeat
-	$(BIN)/nonet bench quickstart
+	for name in startup dispatch placement attention embedding repeat quickstart receipt; do $(BIN)/nonet bench $$name || exit 1; done
 
 setup: $(STAMP)
 
