@@ -6,7 +6,6 @@ long a training step waits while a save runs beside it; an increment of 1 % touc
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from nonet.bench.show import show
 
 ROWS, DIM, KEYS = 1_000_000, 64, 8192
 
@@ -183,10 +184,7 @@ class _TimedLock:
 
 def main() -> None:
     """Print the rows and ratios."""
-    found = measure()
-    for row in found["rows"]:
-        print(json.dumps(row))
-    print(json.dumps({name: round(value, 3) for name, value in found["ratio"].items()}, indent=1))
+    show(measure())
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ One process, one thread, both in turns.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from typing import Any
 
 import numpy as np
+
+from nonet.bench.show import show
 
 ROWS, DIM = 1_000_000, 16
 
@@ -71,10 +72,7 @@ def _bytes(update: dict[str, Any]) -> int:
 
 def main() -> None:
     """Print the rows and ratios."""
-    found = measure()
-    for row in found["rows"]:
-        print(json.dumps(row))
-    print(json.dumps({name: round(value, 4) for name, value in found["ratio"].items()}, indent=1))
+    show(measure(), digits=4)
 
 
 if __name__ == "__main__":

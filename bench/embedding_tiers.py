@@ -9,7 +9,6 @@ the first hundred fill the cache and do not count. One thread.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nonet.bench.show import show
 from nonet.embedding.bulk import take
 from nonet.embedding.cold import ColdTier
 from nonet.embedding.core import make_table
@@ -175,10 +175,7 @@ def _steps(found: dict[str, Any], seed: int) -> None:
 
 def main() -> None:
     """Print the rows and ratios."""
-    found = measure()
-    for row in found["rows"]:
-        print(json.dumps(row))
-    print(json.dumps({name: round(value, 3) for name, value in found["ratio"].items()}, indent=1))
+    show(measure())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, ValidationError
 
 from nonet.controller import yaml
-from nonet.controller.options import Count, Part, Positive
+from nonet.controller.part import Count, Part, Positive
 from nonet.controller.quantity import Bytes, size_bytes
 from nonet.errors import ConfigError
 

@@ -29,7 +29,9 @@ def orphan_timeout_s() -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise ConfigError(f"NONET_ORPHAN_TIMEOUT_S={text!r} is not a number of seconds above 0")
+        raise ConfigError(
+            f"NONET_ORPHAN_TIMEOUT_S={text!r} is not a number of seconds above 0; leave it unset for {ORPHAN_TIMEOUT_S:g}"
+        )
     return seconds
 
 
@@ -76,7 +78,7 @@ def left_of(run: str) -> tuple[list[str], list[str]]:
     """Names of a run's workers and placement groups that still are; its controller is not counted."""
     return (
         [name for name in _named_actors() if name.startswith(f"{run}/") and name != f"{run}/{CONTROLLER}"],
-        [name for name, _ in _groups() if name.startswith(f"{run}/")],
+        [name for name in _groups() if name.startswith(f"{run}/")],
     )
 
 
@@ -102,7 +104,7 @@ def reap() -> list[str]:
     """End what runs without a controller left behind; the runs it belonged to. Runs that are conducted are left alone."""
     names = list(_named_actors())
     conducted = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
-    found = {name.rsplit("/", 1)[0] for name in (*names, *(name for name, _ in _groups())) if "/" in name}
+    found = {name.rsplit("/", 1)[0] for name in (*names, *_groups()) if "/" in name}
     return [run for run in sorted(found - conducted) if reap_run(run)]
 
 
@@ -114,10 +116,10 @@ def _named_actors() -> Iterator[str]:
             yield entry["name"]
 
 
-def _groups() -> Iterator[tuple[str, str]]:
-    """(name, state) of placement groups that have not been removed and are named like a run's."""
+def _groups() -> Iterator[str]:
+    """Names of placement groups that have not been removed and are named like a run's."""
     from ray.util.placement_group import placement_group_table
 
     for entry in placement_group_table().values():
         if entry["state"] != "REMOVED" and "/" in entry["name"]:
-            yield entry["name"], entry["state"]
+            yield entry["name"]

@@ -13,8 +13,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.models.click_metrics import check_metric
 from nonet.models.metrics import parse_metric
 from nonet.rl.reward import check_options, find_reward
-from nonet.samples.sequences import RL, TEST, build_sequences
-from nonet.samples.tables import read_tables
+from nonet.samples.sequences import RL, TEST
 
 
 def check(scenario: Scenario, folder: Path) -> None:
@@ -50,10 +49,7 @@ def _check_clicks(scenario: Scenario) -> None:
 
 def _check_data(scenario: Scenario, folder: Path) -> None:
     data = data_setup(scenario, folder)
-    interactions, items = read_tables(data.interactions, data.items, dict(data.columns))
-    seq, _ = build_sequences(
-        interactions, items, keep=data.keep, split=data.split, targets=data.targets, where=data.where
-    )
+    seq, _ = data.build()
     if not (seq.split == TEST).any():
         raise DataError(
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "

@@ -19,15 +19,14 @@ from nonet.controller.options import (
     Data,
     Evaluate,
     Model,
-    Part,
     Pool,
     Reinforced,
     Role,
     Sparse,
     Supervised,
     Tokenizer,
-    Word,
 )
+from nonet.controller.part import Part, Word
 from nonet.errors import ConfigError
 
 LIBRARY = Path(__file__).resolve().parent.parent / "deploy" / "scenarios"

@@ -113,8 +113,7 @@ class SingleController:
         """Run the pipeline, from the newest commit again after a lost worker. Whether it came to its end."""
         resume, left = self._task.resume, MOST_RECOVERIES
         if self._again:
-            reap_run(self._run.id)
-            resume = self._commit() is not None or self._forget_all()
+            resume = self._clear_away()
             self._recorder.event("note", text="the controller was restarted")
         while True:
             before = self._commit()
@@ -132,8 +131,7 @@ class SingleController:
                 left = MOST_RECOVERIES if self._commit() != before else left - 1
                 if lost is None or left < 1 or self._lease.over:
                     raise
-            reap_run(self._run.id)
-            resume = self._commit() is not None or self._forget_all()
+            resume = self._clear_away()
             where = "its newest commit" if resume else "the beginning"
             self._recorder.event("note", text=f"{lost}; going on from {where}")
 
@@ -141,8 +139,11 @@ class SingleController:
         found = Checkpoints(self._run.checkpoints).newest()
         return found[0] if found else None
 
-    def _forget_all(self) -> bool:
-        """No commit was made: what the journal knows is void. Always False: there is nothing to resume."""
+    def _clear_away(self) -> bool:
+        """End what is left of a broken part of the run. Whether there is a commit to go on from; if not, the journal is void."""
+        reap_run(self._run.id)
+        if self._commit() is not None:
+            return True
         if self._run.journal.exists():
             cut_journal(self._run.journal, 0)
         return False

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from nonet.controller.options import is_reference
+from nonet.controller.part import is_reference
 from nonet.controller.scenario import Scenario
 from nonet.controller.setups import reward_options, targets
 from nonet.errors import ConfigError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nonet.controller.options import Reinforced, is_reference
+from nonet.controller.options import Reinforced
+from nonet.controller.part import is_reference
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError
 

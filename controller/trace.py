@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nonet.workers.hosts import Hosts, spans_of
+from nonet.workers.hosts import Hosts
 
 CONTROLLER = "controller"
 COLLECT_S = 10.0
@@ -68,7 +68,7 @@ class Trace:
         """Fetch the spans of every worker and note them."""
         self._collected = time.monotonic()
         for hosts in groups:
-            for lane, spans in spans_of(hosts):
+            for lane, spans in hosts.spans():
                 for name, start, end, size in spans:
                     self.add(lane, name, start, end, **({"bytes": size} if size else {}))
                     role = hosts.name

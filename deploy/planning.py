@@ -63,14 +63,9 @@ def data_facts(scenario: Scenario, folder: Path) -> DataFacts:
     import numpy as np
 
     from nonet.controller.sources import data_setup
-    from nonet.samples.sequences import TEST, TRAIN, VALID, build_sequences
-    from nonet.samples.tables import read_tables
+    from nonet.samples.sequences import TEST, TRAIN, VALID
 
-    data = data_setup(scenario, folder)
-    interactions, items = read_tables(data.interactions, data.items, dict(data.columns))
-    seq, kept = build_sequences(
-        interactions, items, keep=data.keep, split=data.split, targets=data.targets, where=data.where
-    )
+    seq, kept = data_setup(scenario, folder).build()
     train = seq.split == TRAIN
     lengths = np.add.reduceat(train, seq.offsets[:-1]) if len(seq) else np.ones(1)
     shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}

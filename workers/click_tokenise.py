@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nonet.samples.sequences import build_sequences
-from nonet.samples.tables import read_tables
 from nonet.workers.method import Replicate, method
 from nonet.workers.tokenise import DataSetup, facts_of, keep, write_sequences
 from nonet.workers.worker import DistributeWorker
@@ -20,10 +18,7 @@ class ClickTokeniser(DistributeWorker):
         """Write run_folder/artifacts/sequences-<sha8>; {"artifacts", "data", "tokenizer": {}}."""
         if self.rank:
             return {}
-        interactions, items = read_tables(data.interactions, data.items, dict(data.columns))
-        seq, items = build_sequences(
-            interactions, items, keep=data.keep, split=data.split, targets=data.targets, where=data.where
-        )
+        seq, items = data.build()
         root = Path(run_folder) / "artifacts"
         written = {"sequences": keep(root, "sequences", lambda folder: write_sequences(folder, seq, items))}
         return {"artifacts": written, "data": facts_of(seq, items, data), "tokenizer": {}}

@@ -94,7 +94,7 @@ class WorkerGroup:
             )
         wire.speak()
         if not self.hosts.actors:
-            raise ConfigError(f"{self.role}.{name}: the group was stopped")
+            raise ConfigError(f"{self.role}.{name}: the group was stopped; make a new WorkerGroup")
         if self.hosts.hurt:
             self.hosts.heal()
         header, flats = self._prepared(name, declaration, args, kwargs)

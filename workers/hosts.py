@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
 
 from nonet.errors import DeadlineExceeded, NonetError, PlacementError, WorkerLost
 from nonet.workers import wire
@@ -152,13 +152,21 @@ class Hosts:
             asked = ray.cluster_resources(), ray.available_resources()
             raise PlacementError(
                 f"group {self.name!r}: {self.world} workers did not start within {self._start_timeout_s:g} s; "
-                f"the cluster has {_short(asked[0])}, free are {_short(asked[1])}"
+                f"the cluster has {_short(asked[0])}, free are {_short(asked[1])}. Ask for fewer workers or cpus, or add a node."
             ) from None
 
     def control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
         """A control method (ping, spans, dump_stacks) on every rank, answered even while the rank works."""
         refs = [getattr(actor, method).remote() for actor in self.actors]
         return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
+
+    def spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
+        """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
+        try:
+            names = [found["name"] for found in ray.get(self._built, timeout=1.0)]
+            return list(zip(names, self.control("spans"), strict=True))
+        except (NonetError, RayActorError, GetTimeoutError):
+            return []  # a dead rank's spans are lost with it
 
     def beat(self) -> None:
         """Tell every host that its controller lives; never waits."""
@@ -211,8 +219,7 @@ class Hosts:
                 self.hurt.pop(rank, None)
                 return
             except (RayActorError, GetTimeoutError) as error:
-                gone = type(error).__name__ == "ActorDiedError"
-                if gone or time.monotonic() > deadline:
+                if isinstance(error, ActorDiedError) or time.monotonic() > deadline:
                     raise lost from error
                 time.sleep(0.1)
 
@@ -249,15 +256,6 @@ class Hosts:
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         self.kill()
-
-
-def spans_of(hosts: Hosts) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
-    """(worker's name, its spans) of every rank that answers."""
-    try:
-        names = [found["name"] for found in ray.get(hosts._built, timeout=1.0)]
-        return list(zip(names, hosts.control("spans"), strict=True))
-    except (NonetError, RayActorError, GetTimeoutError):
-        return []  # a dead rank's spans are lost with it
 
 
 def _short(resources: dict[str, float]) -> str:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from nonet.models.tokenizer import tokenise
 from nonet.rl.trie import Trie
 from nonet.samples.builtin import notice
-from nonet.samples.sequences import RL, TEST, TRAIN, VALID, build_sequences
+from nonet.samples.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
 from nonet.samples.tables import read_tables
 from nonet.workers.files import sha256
 from nonet.workers.method import Replicate, method
@@ -45,6 +45,13 @@ class DataSetup:
     folder: str
     seed: int
 
+    def build(self) -> tuple[Sequences, pa.Table]:
+        """Read both tables; sequences and the items they are over. Raises DataError."""
+        interactions, items = read_tables(self.interactions, self.items, dict(self.columns))
+        return build_sequences(
+            interactions, items, keep=self.keep, split=self.split, targets=self.targets, where=self.where
+        )
+
 
 class Tokeniser(DistributeWorker):
     """Runs the tokenise stage on rank 0 of its group."""
@@ -54,10 +61,7 @@ class Tokeniser(DistributeWorker):
         """Write the artifacts under run_folder/artifacts; {"artifacts": {kind: {path, sha256}}, "data", "tokenizer"}."""
         if self.rank:
             return {}
-        interactions, items = read_tables(data.interactions, data.items, dict(data.columns))
-        seq, items = build_sequences(
-            interactions, items, keep=data.keep, split=data.split, targets=data.targets, where=data.where
-        )
+        seq, items = data.build()
         tokens = tokenise(items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder))
         trie = Trie.build(tokens.sids, tokens.codes)
         root = Path(run_folder) / "artifacts"
