@@ -71,18 +71,20 @@ def layout(
 ) -> list[Bucket]:  # fmt: skip
     """Buckets of the chosen sequences."""
     return [
-        _bucket(torch.tensor(index), cu_q, cu_k, form, table) for index in _buckets(n_q, n_k, chosen, heads)
+        _bucket(torch.tensor(index, device=cu_q.device), cu_q, cu_k, form, table)
+        for index in grouped(n_q, n_k, chosen, heads, _MOST)
     ]
 
 
-def _buckets(n_q: list[int], n_k: list[int], chosen: list[int], heads: int) -> Iterator[list[int]]:
-    """Sequences that share a call, in their packed order; a bucket ends where lengths have halved, or it is full."""
+def grouped(n_q: list[int], n_k: list[int], chosen: list[int], heads: int, most: int) -> Iterator[list[int]]:
+    """Sequences that share a call of at most `most` scores, in their packed order; a bucket ends where lengths have
+    halved, or it is full."""
     order = [b for b in sorted(chosen, key=lambda b: (-n_k[b], -n_q[b])) if n_q[b] and n_k[b]]
     begin = 0
     for at in range(1, len(order) + 1):
         rest = len(order) - at
         halved = rest >= _FEW and at - begin >= _FEW and 2 * n_k[order[at]] <= n_k[order[begin]]
-        full = heads * (at - begin + 1) * n_k[order[begin]] * max(n_q[b] for b in order[begin:at]) > _MOST
+        full = heads * (at - begin + 1) * n_k[order[begin]] * max(n_q[b] for b in order[begin:at]) > most
         if rest == 0 or halved or full:
             yield sorted(order[begin:at])
             begin = at
@@ -91,32 +93,35 @@ def _buckets(n_q: list[int], n_k: list[int], chosen: list[int], heads: int) -> I
 def _bucket(index_B: Tensor, cu_q: Tensor, cu_k: Tensor, form: str, table: IntervalTable | None) -> Bucket:
     same = cu_k is cu_q
     cuts_q, cuts_k = cu_q.long(), cu_k.long()
-    query = _side(cuts_q, index_B)
-    key = query if same else _side(cuts_k, index_B)
+    query = side(cuts_q, index_B)
+    key = query if same else side(cuts_k, index_B)
     if form == "causal" and same:
         return Bucket(len(index_B), query, key, True, None, None)
-    seen_BQN = _visible(index_B, cuts_q, cuts_k, query.longest, key.longest, table)
+    seen_BQN = seen_by(index_B, cuts_q, cuts_k, query.longest, key.longest, table)
     blind_BQ = ~seen_BQN.any(-1)
     blind_t = blind_BQ.flatten()[query.slot]
-    hidden = torch.zeros(seen_BQN.shape).masked_fill_(~(seen_BQN | blind_BQ[..., None]), -torch.inf)
+    hidden = torch.zeros(seen_BQN.shape, device=seen_BQN.device)
+    hidden = hidden.masked_fill_(~(seen_BQN | blind_BQ[..., None]), -torch.inf)
     return Bucket(len(index_B), query, key, False, hidden[:, None], blind_t if bool(blind_t.any()) else None)
 
 
-def _side(cuts: Tensor, index_B: Tensor) -> Side:
+def side(cuts: Tensor, index_B: Tensor) -> Side:
+    """The tokens of some sequences."""
     start_B, length_B = cuts[index_B], cuts.diff()[index_B]
     longest = int(length_B.max())
-    place_BQ = torch.arange(longest).expand(len(index_B), longest)
+    place_BQ = torch.arange(longest, device=cuts.device).expand(len(index_B), longest)
     slot = (place_BQ < length_B[:, None]).flatten().nonzero().squeeze(1)
     filler = (start_B[:, None] + torch.minimum(place_BQ, length_B[:, None] - 1)).flatten()
     token = filler[slot]
     return Side(token, slot, filler, longest, len(token) == int(cuts[-1]))
 
 
-def _visible(
+def seen_by(
     index_B: Tensor, cuts_q: Tensor, cuts_k: Tensor, rows: int, keys: int, table: IntervalTable | None
 ) -> Tensor:
     """[B, Q, N] bool; false in padding."""
-    row_Q1, key_N = torch.arange(rows)[:, None], torch.arange(keys)
+    row_Q1 = torch.arange(rows, device=index_B.device)[:, None]
+    key_N = torch.arange(keys, device=index_B.device)
     n_q, n_k = cuts_q.diff()[index_B], cuts_k.diff()[index_B]
     inside = (row_Q1 < n_q[:, None, None]) & (key_N < n_k[:, None, None])
     if table is None:

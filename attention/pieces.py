@@ -41,7 +41,7 @@ class Piece:
 def pieces_of(table: IntervalTable, sequences: list[int]) -> list[Piece]:
     """The pieces of these sequences, those of a sequence together."""
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
-    start, stop = table.start.numpy(), table.stop.numpy()
+    start, stop = table.start.cpu().numpy(), table.stop.cpu().numpy()
     refined = table.column_start is not None or table.sees is not None
     out: list[Piece] = []
     for b in sequences:

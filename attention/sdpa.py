@@ -63,8 +63,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, call: Call, work: _Work) -> tuple[Tensor, Tensor]:
     total = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
-    out = torch.zeros(q.shape, dtype=total)
-    lse = torch.full(q.shape[:2], -torch.inf, dtype=total)
+    out = torch.zeros(q.shape, dtype=total, device=q.device)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=total, device=q.device)
     for bucket in work.buckets:
         part, part_lse = buckets.forward(bucket, q, k, v, call.scale)
         out.index_copy_(0, bucket.query.token, part.to(total))
@@ -116,7 +116,7 @@ def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call, work: _Work
 ) -> tuple[Tensor, Tensor, Tensor]:
     total = lse.dtype
-    gq, gk, gv = (torch.zeros(x.shape, dtype=total) for x in (q, k, v))
+    gq, gk, gv = (torch.zeros(x.shape, dtype=total, device=x.device) for x in (q, k, v))
     for bucket in work.buckets:
         rows, keys = bucket.query.token, bucket.key.token
         parts = buckets.backward(bucket, grad, q, k, v, out, lse, call.scale)
@@ -180,7 +180,8 @@ def _scores(piece: Piece, q: Tensor, k: Tensor, call: Call) -> Tensor:
     table = call.table
     assert table is not None
     begin_q, begin_k = int(table.cu_q[piece.sequence]), int(table.cu_k[piece.sequence])
-    query, key = torch.arange(piece.q0, piece.q1), torch.arange(piece.k0, piece.k1)
+    query = torch.arange(piece.q0, piece.q1, device=q.device)
+    key = torch.arange(piece.k0, piece.k1, device=q.device)
     slots: Any = list(piece.slots)
     seen = visible(table, query, key, query - begin_q, key - begin_k, slots)
     score = (q.transpose(0, 1) @ k.transpose(0, 1).mT).to(_sums(q)).mul_(call.scale)
