@@ -16,6 +16,7 @@ from tests_ring import make_ring
 HERE = Path(__file__).parent
 APART = "roles={rollout: {workers: 1, pool: other}, embedding: {workers: 1}}"
 OTHER_PYTHON = os.environ.get("NONET_OTHER_PYTHON", "")
+REQUIREMENT = os.environ.get("NONET_PIP", "")
 RESULTS = ("pretrain.json", "finetune.json", "rl.json", "comparison.json")
 
 pytestmark = pytest.mark.slow
@@ -95,3 +96,16 @@ def test_a_rollout_pool_with_another_torch_finishes_the_run(plain):
         ours, theirs = (found[how]["all"]["recall@10"] for found in recall)
         # 60 held-out events: one event is 0.017; another torch may round a beam's score otherwise
         assert abs(ours - theirs) <= 0.05
+
+
+@pytest.mark.skipif(
+    not REQUIREMENT,
+    reason="needs a package index: name a requirement that is not installed here in NONET_PIP, e.g. humanize",
+)
+def test_a_rollout_pool_with_pip_requirements_gives_the_same_bits(plain):
+    folder, _ = plain
+    processes = run(folder, "pip", f"pools={{other: {{env: {{pip: [{REQUIREMENT}]}}}}}}")
+    (theirs,) = [process for process in processes if process[0] != sys.executable]
+    assert "virtualenv" in theirs[0]
+    assert int(theirs[3]) > 5
+    assert results(folder, "pip") == results(folder, "plain")
