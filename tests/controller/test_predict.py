@@ -53,8 +53,8 @@ def test_flops_are_those_that_torch_counts():
     sparse = 2 * (4 * 30 + 4) * 32 * 64
     assert history_work(Shape(64, 2, 3, 64), 4 * 31).flops + sparse == counted
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        for level in range(3):
-            model.decode(state[:120, None], batch.sid[:, :level], level)
+        position, cuts = torch.arange(120)[:, None], torch.tensor([0, len(state)])
+        list(model.depth.taught(state, cuts, position, batch.sid, [torch.arange(120)] * 3))
     assert depth_work(Shape(64, 2, 3, 64), 120, 120).flops == pytest.approx(
         counter.get_total_flops(), rel=0.05
     )
