@@ -23,6 +23,7 @@ from nonet.attention.mask import UniMask
 from nonet.models.blocks import rotary, rotate
 from nonet.models.cache import Cache
 from nonet.models.depth import DepthDecoder
+from nonet.models.pages import Pages
 
 # Shapes: T packed history states of B sequences, S packed code tokens, M targets, A states that each is asked from, R rows
 # (a level of a target), U prompts, W prefixes a prompt, l codes chosen, D width, H heads, E = D / H, C of them unturned.
@@ -92,33 +93,20 @@ class DepthAttention(DepthDecoder):
         """What each row, in the order of targets, attends to [R, A, D]."""
         if not asked_RAD.numel():
             return asked_RAD
-        number_B1 = torch.arange(len(cuts_B1), device=cuts_B1.device)
-        sequence_M = torch.searchsorted(cuts_B1, position_MA[:, 0].contiguous(), right=True) - 1
-        tokens = sid_ML.shape[1] - 1
-        first_B1 = torch.searchsorted(sequence_M, number_B1)  # target
-        keys, values = self._own(sid_ML[:, :-1])
-        (keys, values), cu_k = _behind(
-            self._history(state_TD, cuts_B1),
-            cuts_B1,
-            (keys.flatten(0, 1), values.flatten(0, 1)),
-            tokens * first_B1,
-        )
-        sequence_R, position_RA = sequence_M[target_R], position_MA[target_R]
-        begin_R1 = cuts_B1[sequence_R, None]
-        own_R1 = (
-            cuts_B1[sequence_R + 1, None] - begin_R1 + tokens * (target_R - first_B1[sequence_R])[:, None]
-        )
-        start = torch.stack([torch.zeros_like(position_RA), own_R1.expand_as(position_RA)], -1)
-        stop = torch.stack(
-            [position_RA - begin_R1 + 1, (own_R1 + level_R[:, None]).expand_as(position_RA)], -1
-        )
-        q = self._turn(asked_RAD.unflatten(-1, (self.heads, -1)), position_RA - begin_R1)
+        pages, tokens = Pages.of(cuts_B1, position_MA[:, 0]), sid_ML.shape[1] - 1
+        state_S = pages.states()
+        history = tuple(x.index_select(0, state_S) for x in self._history(state_TD, cuts_B1))
+        own = tuple(x.flatten(0, 1) for x in self._own(sid_ML[:, :-1]))
+        keys, values, cu_k = _behind(history, pages.cuts, own, tokens * pages.first)
+        position_RA = position_MA[target_R]
+        place_RA = position_RA - pages.begin[pages.page[target_R], None]
+        q = self._turn(asked_RAD.unflatten(-1, (self.heads, -1)), place_RA)
         seen = uni_attention(
             q.flatten(0, 1),
             keys,
             values,
-            mask=UniMask.intervals(start.flatten(0, 1), stop.flatten(0, 1)),
-            cu_seqlens_q=position_MA.shape[1] * torch.searchsorted(sequence_R, number_B1),
+            mask=UniMask.intervals(*pages.intervals(target_R, level_R, position_RA, tokens)),
+            cu_seqlens_q=position_MA.shape[1] * pages.rows(target_R),
             cu_seqlens_k=cu_k,
         )
         return seen.unflatten(0, position_RA.shape).flatten(2)
@@ -173,8 +161,8 @@ def _packed(
     """BeamCache.attend with gradients: a prompt's beams behind its history, each sees that and its own line [U, W, l, H, E]."""
     prompts, beams, length = len(q_UWHE), q_UWHE.shape[1], own_keys.shape[2]
     number_U1 = torch.arange(prompts + 1, device=cuts_U1.device)
-    own = [x.expand(prompts, *x.shape[1:]).flatten(0, 2) for x in (own_keys, own_values)]
-    (keys, values), cu_k = _behind((keys, values), cuts_U1, (own[0], own[1]), beams * length * number_U1)
+    own = tuple(x.expand(prompts, *x.shape[1:]).flatten(0, 2) for x in (own_keys, own_values))
+    keys, values, cu_k = _behind((keys, values), cuts_U1, own, beams * length * number_U1)
     history_UW = cuts_U1.diff()[:, None].expand(-1, beams)
     line_UW = history_UW + length * torch.arange(beams, device=cuts_U1.device)
     start = torch.stack([torch.zeros_like(line_UW), line_UW], -1).flatten(0, 1)
@@ -191,8 +179,8 @@ def _packed(
 
 
 def _behind(
-    history: tuple[Tensor, Tensor], cuts_B1: Tensor, own: tuple[Tensor, Tensor], own_B1: Tensor
-) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    history: tuple[Tensor, ...], cuts_B1: Tensor, own: tuple[Tensor, ...], own_B1: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values packed as [a sequence's history | its own tokens], and their cuts."""
     number_T = torch.arange(len(history[0]), device=cuts_B1.device)
     number_S = torch.arange(len(own[0]), device=cuts_B1.device)
@@ -200,7 +188,7 @@ def _behind(
     at_S = number_S + cuts_B1[_sequence(number_S, own_B1) + 1]
     at, both = torch.cat([at_T, at_S]), (torch.cat(x) for x in zip(history, own, strict=True))
     keys, values = (torch.empty_like(x).index_copy(0, at, x) for x in both)
-    return (keys, values), cuts_B1 + own_B1
+    return keys, values, cuts_B1 + own_B1
 
 
 def _sequence(number: Tensor, cuts_B1: Tensor) -> Tensor:
