@@ -1,6 +1,6 @@
 """Pages: the targets of a packed batch in runs that share one sequence of an attention call: [history | their code tokens].
 
-On an accelerator a page is a sequence's targets. On a CPU it is at most 16 of them, each page with a copy of the history
+On an accelerator a page is a sequence's targets. On a CPU it is at most 10 of them, each page with a copy of the history
 up to its last target: pages of at most 256 keys share padded calls of torch's fused kernel, and see half a history
 where a whole sequence computes three masked blocks. A training step of 8 histories of 50 is 1.6 times faster so.
 """
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 # Shapes: B sequences, M targets in order of their sequences, P pages, R rows in order of their targets, A states that a target
 # is asked from, S history keys over all pages.
-_TARGETS = 16
+_TARGETS = 10
 _SHORT = 200  # positions of a history up to which its pages are cut
 
 
