@@ -71,10 +71,14 @@ class BeamCache:
     @torch.no_grad()
     def attend(self, q: Tensor, scale: float | None = None, backend: str = "auto") -> Tensor:
         """Attention of each beam's newest query [U, W, H, D] over its prompt and its own tokens -> [U, W, H, E]."""
-        prompts, beams = q.shape[:2]
-        cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams
+        prompts, beams, heads = q.shape[:3]
+        groups = heads // self.keys.shape[1]
+        rows = q.unflatten(2, (-1, groups)).transpose(
+            2, 3
+        )  # heads that share keys are rows like any other: [U, W, H / G, G, D]
+        cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams * groups
         out, lse = uni_attention(
-            *(q.flatten(0, 1), self.keys, self.values),
+            *(rows.flatten(0, 2), self.keys, self.values),
             mask=UniMask.full(),
             cu_seqlens_q=cuts,
             cu_seqlens_k=self.cu_prefix,
@@ -82,7 +86,9 @@ class BeamCache:
             return_lse=True,
             backend=backend,
         )
-        out, lse = out.unflatten(0, (prompts, beams)), lse.T.unflatten(0, (prompts, beams))
+        out, lse = (
+            x.unflatten(0, (prompts, beams, groups)).transpose(2, 3).flatten(2, 3) for x in (out, lse.T)
+        )
         if self.own_keys is None or self.own_values is None or not self.own_keys.shape[2]:
             return out
         return _merged(out, lse, *_own(q, self.own_keys, self.own_values, scale))
