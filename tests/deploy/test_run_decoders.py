@@ -10,7 +10,9 @@ from nonet.deploy import api
 from nonet.deploy.panel import Panel
 from nonet.deploy.recommend import recommend_for
 
-MODEL = "model={use: sid_decoder, width: 16, layers: 1, heads: 2, dropout: 0.0, block: hstu, depth: attention}"
+MODEL = (
+    "model={use: sid_decoder, width: 16, layers: 1, heads: 2, dropout: 0.0, block: hstu, depth: attention}"
+)
 
 
 @pytest.mark.slow
