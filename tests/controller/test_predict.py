@@ -129,6 +129,10 @@ def test_what_the_model_does_not_cover_is_said_instead_of_guessed():
     scenario = load_scenario("nightly-feed")[0]
     with pytest.raises(ConfigError, match="no prediction for model hf"):
         predict(scenario, plan(scenario, read_view(big)), FACTS, NOMINAL)
+    for change in ("model.block: hstu", "model.depth: attention"):
+        scenario = load_scenario("quickstart", [change.replace(": ", "=")])[0]
+        with pytest.raises(ConfigError, match=f"no prediction for {change}"):
+            predict(scenario, plan(scenario, machine(2.0)), FACTS, NOMINAL)
 
 
 def test_a_calibration_is_kept_read_and_refused_when_it_is_none(cache):
