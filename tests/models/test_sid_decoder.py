@@ -1,87 +1,33 @@
 """The SID decoder: jagged equals alone, nothing leaks from the future, steps equal the teacher-forced forward."""
 
 import dataclasses
-import itertools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sid_batches import (
+    CLOSE,
+    CODES,
+    FEATURES,
+    KINDS,
+    LENGTHS,
+    batch_of,
+    changed_from,
+    model_of,
+    part_of,
+    stirred,
+)
+
 from nonet.errors import ConfigError, DataError
 from nonet.models.cache import Cache
-from nonet.models.depth import DepthDecoder
 from nonet.models.model import SidModel, build_model
-from nonet.types import Jagged, SampleBatch
+from nonet.types import Jagged
 
-CODES = (5, 7, 6, 2)
-FEATURES = {"item": 8, "user": 4}
-LENGTHS = (4, 0, 1, 9, 3)
-# Packed and lone sequences go through matrix products of other shapes: float32 sums differ in the last bits.
-CLOSE = {"atol": 2e-5, "rtol": 2e-5}
-
-
-KINDS = {
-    "plain": {},
-    "depth attention": {"depth": "attention"},
-    "hstu": {"block": "hstu", "length": 12},
-    "both": {"block": "hstu", "length": 12, "depth": "attention"},
-}
 every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-
-
-def model_of(seed=3, **options):
-    return build_model({"width": 16, "layers": 2, "heads": 2, **options}, CODES, FEATURES, seed).eval()
-
-
-def stirred(seed=3, **options):
-    """A model none of whose parts is silent: what begins at zero is drawn, and HSTU's biases."""
-    model, generator = model_of(seed, **options), torch.Generator().manual_seed(seed)
-    biases = [p for b in model.blocks for p in (getattr(b, "position", None), getattr(b, "time", None))]
-    for weight in [*model.depth.at_zero(), *(p for p in biases if p is not None)]:
-        torch.nn.init.normal_(weight, std=0.3, generator=generator)
-    return model
-
-
-def batch_of(lengths=LENGTHS, seed=0):
-    """A batch with every context field, all events but the first of each sequence targets; and its rows."""
-    generator = torch.Generator().manual_seed(seed)
-    events, offsets = sum(lengths), torch.tensor([0, *itertools.accumulate(lengths)])
-    draw = lambda high: torch.randint(0, high, (events,), generator=generator)  # noqa: E731
-    mask = torch.ones(events, dtype=torch.bool)
-    mask[offsets[:-1][torch.tensor(lengths) > 0]] = False
-    batch = SampleBatch(
-        item=Jagged(draw(30), offsets),
-        sid=torch.stack([draw(k) for k in CODES], 1),
-        time=Jagged(draw(10**6).cumsum(0), offsets),
-        event=Jagged(draw(3), offsets),
-        context={"user": torch.arange(len(lengths)), "rating": Jagged(draw(11).float() / 2, offsets)},
-        loss_mask=Jagged(mask, offsets),
-        target=None,
-        uid=[str(i) for i in range(len(lengths))],
-    )
-    rows = {
-        "item": torch.randn(events, 8, generator=generator),
-        "user": torch.randn(len(lengths), 4, generator=generator),
-    }
-    return batch, rows
-
-
-def part_of(batch, rows, sequence, first=0, last=None):
-    """Events [first, last) of one sequence as a batch of its own."""
-    begin, end = int(batch.item.offsets[sequence]), int(batch.item.offsets[sequence + 1])
-    chosen = slice(begin + first, end if last is None else begin + last)
-    offsets = torch.tensor([0, len(batch.item.values[chosen])])
-    cut = lambda jagged: Jagged(jagged.values[chosen], offsets)  # noqa: E731
-    part = SampleBatch(
-        item=cut(batch.item),
-        sid=batch.sid[chosen],
-        time=cut(batch.time),
-        event=cut(batch.event),
-        context={"user": batch.context["user"][[sequence]], "rating": cut(batch.context["rating"])},
-        loss_mask=cut(batch.loss_mask),
-        target=None,
-        uid=[batch.uid[sequence]],
-    )
-    return part, {"item": rows["item"][chosen], "user": rows["user"][[sequence]]}
 
 
 def test_it_is_a_sid_model():
@@ -116,22 +62,6 @@ def test_gradients_of_a_jagged_batch_equal_the_sum_over_users(options):
             torch.testing.assert_close(p.grad, q.grad, atol=2e-3, rtol=2e-3)  # sums of squares reach 1e2
 
 
-def changed_from(batch, rows, place):
-    """The events of one sequence from `place` on are others: items, codes, rows, times, types and ratings."""
-    other, other_rows = batch_of((len(batch.item.values),), seed=1)
-    keep = lambda new, old: torch.cat([old[:place], new[place:]])  # noqa: E731
-    jagged = lambda new, old: Jagged(keep(new, old.values), batch.item.offsets)  # noqa: E731
-    mixed = dataclasses.replace(
-        batch,
-        item=jagged(other.item.values, batch.item),
-        sid=keep(other.sid, batch.sid),
-        time=jagged(other.time.values + 10**8, batch.time),
-        event=jagged(other.event.values, batch.event),
-        context=batch.context | {"rating": jagged(other.context["rating"].values, batch.context["rating"])},
-    )
-    return mixed, rows | {"item": keep(other_rows["item"], rows["item"])}
-
-
 @every_kind
 def test_no_state_depends_on_later_events(options):
     model = stirred(**options)
@@ -141,88 +71,6 @@ def test_no_state_depends_on_later_events(options):
         after = model.states(*changed_from(batch, rows, changed))
         torch.testing.assert_close(after[: changed + 1], before[: changed + 1], **CLOSE)
         assert not torch.allclose(after[changed + 1], before[changed + 1], atol=1e-3)
-
-
-@every_kind
-def test_logits_of_earlier_targets_keep_their_bits_when_later_events_change(options):
-    """Teacher-forced, all targets of a sequence share one call: what is asked of an event must not see those behind it."""
-    model = stirred(**options)
-    batch, rows = batch_of((9,))
-    batch.loss_mask.values[:] = True
-    before = model(batch, rows)
-    for changed in range(1, 9):
-        after = model(*changed_from(batch, rows, changed))
-        for level in range(model.levels):
-            # Target `changed` itself has other codes: its first level is asked of unchanged events alone.
-            same = changed + (level == 0)
-            assert torch.equal(after[level][:same], before[level][:same])
-            if changed < 8:
-                assert not torch.allclose(
-                    after[level][changed + 1 :], before[level][changed + 1 :], atol=1e-3
-                )
-
-
-@pytest.mark.parametrize("depth", ["mlp", "attention"])
-def test_a_target_asked_from_farther_is_deaf_to_what_lies_between(depth):
-    model = stirred(depth=depth)
-    batch, rows = batch_of((9,))
-    batch.loss_mask.values[:] = True
-
-    def nats(batch, rows, distance):
-        position_MA = torch.stack([model.asked(batch, d) for d in (1, 2, 3)], 1)
-        sid_ML, states = model.targets(batch), model.states(batch, rows)
-        every = [torch.arange(len(sid_ML))] * model.levels
-        return [x[-1, distance - 1] for x in model.taught(batch, states, position_MA, sid_ML, every)]
-
-    between = dataclasses.replace(batch, sid=batch.sid.clone())
-    between.sid[6:8] = (between.sid[6:8] + 1) % torch.tensor(CODES)
-    for distance in (1, 2, 3):
-        same = [
-            torch.equal(a, b)
-            for a, b in zip(nats(batch, rows, distance), nats(between, rows, distance), strict=True)
-        ]
-        assert all(same) if distance == 3 else not any(same)
-
-
-def test_attention_over_the_history_changes_the_answer():
-    batch, rows = batch_of((8,))
-    other, other_rows = changed_from(batch, rows, 4)
-    model = stirred(depth="attention")
-    one, two = model.prefill(batch, rows), model.prefill(other, other_rows)
-    mixed = dataclasses.replace(two, state=one.state)  # the last state of one history, the keys of another
-    codes = torch.tensor([[[1, 2]]])
-    assert not torch.allclose(model.step(mixed, codes, 2), model.step(one, codes, 2), atol=1e-3)
-
-
-def test_without_training_depth_attention_is_the_plain_decoder():
-    batch, rows = batch_of()
-    model = model_of(depth="attention")
-    torch.nn.init.normal_(model.depth.child.weight, std=0.3)
-    state = model.states(batch, rows)
-    plain = DepthDecoder.taught  # of the same weights
-    ask = (state, batch.item.offsets + torch.arange(6), model.asked(batch)[:, None], model.targets(batch))
-    every = [torch.arange(len(model.targets(batch)))] * model.levels
-    for got, want in zip(model(batch, rows), plain(model.depth, *ask, every), strict=True):
-        torch.testing.assert_close(got, want[:, 0], **CLOSE)
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_beams_of_a_prompt_share_its_history_and_answer_as_if_alone(grad):
-    """With gradients a step packs every beam's line behind the history, without it goes through BeamCache."""
-    model = stirred(depth="attention")
-    batch, rows = batch_of()
-    generator = torch.Generator().manual_seed(1)
-    codes = torch.stack([torch.randint(0, k, (len(LENGTHS), 7), generator=generator) for k in CODES[:3]], -1)
-    with torch.set_grad_enabled(grad):
-        whole = model.prefill(batch, rows)
-        for level in range(model.levels):
-            together = model.step(whole, codes[..., :level], level)
-            for u in range(len(LENGTHS)):
-                alone = model.step(whole.part(u, u + 1), codes[u : u + 1, 3:4, :level], level)[0, 0]
-                torch.testing.assert_close(together[u, 3], alone, **CLOSE)
-            shared = model.step(whole, codes[:1, :, :level].expand(len(LENGTHS), -1, -1), level)
-            apart = model.step(whole, codes[:1, :, :level].repeat(len(LENGTHS), 1, 1), level)
-            torch.testing.assert_close(shared, apart, **CLOSE)
 
 
 def test_a_target_is_asked_of_the_event_before_it_and_the_first_of_the_start():
@@ -287,11 +135,6 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torch_alone():
     two, other = model_of(seed=5).state_dict(), model_of(seed=6).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
-
-
-def test_a_cache_without_keys_is_refused_by_a_decoder_that_reads_them():
-    with pytest.raises(DataError, match="holds no keys"):
-        model_of(depth="attention").step(Cache(torch.zeros(1, 16)), [], 0)
 
 
 def test_hstu_hears_how_long_ago_an_event_was():
