@@ -19,16 +19,28 @@ from nonet.errors import ConfigError
 
 
 class BeamCache:
-    """prefix keys [S, G, D] and values [S, G, E] packed by cu_prefix [U + 1]; beams start empty."""
+    """prefix keys [S, G, D] and values [S, G, E] packed by cu_prefix [U + 1].
 
-    def __init__(self, keys: Tensor, values: Tensor, cu_prefix: Tensor):
+    Beams start empty, or with own keys [U, W, L, G, D] and values [U, W, L, G, E]; where these have one row for U, the same
+    W lines stand behind every prompt.
+    """
+
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        cu_prefix: Tensor,
+        own_keys: Tensor | None = None,
+        own_values: Tensor | None = None,
+    ):
         if keys.ndim != 3 or values.ndim != 3 or keys.shape[:2] != values.shape[:2]:
             raise ConfigError(
                 f"BeamCache takes prefix keys [S, G, D] and values [S, G, E]; got {list(keys.shape)} and {list(values.shape)}."
             )
         self.keys, self.values, self.cu_prefix = keys, values, cu_prefix
-        self.own_keys: Tensor | None = None  # [U, W, L, G, D]
-        self.own_values: Tensor | None = None  # [U, W, L, G, E]
+        if own_keys is not None and own_values is not None:
+            _check_own(own_keys, own_values, keys, len(cu_prefix) - 1)
+        self.own_keys, self.own_values = own_keys, own_values
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Each beam's newest key [U, W, G, D] and value [U, W, G, E]."""
@@ -59,10 +71,14 @@ class BeamCache:
     @torch.no_grad()
     def attend(self, q: Tensor, scale: float | None = None, backend: str = "auto") -> Tensor:
         """Attention of each beam's newest query [U, W, H, D] over its prompt and its own tokens -> [U, W, H, E]."""
-        prompts, beams = q.shape[:2]
-        cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams
+        prompts, beams, heads = q.shape[:3]
+        groups = heads // self.keys.shape[1]
+        rows = q.unflatten(2, (-1, groups)).transpose(
+            2, 3
+        )  # heads that share keys are rows like any other: [U, W, H / G, G, D]
+        cuts = torch.arange(prompts + 1, device=q.device, dtype=self.cu_prefix.dtype) * beams * groups
         out, lse = uni_attention(
-            *(q.flatten(0, 1), self.keys, self.values),
+            *(rows.flatten(0, 2), self.keys, self.values),
             mask=UniMask.full(),
             cu_seqlens_q=cuts,
             cu_seqlens_k=self.cu_prefix,
@@ -70,10 +86,25 @@ class BeamCache:
             return_lse=True,
             backend=backend,
         )
-        out, lse = out.unflatten(0, (prompts, beams)), lse.T.unflatten(0, (prompts, beams))
-        if self.own_keys is None or self.own_values is None:
+        out, lse = (
+            x.unflatten(0, (prompts, beams, groups)).transpose(2, 3).flatten(2, 3) for x in (out, lse.T)
+        )
+        if self.own_keys is None or self.own_values is None or not self.own_keys.shape[2]:
             return out
         return _merged(out, lse, *_own(q, self.own_keys, self.own_values, scale))
+
+
+def _check_own(own_keys: Tensor, own_values: Tensor, keys: Tensor, prompts: int) -> None:
+    if (
+        own_keys.ndim != 5
+        or len(own_keys) not in (1, prompts)
+        or own_keys.shape[3:] != keys.shape[1:]
+        or own_values.shape[:4] != own_keys.shape[:4]
+    ):
+        raise ConfigError(
+            f"BeamCache takes own keys [{prompts} or 1, W, L, {keys.shape[1]}, {keys.shape[2]}] and values alike; got "
+            f"{list(own_keys.shape)} and {list(own_values.shape)}."
+        )
 
 
 def _own(q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:

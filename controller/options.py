@@ -82,6 +82,18 @@ class SidDecoder(Part):
     layers: Positive = 3
     heads: Positive = 4
     dropout: Share = 0.1
+    block: Annotated[
+        Literal["attention", "hstu"],
+        Field(
+            description="of the history decoder: transformer blocks, or HSTU's gated pointwise attention with time bias"
+        ),
+    ] = "attention"
+    depth: Annotated[
+        Literal["mlp", "attention"],
+        Field(
+            description="how codes are decoded: from the last state alone, or attending to the whole history at every level"
+        ),
+    ] = "mlp"
 
     @model_validator(mode="after")
     def _divides(self) -> SidDecoder:

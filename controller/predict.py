@@ -23,6 +23,7 @@ CHUNK_STEPS = 10  # nonet.controller.stages asks for as many steps a call
 _TARGETED = 0.5  # share of events that a `target:` condition keeps, where the data has not said
 _CHOICES = 0.3  # inner nodes with a choice over items of a catalogue
 _DISTINCT = 0.7  # distinct keys over events of a batch
+_USUAL = {"block": "attention", "depth": "mlp"}  # the SID decoder that calibration runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,14 @@ def predict(scenario: Scenario, plan: Plan, facts: DataFacts, calibration: Calib
 
 def check_covered(scenario: Scenario, plan: Plan) -> None:
     """Raises ConfigError for a model or device that the cost model does not know."""
-    other = sorted({group.device for group in plan.groups} - {"cpu"})
-    if scenario.model.use != "sid_decoder" or other:
-        what = (
-            f"model {scenario.model.use}"
-            if scenario.model.use != "sid_decoder"
-            else f"device {', '.join(other)}"
-        )
+    model, other = scenario.model, sorted({group.device for group in plan.groups} - {"cpu"})
+    options = model.options()
+    changed = [
+        f"model.{key}: {options[key]}" for key, usual in _USUAL.items() if options.get(key, usual) != usual
+    ]
+    what = f"model {model.use}" if model.use != "sid_decoder" else ", ".join(changed)
+    what = what or (f"device {', '.join(other)}" if other else "")
+    if what:
         raise ConfigError(
             f"no prediction for {what}: the cost model is calibrated for sid_decoder on cpu; the plan itself stands"
         )

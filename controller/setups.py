@@ -33,11 +33,17 @@ def run_setup(scenario: Scenario) -> RunSetup:
     return RunSetup(
         scenario.seed,
         scenario.data.history,
-        {"use": scenario.model.use, **scenario.model.options()},
+        model_options(scenario),
         tables,
         features,
         {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
     )
+
+
+def model_options(scenario: Scenario) -> dict[str, Any]:
+    """What `build_model` takes; HSTU's blocks are built for histories of this length and the start before them."""
+    options = {"use": scenario.model.use, **scenario.model.options()}
+    return options | {"length": scenario.data.history + 1} if options.get("block") == "hstu" else options
 
 
 def predicts_clicks(scenario: Scenario) -> bool:

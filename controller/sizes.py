@@ -26,6 +26,7 @@ _KNOWN = {
 }
 _DEPTH_RANK, _DEPTH_ROWS = 16, 1 << 14  # nonet.models.depth
 _GAPS, _RATINGS, _TYPES = 28, 21, 32  # nonet.models.sid_decoder
+_BUCKETS = 64  # nonet.models.hstu
 _STATES = {
     "sgd": lambda dim: 0,
     "rowwise_adagrad": lambda dim: 1,
@@ -73,7 +74,16 @@ def model_size(scenario: Scenario) -> ModelSize:
     width, layers = int(options.get("width", 64)), int(options.get("layers", 3))
     dims = feature_dims(scenario)
     return ModelSize(
-        sid_decoder_parameters([codes] * levels, dims, width, layers),
+        sid_decoder_parameters(
+            [codes] * levels,
+            dims,
+            width,
+            layers,
+            heads=int(options.get("heads", 4)),
+            block=str(options.get("block", "attention")),
+            depth=str(options.get("depth", "mlp")),
+            length=scenario.data.history + 1,
+        ),
         layers,
         width,
         4 * width,
@@ -98,11 +108,34 @@ def feature_dims(scenario: Scenario) -> dict[str, int]:
     }
 
 
-def sid_decoder_parameters(codes: Sequence[int], features: Mapping[str, int], width: int, layers: int) -> int:
+def sid_decoder_parameters(
+    codes: Sequence[int],
+    features: Mapping[str, int],
+    width: int,
+    layers: int,
+    *,
+    heads: int = 4,
+    block: str = "attention",
+    depth: str = "mlp",
+    length: int = 1,
+) -> int:
     """Parameters of nonet.models.sid_decoder.SidDecoder."""
-    block = 4 * width + (3 * width * width + 3 * width) + (width * width + width)
-    block += (4 * width * width + 4 * width) + (4 * width * width + width)
     events = sum(codes) * width + sum(features.values()) * width + (_GAPS + _RATINGS + _TYPES) * width
+    blocks = layers * (_hstu_block(width, length) if block == "hstu" else _attention_block(width))
+    own = _depth(codes, width) + (_depth_attention(codes, width, heads) if depth == "attention" else 0)
+    return blocks + events + width + 2 * width + own
+
+
+def _attention_block(width: int) -> int:
+    block = 4 * width + (3 * width * width + 3 * width) + (width * width + width)
+    return block + (4 * width * width + 4 * width) + (4 * width * width + width)
+
+
+def _hstu_block(width: int, length: int) -> int:
+    return 4 * width + (4 * width * width + 4 * width) + (width * width + width) + 2 * length - 1 + _BUCKETS
+
+
+def _depth(codes: Sequence[int], width: int) -> int:
     hidden = 2 * width
     depth = _DEPTH_ROWS * _DEPTH_RANK + (len(codes) - 1) * width * _DEPTH_RANK
     for level, k in enumerate(codes):
@@ -110,7 +143,17 @@ def sid_decoder_parameters(codes: Sequence[int], features: Mapping[str, int], wi
             (width * hidden + hidden) + width * width + (hidden * width + width) + 2 * width + (width * k + k)
         )
         depth += sum(codes[:level]) * hidden
-    return layers * block + events + width + 2 * width + depth
+    return depth
+
+
+def _depth_attention(codes: Sequence[int], width: int, heads: int) -> int:
+    """What attending to the history adds: queries, keys, values and their way back."""
+    each = width // heads
+    unturned = heads * (each - each // 4 * 2)
+    history = 2 * width * width + 2 * width
+    levels = len(codes) * (2 * width * width + width)
+    sought = sum(sum(codes[:level]) for level in range(len(codes))) * width
+    return history + levels + sought + sum(codes[:-1]) * (unturned + width)
 
 
 def row_bytes(dim: int, optimizer: str) -> int:

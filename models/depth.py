@@ -8,13 +8,16 @@ else under another prefix, which the shared V_l cannot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Shapes: U states (prompts, or loss positions), W prefixes a state, L levels, K codes of the level, D width, R rank.
+from nonet.models.cache import Cache
+
+# Shapes: U prompts, W prefixes a prompt, T packed states of B sequences, M targets, A states that each is asked from, L levels,
+# K codes of the level, D width, R rank.
 _RANK = 16
 _ROWS = 1 << 14  # hashed paths; a catalogue of 3,500 items has 4,700 nodes below the first level
 _MIX = 1_000_003
@@ -39,13 +42,35 @@ class DepthDecoder(nn.Module):
         self.child = nn.Embedding(_ROWS, _RANK)
         self.ask = nn.ModuleList(nn.Linear(width, _RANK, bias=False) for _ in codes[1:])
 
-    def forward(self, state_UD: Tensor, prefix_UWl: Tensor, level: int) -> Tensor:
-        """Logits [U, W, K] of `level`; prefix [U, W, level] int64, or [1, W, level] for the same prefixes everywhere."""
-        return self._logits(state_UD[:, None], prefix_UWl, level)
+    def at_zero(self) -> list[nn.Parameter]:
+        """Weights that begin at zero: what is hashed."""
+        return [self.child.weight]
 
-    def several(self, state_MSD: Tensor, prefix_Ml: Tensor, level: int) -> Tensor:
-        """Logits [M, S, K] of `level` after one prefix [M, level] for each of its S states."""
-        return self._logits(state_MSD, prefix_Ml[:, None], level)
+    def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> Cache:
+        """What steps need of the packed states: the last of each sequence."""
+        return Cache(state_TD[cuts_B1[1:] - 1])
+
+    def forward(self, cache: Cache, prefix_UWl: Tensor, level: int) -> Tensor:
+        """Logits [U, W, K] of `level`; prefix [U, W, level] int64, or [1, W, level] for the same prefixes everywhere."""
+        return self._logits(cache.state[:, None], prefix_UWl, level)
+
+    def taught(
+        self,
+        state_TD: Tensor,
+        cuts_B1: Tensor,
+        position_MA: Tensor,
+        sid_ML: Tensor,
+        choices: Sequence[Tensor],
+    ) -> Iterator[Tensor]:
+        """Teacher-forced logits [m, A, K] of each level, for the targets [m] (rising) that `choices` names at it.
+
+        A target is asked from the states at its positions; what a position below 0 gives means nothing.
+        """
+        state_MAD = state_TD.index_select(0, position_MA.clamp_min(0).flatten()).unflatten(
+            0, position_MA.shape
+        )
+        for level, choice in enumerate(choices):
+            yield self._logits(state_MAD.index_select(0, choice), sid_ML[choice, :level][:, None], level)
 
     def _logits(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
         """One state for each prefix, or one of the two broadcast over the second dimension."""

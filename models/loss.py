@@ -43,31 +43,34 @@ def sid_loss(
     position_MA = torch.stack([model.asked(batch, distance) for distance in range(1, ahead + 1)], 1)
     weight_A = 1 / torch.arange(1, ahead + 1, device=state_TD.device, dtype=state_TD.dtype)
     weight_MA = (weight_A / weight_A.sum()).where(position_MA >= 0, 0.0)
-    state_MAD = state_TD.index_select(0, position_MA.clamp_min(0).flatten()).unflatten(0, position_MA.shape)
-    return (_nats(model, state_MAD, sid_ML, catalogue) * weight_MA).sum(), len(sid_ML)
-
-
-def _nats(model: Any, state_MAD: Tensor, sid_ML: Tensor, catalogue: Catalogue | None) -> Tensor:
-    """Negative log-likelihood [M, A] of each semantic id given each of its states; a prefix is looked up once for all."""
-    total_MA = state_MAD.new_zeros(state_MAD.shape[:2])
-    node_M = torch.zeros(len(sid_ML), dtype=torch.int64, device=state_MAD.device)
-    for level in range(model.levels):
-        choice, illegal = torch.arange(len(sid_ML), device=state_MAD.device), None
+    choices, illegal = _walk(sid_ML, catalogue, model.levels)
+    logits = model.taught(batch, state_TD, position_MA, sid_ML, choices)
+    total_MA = state_TD.new_zeros(position_MA.shape)
+    for level, (choice, logits_MAK) in enumerate(zip(choices, logits, strict=True)):
         if catalogue is not None:
-            child_MK = catalogue.children(level, node_M)
-            node_M = child_MK.gather(1, sid_ML[:, level, None]).squeeze(1)
-            _refuse_unlisted(node_M, sid_ML)
-            choice = ((child_MK >= 0).sum(1) > 1).nonzero().squeeze(1)
-            illegal = (child_MK[choice] < 0)[:, None]
-        logits_MAK = model.decode(state_MAD.index_select(0, choice), sid_ML[choice, :level], level)
-        if illegal is not None:
-            logits_MAK = logits_MAK.masked_fill(illegal, -torch.inf)
-        code_MA = sid_ML[choice, level, None].expand(-1, state_MAD.shape[1])
+            logits_MAK = logits_MAK.masked_fill(illegal[level], -torch.inf)
+        code_MA = sid_ML[choice, level, None].expand(-1, position_MA.shape[1])
         part_MA = functional.cross_entropy(
             logits_MAK.flatten(0, 1), code_MA.flatten(), reduction="none"
         ).view_as(code_MA)
         total_MA = total_MA.index_add(0, choice, part_MA)
-    return total_MA
+    return (total_MA * weight_MA).sum(), len(sid_ML)
+
+
+def _walk(sid_ML: Tensor, catalogue: Catalogue | None, levels: int) -> tuple[list[Tensor], list[Tensor]]:
+    """By level: the targets [m] that have a choice there, and which of its codes are illegal for them [m, 1, K]."""
+    every = torch.arange(len(sid_ML), device=sid_ML.device)
+    if catalogue is None:
+        return [every] * levels, []
+    choices, illegal = [], []
+    node_M = torch.zeros_like(every)
+    for level in range(levels):
+        child_MK = catalogue.children(level, node_M)
+        node_M = child_MK.gather(1, sid_ML[:, level, None]).squeeze(1)
+        _refuse_unlisted(node_M, sid_ML)
+        choices.append(((child_MK >= 0).sum(1) > 1).nonzero().squeeze(1))
+        illegal.append((child_MK[choices[-1]] < 0)[:, None])
+    return choices, illegal
 
 
 def _refuse_unlisted(node_M: Tensor, sid_ML: Tensor) -> None:

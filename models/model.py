@@ -7,22 +7,15 @@ codes of a level; which of them are legal is the catalogue's matter (nonet.rl.tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from nonet.errors import ConfigError
+from nonet.models.cache import Cache
 from nonet.types import SampleBatch
 
 # Shapes: B sequences, N events, M loss positions, U prompts, W beams, L levels, K codes of a level, D width.
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """What a prefill leaves for the steps: state [U, D], one history state a prompt."""
-
-    state: Tensor
 
 
 @runtime_checkable
@@ -46,7 +39,7 @@ class SidModel(Protocol):
         ...
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Cache:
-        """History state at the end of each sequence; an empty sequence answers from its start position."""
+        """What steps need of each sequence's history; an empty sequence answers from its start position."""
         ...
 
     def step(self, cache: Cache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:

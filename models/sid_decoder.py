@@ -8,25 +8,38 @@ position that knows the user stands before every sequence, so an empty history h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nonet.attention.mask import UniMask
 from nonet.errors import ConfigError, DataError
 from nonet.models.blocks import Block, rotary
+from nonet.models.cache import Cache
 from nonet.models.depth import DepthDecoder
-from nonet.models.model import Cache
+from nonet.models.depth_attention import DepthAttention
+from nonet.models.hstu import HstuBlock
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: B sequences, N events, T = N + B positions (each sequence has a start), M loss positions, U prompts, W beams,
 # L levels, K codes of a level, D width.
-OPTIONS = {"width": 64, "layers": 3, "heads": 4, "dropout": 0.1}
+OPTIONS = {
+    "width": 64,
+    "layers": 3,
+    "heads": 4,
+    "dropout": 0.1,
+    "block": "attention",
+    "depth": "mlp",
+    "length": 0,  # the longest sequence, start included; HSTU pins its scaling to it
+}
+_CHOICES = {"block": ("attention", "hstu"), "depth": ("mlp", "attention")}
 _GAPS = 28  # powers of two of seconds between events; the last is 2 years and more
 _RATINGS = 21  # half steps from 0 (none) to 10
 _TYPES = 32  # event types with a vector of their own
 _STD = 0.05
+_LATEST = 2**31 - 1  # seconds since a sequence's first event that HSTU's time bias tells apart: 68 years
 
 
 class SidDecoder(nn.Module):
@@ -41,6 +54,9 @@ class SidDecoder(nn.Module):
         layers: int,
         heads: int,
         dropout: float,
+        block: str,
+        depth: str,
+        length: int,
     ):
         super().__init__()
         self.levels, self.codes, self.features = len(codes), tuple(map(int, codes)), dict(features)
@@ -52,9 +68,17 @@ class SidDecoder(nn.Module):
         self.gap, self.rating = nn.Embedding(_GAPS, width), nn.Embedding(_RATINGS, width)
         self.kind = nn.Embedding(_TYPES, width)
         self.start = nn.Parameter(torch.zeros(width))
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self._hstu = block == "hstu"
+        self.blocks = nn.ModuleList(
+            HstuBlock(width, heads, length, dropout=dropout) if self._hstu else Block(width, heads, dropout)
+            for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
-        self.depth = DepthDecoder(self.codes, width, dropout)
+        self.depth = (
+            DepthAttention(self.codes, width, dropout, heads)
+            if depth == "attention"
+            else DepthDecoder(self.codes, width, dropout)
+        )
 
     @classmethod
     def build(
@@ -74,19 +98,18 @@ class SidDecoder(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=_STD)
-        for table in (self.depth.child, self.kind):
-            nn.init.zeros_(table.weight)
+        for weight in (*self.depth.at_zero(), self.kind.weight):
+            nn.init.zeros_(weight)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """The weights between hidden states: those that gain from Muon."""
-        return [p for p in self.blocks.parameters() if p.ndim == 2]
+        return [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]
 
     def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
-        state_MD = self.states(batch, rows).index_select(0, self.asked(batch))
         sid_ML = self.targets(batch)
-        return [
-            self.decode(state_MD[:, None], sid_ML[:, :level], level)[:, 0] for level in range(self.levels)
-        ]
+        every = [torch.arange(len(sid_ML), device=sid_ML.device)] * self.levels
+        logits = self.taught(batch, self.states(batch, rows), self.asked(batch)[:, None], sid_ML, every)
+        return [logits_M1K[:, 0] for logits_M1K in logits]
 
     def targets(self, batch: SampleBatch) -> Tensor:
         return batch.sid[batch.loss_mask.values]
@@ -100,28 +123,33 @@ class SidDecoder(nn.Module):
         position_M = (events_N + sequence_N)[chosen] - (ahead - 1)
         return position_M.masked_fill(place_N[chosen] < ahead - 1, -1)
 
-    def decode(self, state_MAD: Tensor, sid_Ml: Tensor, level: int) -> Tensor:
-        """Logits [M, A, K] of a level after the codes [M, level], from each of the A states of a target."""
-        return self.depth.several(state_MAD, sid_Ml, level)
+    def taught(
+        self,
+        batch: SampleBatch,
+        state_TD: Tensor,
+        position_MA: Tensor,
+        sid_ML: Tensor,
+        choices: Sequence[Tensor],
+    ) -> Iterator[Tensor]:
+        """Logits [m, A, K] of each level after the codes before it, for the targets [m] that `choices` names at it,
+        from each of the A positions that a target is asked from (below 0: not at all, and what comes out means nothing).
+        """
+        return self.depth.taught(state_TD, _cuts(batch), position_MA, sid_ML, choices)
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Cache:
-        offsets = batch.item.offsets
-        last_B = offsets[1:] + torch.arange(len(offsets) - 1, device=offsets.device)
-        return Cache(self.states(batch, rows)[last_B])
+        return self.depth.cache(self.states(batch, rows), _cuts(batch))
 
     def step(self, cache: Cache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
         prefix_UWl = _prefix(codes, cache.state)
         if len(prefix_UWl) > 1 and prefix_UWl.stride(0) == 0:
             prefix_UWl = prefix_UWl[:1]
-        logits_UWK = self.depth(cache.state, prefix_UWl[..., :level], level)
+        logits_UWK = self.depth(cache, prefix_UWl[..., :level], level)
         return logits_UWK.expand(-1, prefix_UWl.shape[1], -1)
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
         """State [T, D] at every position: a sequence's start, then after each of its events."""
-        events_N, sequence_N, place_N = _places(batch)
-        offsets = batch.item.offsets
-        sequences = len(offsets) - 1
-        cuts_B1 = offsets + torch.arange(sequences + 1, device=offsets.device)
+        events_N, sequence_N, _ = _places(batch)
+        sequences, cuts_B1 = len(batch.item), _cuts(batch)
         event_ND, start_BD = self._events(batch), self.start.expand(sequences, -1)
         for projected, by_event in self._rows(batch, rows):
             if by_event:
@@ -130,14 +158,24 @@ class SidDecoder(nn.Module):
                 start_BD = start_BD + projected
         x_TD = start_BD.new_zeros(len(event_ND) + sequences, start_BD.shape[-1])
         after_N = events_N + sequence_N + 1
+        context = self._context(batch, cuts_B1, after_N)
         x_TD = x_TD.index_copy(0, cuts_B1[:-1], start_BD).index_copy(0, after_N, event_ND)
-        place_T = torch.zeros(len(x_TD), dtype=torch.int64, device=offsets.device).index_copy(
-            0, after_N, place_N + 1
-        )
-        turn = rotary(place_T, self._head_width)
         for block in self.blocks:
-            x_TD = block(x_TD, cuts_B1, turn)
+            x_TD = block(x_TD, cuts_B1, *context)
         return self.norm(x_TD)
+
+    def _context(self, batch: SampleBatch, cuts_B1: Tensor, after_N: Tensor) -> tuple[Any, ...]:
+        """What all blocks take besides states and cuts; events stand at positions `after_N`."""
+        _, sequence_N, place_N = _places(batch)
+        nothing_T = torch.zeros(
+            int(len(after_N) + len(cuts_B1) - 1), dtype=torch.int64, device=after_N.device
+        )
+        if not self._hstu:
+            return (rotary(nothing_T.index_copy(0, after_N, place_N + 1), self._head_width),)
+        time_N = batch.time.values
+        since_N = time_N - time_N[batch.item.offsets[sequence_N]]  # a start stands at its first event's time
+        time_T = nothing_T.index_copy(0, after_N, since_N.clamp_max(_LATEST)).int()
+        return UniMask.hstu().table(cuts_B1), time_T
 
     def _events(self, batch: SampleBatch) -> Tensor:
         x_ND = self.gap(_gaps(batch))
@@ -166,6 +204,12 @@ class SidDecoder(nn.Module):
                 )
             out.append((self.row[f"of_{name}"](rows[name]), by_event))
         return out
+
+
+def _cuts(batch: SampleBatch) -> Tensor:
+    """Where each sequence's positions begin, its start first [B + 1]."""
+    offsets = batch.item.offsets
+    return offsets + torch.arange(len(offsets), device=offsets.device)
 
 
 def _places(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,4 +250,11 @@ def _check(options: Mapping[str, Any], codes: Sequence[int]) -> None:
     if width % heads or (width // heads) % 2:
         raise ConfigError(
             f"model: width {width} must be heads ({heads}) times an even number, e.g. {16 * heads}."
+        )
+    for name, allowed in _CHOICES.items():
+        if options[name] not in allowed:
+            raise ConfigError(f"model: {name} is {options[name]!r}; it can be {' or '.join(allowed)}.")
+    if options["block"] == "hstu" and options["length"] < 1:
+        raise ConfigError(
+            "model: block: hstu needs `length`, the longest sequence with its start: a scenario gives data.history + 1."
         )

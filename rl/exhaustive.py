@@ -7,7 +7,6 @@ code has probability 1. Temporaries stay under `budget_bytes`; the answer itself
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ from nonet.types import Jagged
 def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
     """Log-probability [U, I] of every item for every prompt in `cache`, nats; -inf outside the catalogue.
 
-    Prompts are taken a few at a time: `state` must be the only thing in `cache` that has a row a prompt.
+    Prompts are taken a few at a time: `cache.part(start, stop)`.
     """
     users, device = len(cache.state), cache.state.device
     levels = [_choices(trie, level, device) for level in range(trie.levels)]
@@ -40,8 +39,7 @@ def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 <<
     step = max(1, pairs // max(1, most))
     scores_UI = cache.state.new_empty(users, trie.n_items)
     for start in range(0, users, step):
-        part = copy.copy(cache)
-        object.__setattr__(part, "state", cache.state[start : start + step])  # a frozen dataclass as well
+        part = cache.part(start, min(start + step, users))
         leaves = _score_leaves(model, part, levels, max(1, pairs // len(part.state)))
         scores_UI[start : start + step] = leaves[:, leaf_I.clamp_min(0)]
     return scores_UI.masked_fill_(leaf_I < 0, -torch.inf)

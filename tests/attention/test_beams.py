@@ -67,6 +67,21 @@ def test_the_last_level_equals_the_beam_tree_mask_over_one_packed_sequence():
         torch.testing.assert_close(cache.attend(q[rows][None])[0], whole[rows], atol=1e-12, rtol=0)
 
 
+def test_beams_may_begin_with_what_they_have_and_share_it_over_prompts():
+    cuts, lengths = torch.tensor([0, *LENGTHS]).cumsum(0), 2
+    keys, values = draw(sum(LENGTHS), GROUPS, WIDTH), draw(sum(LENGTHS), GROUPS, VALUE)
+    own_k, own_v = draw(1, BEAMS, lengths, GROUPS, WIDTH), draw(1, BEAMS, lengths, GROUPS, VALUE)
+    q = draw(PROMPTS, BEAMS, HEADS, WIDTH)
+    grown = BeamCache(keys, values, cuts)
+    for token in range(lengths):
+        grown.append(*(x[:, :, token].expand(PROMPTS, -1, -1, -1) for x in (own_k, own_v)))
+    shared = BeamCache(keys, values, cuts, own_k, own_v)
+    torch.testing.assert_close(shared.attend(q), grown.attend(q), atol=1e-12, rtol=0)
+    nothing = own_k[:, :, :0], own_v[:, :, :0]
+    alone = BeamCache(keys, values, cuts)
+    assert torch.equal(BeamCache(keys, values, cuts, *nothing).attend(q), alone.attend(q))
+
+
 def test_before_the_first_token_beams_see_the_prompt_alone():
     keys, values = draw(9, GROUPS, WIDTH), draw(9, GROUPS, VALUE)
     q = draw(1, BEAMS, HEADS, WIDTH)
@@ -79,5 +94,12 @@ def test_wrong_shapes_are_named():
     cache = BeamCache(draw(9, GROUPS, WIDTH), draw(9, GROUPS, VALUE), torch.tensor([0, 9]))
     with pytest.raises(ConfigError, match=r"append takes keys \[1, W, 2, 8\]"):
         cache.append(draw(2, BEAMS, GROUPS, WIDTH), draw(2, BEAMS, GROUPS, VALUE))
+    with pytest.raises(ConfigError, match=r"own keys \[1 or 1, W, L, 2, 8\]"):
+        BeamCache(
+            *(draw(9, GROUPS, n) for n in (WIDTH, VALUE)),
+            torch.tensor([0, 9]),
+            draw(2, 4, 1, 2, 8),
+            draw(2, 4, 1, 2, 6),
+        )
     with pytest.raises(ConfigError, match="BeamCache takes prefix keys"):
         BeamCache(draw(9, GROUPS, WIDTH), draw(8, GROUPS, VALUE), torch.tensor([0, 9]))

@@ -27,17 +27,27 @@ def rl(users: int = 8, **rollout: object) -> dict:
 def test_parameters_are_those_of_the_real_module():
     from nonet.models.model import build_model
 
-    for codes, features, width, layers in (
-        ([64, 64, 64], {"item": 32, "user": 32}, 64, 3),
-        ([64, 32, 16, 7], {"item": 16}, 32, 2),
-        ([300], {}, 16, 1),
+    for codes, features, width, layers, options in (
+        ([64, 64, 64], {"item": 32, "user": 32}, 64, 3, {}),
+        ([64, 32, 16, 7], {"item": 16}, 32, 2, {}),
+        ([300], {}, 16, 1, {}),
+        ([64, 32, 16, 7], {"item": 16}, 32, 2, {"depth": "attention"}),
+        ([300], {}, 24, 1, {"depth": "attention"}),
+        ([64, 32, 16], {"item": 16}, 32, 2, {"block": "hstu", "length": 51}),
     ):
-        model = build_model(
-            {"use": "sid_decoder", "width": width, "layers": layers, "heads": 2}, codes, features, 7
-        )
+        config = {"use": "sid_decoder", "width": width, "layers": layers, "heads": 2, **options}
+        model = build_model(config, codes, features, 7)
         assert sum(p.numel() for p in model.parameters()) == sid_decoder_parameters(
-            codes, features, width, layers
+            codes, features, width, layers, heads=2, **options
         )
+
+
+def test_a_plan_knows_the_size_of_the_model_that_the_scenario_asks_for():
+    sizes = [
+        model_size(scenario(model={"use": "sid_decoder", **options})).parameters
+        for options in ({}, {"depth": "attention"}, {"block": "hstu"})
+    ]
+    assert sizes[1] > sizes[0] > sizes[2]
 
 
 def test_collocated_groups_that_fit_stay_resident():

@@ -53,8 +53,8 @@ def test_flops_are_those_that_torch_counts():
     sparse = 2 * (4 * 30 + 4) * 32 * 64
     assert history_work(Shape(64, 2, 3, 64), 4 * 31).flops + sparse == counted
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        for level in range(3):
-            model.decode(state[:120, None], batch.sid[:, :level], level)
+        position, cuts = torch.arange(120)[:, None], torch.tensor([0, len(state)])
+        list(model.depth.taught(state, cuts, position, batch.sid, [torch.arange(120)] * 3))
     assert depth_work(Shape(64, 2, 3, 64), 120, 120).flops == pytest.approx(
         counter.get_total_flops(), rel=0.05
     )
@@ -129,6 +129,10 @@ def test_what_the_model_does_not_cover_is_said_instead_of_guessed():
     scenario = load_scenario("nightly-feed")[0]
     with pytest.raises(ConfigError, match="no prediction for model hf"):
         predict(scenario, plan(scenario, read_view(big)), FACTS, NOMINAL)
+    for change in ("model.block: hstu", "model.depth: attention"):
+        scenario = load_scenario("quickstart", [change.replace(": ", "=")])[0]
+        with pytest.raises(ConfigError, match=f"no prediction for {change}"):
+            predict(scenario, plan(scenario, machine(2.0)), FACTS, NOMINAL)
 
 
 def test_a_calibration_is_kept_read_and_refused_when_it_is_none(cache):

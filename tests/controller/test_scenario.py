@@ -79,6 +79,21 @@ def test_wrong_types_and_sizes_say_what_was_given():
     assert "model: width 63 is not a multiple of heads 4" in wrong("model.width=63")
 
 
+def test_the_decoder_s_parts_are_named_and_reach_the_workers():
+    from nonet.controller.setups import run_setup
+
+    assert "model.depth: input should be 'mlp' or 'attention', got 'gru'" in wrong("model.depth=gru")
+    assert "model.block: input should be 'attention' or 'hstu', got 'HSTU'" in wrong("model.block=HSTU")
+    told = {
+        change: run_setup(load_scenario("quickstart", [change])[0]).model
+        for change in ("model.depth=attention", "model.block=hstu")
+    }
+    assert told["model.depth=attention"]["depth"] == "attention"
+    assert "length" not in told["model.depth=attention"]
+    # HSTU divides by the longest sequence there can be: the history and the start before it.
+    assert (told["model.block=hstu"]["block"], told["model.block=hstu"]["length"]) == ("hstu", 51)
+
+
 def test_names_that_must_meet_are_checked():
     assert "roles.trainer.pool: there is no pool 'gpuu'" in wrong("roles.trainer.pool=gpuu")
     assert "there is no other role 'trainr' to share with" in wrong("roles.rollout={fuse: trainr}")

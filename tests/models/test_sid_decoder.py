@@ -1,67 +1,33 @@
 """The SID decoder: jagged equals alone, nothing leaks from the future, steps equal the teacher-forced forward."""
 
 import dataclasses
-import itertools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sid_batches import (
+    CLOSE,
+    CODES,
+    FEATURES,
+    KINDS,
+    LENGTHS,
+    batch_of,
+    changed_from,
+    model_of,
+    part_of,
+    stirred,
+)
+
 from nonet.errors import ConfigError, DataError
-from nonet.models.model import Cache, SidModel, build_model
-from nonet.types import Jagged, SampleBatch
+from nonet.models.cache import Cache
+from nonet.models.model import SidModel, build_model
+from nonet.types import Jagged
 
-CODES = (5, 7, 6, 2)
-FEATURES = {"item": 8, "user": 4}
-LENGTHS = (4, 0, 1, 9, 3)
-# Packed and lone sequences go through matrix products of other shapes: float32 sums differ in the last bits.
-CLOSE = {"atol": 2e-5, "rtol": 2e-5}
-
-
-def model_of(seed=3, **options):
-    return build_model({"width": 16, "layers": 2, "heads": 2, **options}, CODES, FEATURES, seed).eval()
-
-
-def batch_of(lengths=LENGTHS, seed=0):
-    """A batch with every context field, all events but the first of each sequence targets; and its rows."""
-    generator = torch.Generator().manual_seed(seed)
-    events, offsets = sum(lengths), torch.tensor([0, *itertools.accumulate(lengths)])
-    draw = lambda high: torch.randint(0, high, (events,), generator=generator)  # noqa: E731
-    mask = torch.ones(events, dtype=torch.bool)
-    mask[offsets[:-1][torch.tensor(lengths) > 0]] = False
-    batch = SampleBatch(
-        item=Jagged(draw(30), offsets),
-        sid=torch.stack([draw(k) for k in CODES], 1),
-        time=Jagged(draw(10**6).cumsum(0), offsets),
-        event=Jagged(draw(3), offsets),
-        context={"user": torch.arange(len(lengths)), "rating": Jagged(draw(11).float() / 2, offsets)},
-        loss_mask=Jagged(mask, offsets),
-        target=None,
-        uid=[str(i) for i in range(len(lengths))],
-    )
-    rows = {
-        "item": torch.randn(events, 8, generator=generator),
-        "user": torch.randn(len(lengths), 4, generator=generator),
-    }
-    return batch, rows
-
-
-def part_of(batch, rows, sequence, first=0, last=None):
-    """Events [first, last) of one sequence as a batch of its own."""
-    begin, end = int(batch.item.offsets[sequence]), int(batch.item.offsets[sequence + 1])
-    chosen = slice(begin + first, end if last is None else begin + last)
-    offsets = torch.tensor([0, len(batch.item.values[chosen])])
-    cut = lambda jagged: Jagged(jagged.values[chosen], offsets)  # noqa: E731
-    part = SampleBatch(
-        item=cut(batch.item),
-        sid=batch.sid[chosen],
-        time=cut(batch.time),
-        event=cut(batch.event),
-        context={"user": batch.context["user"][[sequence]], "rating": cut(batch.context["rating"])},
-        loss_mask=cut(batch.loss_mask),
-        target=None,
-        uid=[batch.uid[sequence]],
-    )
-    return part, {"item": rows["item"][chosen], "user": rows["user"][[sequence]]}
+every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 
 def test_it_is_a_sid_model():
@@ -70,8 +36,9 @@ def test_it_is_a_sid_model():
     assert (model.levels, model.codes, model.features) == (4, CODES, FEATURES)
 
 
-def test_a_jagged_batch_equals_one_user_at_a_time():
-    model = model_of()
+@every_kind
+def test_a_jagged_batch_equals_one_user_at_a_time(options):
+    model = stirred(**options)
     batch, rows = batch_of()
     whole, cache = model(batch, rows), model.prefill(batch, rows)
     alone = [part_of(batch, rows, b) for b in range(len(LENGTHS))]
@@ -83,9 +50,10 @@ def test_a_jagged_batch_equals_one_user_at_a_time():
     )
 
 
-def test_gradients_of_a_jagged_batch_equal_the_sum_over_users():
+@every_kind
+def test_gradients_of_a_jagged_batch_equal_the_sum_over_users(options):
     batch, rows = batch_of()
-    together, apart = model_of(), model_of()
+    together, apart = stirred(**options), stirred(**options)
     sum(logits.square().sum() for logits in together(batch, rows)).backward()
     for b in range(len(LENGTHS)):
         sum(logits.square().sum() for logits in apart(*part_of(batch, rows, b))).backward()
@@ -94,45 +62,29 @@ def test_gradients_of_a_jagged_batch_equal_the_sum_over_users():
             torch.testing.assert_close(p.grad, q.grad, atol=2e-3, rtol=2e-3)  # sums of squares reach 1e2
 
 
-def test_no_state_depends_on_later_events():
-    model = model_of()
+@every_kind
+def test_no_state_depends_on_later_events(options):
+    model = stirred(**options)
     batch, rows = batch_of((6,))
     before = model.states(batch, rows)
     for changed in range(6):
-        other, other_rows = batch_of((6,), seed=1)
-        keep = lambda new, old, n=changed: torch.cat([old[:n], new[n:]])  # noqa: E731
-        mixed = dataclasses.replace(
-            batch,
-            item=Jagged(keep(other.item.values, batch.item.values), batch.item.offsets),
-            sid=keep(other.sid, batch.sid),
-            time=Jagged(keep(other.time.values + 10**8, batch.time.values), batch.item.offsets),
-            event=Jagged(keep(other.event.values, batch.event.values), batch.item.offsets),
-            context=batch.context
-            | {
-                "rating": Jagged(
-                    keep(other.context["rating"].values, batch.context["rating"].values), batch.item.offsets
-                )
-            },
-        )
-        after = model.states(mixed, rows | {"item": keep(other_rows["item"], rows["item"])})
+        after = model.states(*changed_from(batch, rows, changed))
         torch.testing.assert_close(after[: changed + 1], before[: changed + 1], **CLOSE)
         assert not torch.allclose(after[changed + 1], before[changed + 1], atol=1e-3)
 
 
 def test_a_target_is_asked_of_the_event_before_it_and_the_first_of_the_start():
     model = model_of()
-    batch, rows = batch_of((3, 2))
+    batch, _ = batch_of((3, 2))
     batch.loss_mask.values[:] = True
-    state = model.states(batch, rows)
     assert model.asked(batch).tolist() == [0, 1, 2, 4, 5]
     assert model.asked(batch, 2).tolist() == [-1, 0, 1, -1, 4]
     assert model.asked(batch, 3).tolist() == [-1, -1, 0, -1, -1]
-    logits = model.decode(state[model.asked(batch)][:, None], batch.sid[:, :0], 0)[:, 0]
-    torch.testing.assert_close(logits, model(batch, rows)[0], **CLOSE)
 
 
-def test_prefill_and_steps_give_the_teacher_forced_logits():
-    model = model_of()
+@every_kind
+def test_prefill_and_steps_give_the_teacher_forced_logits(options):
+    model = stirred(**options)
     batch, rows = batch_of((8,))
     forced, sid = model(batch, rows), model.targets(batch)
     for place in range(1, 8):
@@ -183,6 +135,25 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torch_alone():
     two, other = model_of(seed=5).state_dict(), model_of(seed=6).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_hstu_hears_how_long_ago_an_event_was():
+    model = stirred(block="hstu", length=12)
+    batch, rows = batch_of((8,))
+    torch.nn.init.zeros_(model.gap.weight)
+    later = dataclasses.replace(batch, time=Jagged(batch.time.values * 4096, batch.item.offsets))
+    assert not torch.allclose(model.prefill(batch, rows).state, model.prefill(later, rows).state, atol=1e-3)
+
+
+def test_muon_takes_the_hidden_matrices_alone():
+    for options in KINDS.values():
+        model = model_of(**options)
+        hidden = {id(p) for p in model.hidden_matrices()}
+        names = {name.split(".", 2)[2] for name, p in model.named_parameters() if id(p) in hidden}
+        block = {"uvqk.weight", "merge.weight"}
+        assert names == (
+            block if "block" in options else {"qkv.weight", "merge.weight", "widen.weight", "narrow.weight"}
+        )
 
 
 def test_dropout_follows_torch_seed_and_rests_in_eval():
@@ -236,7 +207,11 @@ def test_a_missing_feature_or_rows_of_a_wrong_shape_are_errors():
 def test_an_unknown_model_option_or_an_odd_head_is_an_error():
     with pytest.raises(ConfigError, match="'hstu' is unknown; there are: sid_decoder"):
         build_model({"use": "hstu"}, CODES, FEATURES, 0)
-    with pytest.raises(ConfigError, match="no option 'depth'; there are: width"):
-        build_model({"depth": 2}, CODES, FEATURES, 0)
+    with pytest.raises(ConfigError, match="no option 'deep'; there are: width"):
+        build_model({"deep": 2}, CODES, FEATURES, 0)
+    with pytest.raises(ConfigError, match="depth is 'gru'; it can be mlp or attention"):
+        build_model({"depth": "gru"}, CODES, FEATURES, 0)
+    with pytest.raises(ConfigError, match="hstu needs `length`"):
+        build_model({"block": "hstu"}, CODES, FEATURES, 0)
     with pytest.raises(ConfigError, match="width 18 must be heads"):
         build_model({"width": 18, "heads": 6}, CODES, FEATURES, 0)

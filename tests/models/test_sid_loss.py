@@ -17,12 +17,15 @@ SIDS = np.array(
 )
 
 
-def model_of():
-    model = build_model(
-        {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}, CODES, {"item": 4, "user": 4}, 0
-    )
+every_depth = pytest.mark.parametrize("depth", ["mlp", "attention"])
+
+
+def model_of(depth="mlp"):
+    options = {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0, "depth": depth}
+    model = build_model(options, CODES, {"item": 4, "user": 4}, 0)
     torch.manual_seed(1)
-    torch.nn.init.normal_(model.depth.child.weight)
+    for weight in model.depth.at_zero():
+        torch.nn.init.normal_(weight)
     return model
 
 
@@ -51,8 +54,9 @@ def two_users():
     return batch_of([0, 3, 4, 6, 7, 1, 2], [4, 3], [False, True, False, True, True, True, False])
 
 
-def test_without_a_catalogue_it_is_the_summed_cross_entropy_of_forward():
-    model, (batch, rows) = model_of(), two_users()
+@every_depth
+def test_without_a_catalogue_it_is_the_summed_cross_entropy_of_forward(depth):
+    model, (batch, rows) = model_of(depth), two_users()
     loss, count = sid_loss(model, batch, rows)
     sid = model.targets(batch)
     logits = model(batch, rows)
@@ -61,8 +65,9 @@ def test_without_a_catalogue_it_is_the_summed_cross_entropy_of_forward():
     torch.testing.assert_close(loss, want, atol=1e-4, rtol=1e-5)
 
 
-def test_with_a_catalogue_it_is_the_constrained_log_probability_that_rl_uses():
-    model, (batch, rows) = model_of(), two_users()
+@every_depth
+def test_with_a_catalogue_it_is_the_constrained_log_probability_that_rl_uses(depth):
+    model, (batch, rows) = model_of(depth), two_users()
     trie = Trie.build(SIDS, CODES)
     loss, count = sid_loss(model, batch, rows, trie)
     total = 0.0
@@ -79,8 +84,9 @@ def test_with_a_catalogue_it_is_the_constrained_log_probability_that_rl_uses():
     torch.testing.assert_close(loss, total, atol=1e-4, rtol=1e-5)
 
 
-def test_halves_of_a_batch_add_up_to_the_whole():
-    model, trie = model_of(), Trie.build(SIDS, CODES)
+@every_depth
+def test_halves_of_a_batch_add_up_to_the_whole(depth):
+    model, trie = model_of(depth), Trie.build(SIDS, CODES)
     batch, rows = two_users()
     whole, count = sid_loss(model, batch, rows, trie, ahead=3)
     parts = []
@@ -102,17 +108,19 @@ def test_halves_of_a_batch_add_up_to_the_whole():
     assert count == parts[0][1] + parts[1][1]
 
 
-def test_looking_ahead_weighs_farther_states_less():
-    model, (batch, rows) = model_of(), batch_of([0, 3, 4], [3], [False, False, True])
+@every_depth
+def test_looking_ahead_weighs_farther_states_less(depth):
+    model, (batch, rows) = model_of(depth), batch_of([0, 3, 4], [3], [False, False, True])
     trie = Trie.build(SIDS, CODES)
     near, _ = sid_loss(model, batch, rows, trie)
     states, sid = model.states(batch, rows), model.targets(batch)
+    every = [torch.arange(1)] * 3
 
     def nats(position):
+        taught = model.taught(batch, states, torch.tensor([[position]]), sid, every)
         total, node = 0.0, torch.zeros(1, dtype=torch.long)
-        for level in range(3):
-            child = trie.children(level, node)
-            logits = model.decode(states[[position]][:, None], sid[:, :level], level)[:, 0]
+        for level, logits_MAK in enumerate(taught):
+            child, logits = trie.children(level, node), logits_MAK[:, 0]
             logits = logits.masked_fill(child < 0, -torch.inf)
             total -= logits.log_softmax(-1)[0, sid[0, level]]
             node = child[0, sid[0, level]][None]
@@ -124,8 +132,9 @@ def test_looking_ahead_weighs_farther_states_less():
     assert count == 1
 
 
-def test_a_batch_without_targets_costs_nothing_and_can_be_differentiated():
-    model = model_of()
+@every_depth
+def test_a_batch_without_targets_costs_nothing_and_can_be_differentiated(depth):
+    model = model_of(depth)
     batch, rows = batch_of([0, 1], [2], [False, False])
     loss, count = sid_loss(model, batch, rows, Trie.build(SIDS, CODES))
     loss.backward()
@@ -139,8 +148,9 @@ def test_a_target_outside_the_catalogue_is_an_error():
         sid_loss(model, batch, rows, some)
 
 
-def test_a_few_steps_learn_a_fixed_sequence():
-    model, trie = model_of(), Trie.build(SIDS, CODES)
+@every_depth
+def test_a_few_steps_learn_a_fixed_sequence(depth):
+    model, trie = model_of(depth), Trie.build(SIDS, CODES)
     batch, rows = batch_of([0, 3, 4, 6, 7, 1, 2, 5], [8], [True] * 8)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     first = None

@@ -17,6 +17,9 @@ from nonet.types import Jagged, Rollouts
 class Cache:
     state: Tensor  # [U, D]
 
+    def part(self, start: int, stop: int) -> Cache:
+        return Cache(self.state[start:stop])
+
 
 class FakeSidModel(nn.Module):
     """logits at level l = MLP(state + embeddings of codes before l); the batch's only content is
