@@ -29,11 +29,19 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
     with tempfile.TemporaryDirectory(dir=folder) as place:
         found = _writes(world, Path(place), rounds)
         stall = _stall(world, Path(place))
-    size, save_s, plain_s, load_s, increment = found
+    size, saves, plains, load_s, increment = found
+    save_s, plain_s = statistics.median(saves), statistics.median(plains)
+    one = stall["alone_ms"]
     ratio = {
         "save / plain write, bytes a second": plain_s / save_s,
-        "step / step during a save, median": stall["during_ms"] / stall["before_ms"],
-        "longest wait for a save, in steps": stall["wait_ms"] / stall["before_ms"],
+        "the same, fastest of each": min(plains) / min(saves),
+        "slowest plain write / fastest": max(plains) / min(plains),
+        "longest step beside a save - a step, in steps": (stall["beside_max_ms"] - one) / one,
+        "longest step alone - a step, in steps": (stall["alone_max_ms"] - one) / one,
+        "longest wait for a save's lock, in steps": stall["wait_max_ms"] / one,
+        "opening a save, in steps": stall["open_max_ms"] / one,
+        "step beside a save / alone, median": stall["beside_ms"] / one,
+        "step beside a save / alone, median CPU time": stall["beside_cpu_ms"] / stall["alone_cpu_ms"],
         "increment of 1 % / full, bytes": increment / size,
     }
     rows_ = [
@@ -41,7 +49,7 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
         {"measure": "plain write", "seconds": plain_s, "bytes": size},
         {"measure": "load", "seconds": load_s, "bytes": size},
         {"measure": "increment of 1 % touched rows", "bytes": increment},
-        {"measure": "training beside a save", **stall},
+        {"measure": "training", **stall},
     ]
     return {"rows": rows_, "ratio": ratio}
 
@@ -64,10 +72,12 @@ def _keys(rows: int) -> np.ndarray:
     return (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
-def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, float, float, float, int]:
+def _writes(
+    world: Any, folder: Path, rounds: int
+) -> tuple[int, list[float], list[float], float, int]:
     from nonet.embedding.checkpoint import load, save
 
-    saves, plains, loads, size = [], [], [], 0
+    saves, plains, size = [], [], 0
     for number in range(rounds):
         began = time.perf_counter()
         size = sum(save(world, folder / str(number)).wait().values())
@@ -78,10 +88,10 @@ def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, float, float, f
     other = _empty_like(world)
     began = time.perf_counter()
     load(other, folder / "0")
-    loads.append(time.perf_counter() - began)
+    load_s = time.perf_counter() - began
     _touch(world, len(world.tables["item"]) // 100, 2)
     increment = sum(save(world, folder / "more", base=folder / "0").wait().values())
-    return size, statistics.median(saves), statistics.median(plains), loads[0], increment
+    return size, saves, plains, load_s, increment
 
 
 def _plain(path: Path, size: int) -> float:
@@ -117,69 +127,74 @@ def _touch(world: Any, count: int, step: int) -> None:
     world.push("item", keys, torch.ones(count, world.specs["item"].dim), step)
 
 
-def _stall(world: Any, folder: Path) -> dict[str, float]:
-    """Steps of 8,192 random keys and a matrix product, before and beside a save, and how long one waited for its lock."""
-    import torch
+def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
+    """Steps of 8,192 random keys and a matrix product, alone and beside a save in turns, and their waits for its lock.
 
+    A turn alone has as many steps as the turn beside a save, so that the longest of both are of as many.
+    """
     from nonet.embedding.checkpoint import save
 
-    rows = len(world.tables["item"])
-    source, keys = np.random.default_rng(3), _keys(rows)
-    weight, waits = torch.randn(768, 768), [0.0]
-    lock = _TimedLock(world.histories["item"].lock, waits)
-    world.histories["item"].lock = lock
-    number = world.tables["item"].step
-
-    def step() -> float:
-        nonlocal number
-        number += 1
-        asked = torch.from_numpy(keys[source.integers(0, rows, KEYS)])
-        began = time.perf_counter()
-        got = world.pull("item", asked)
-        torch.mm(weight, weight)
-        world.push("item", asked, got, number)
-        return 1e3 * (time.perf_counter() - began)
-
+    steps = _Steps(world)
     for _ in range(20):
-        step()
-    before = [step() for _ in range(60)]
-    waits[:] = [0.0]
-    began = time.perf_counter()
-    saving = save(world, folder / "beside")
-    opened = 1e3 * (time.perf_counter() - began)
-    during = []
-    while not saving.done:
-        during.append(step())
-    saving.wait()
-    return {
-        "before_ms": statistics.median(before),
-        "before_max_ms": max(before),
-        "during_ms": statistics.median(during),
-        "during_max_ms": max(during),
-        "wait_ms": 1e3 * max(waits),
-        "open_ms": opened,
-        "steps_during": len(during),
-    }
-
-
-class _TimedLock:
-    """A lock that notes how long the main thread waited for it."""
-
-    def __init__(self, lock: Any, waits: list[float]):
-        import threading
-
-        self._lock, self._waits, self._main = lock, waits, threading.get_ident()
-
-    def __enter__(self) -> None:
-        import threading
-
+        steps.one()
+    alone, beside, opened = [], [], []
+    for turn in range(rounds):
         began = time.perf_counter()
-        self._lock.acquire()
-        if threading.get_ident() == self._main:
-            self._waits.append(time.perf_counter() - began)
+        saving = save(world, folder / f"beside{turn}")
+        opened.append(1e3 * (time.perf_counter() - began))
+        many = 0
+        while not saving.done:
+            beside.append(steps.one())
+            many += 1
+        saving.wait()
+        _remove(folder / f"beside{turn}")
+        steps.one()
+        alone += [steps.one() for _ in range(many)]
+    found: dict[str, float] = {"steps": len(beside), "open_max_ms": max(opened)}
+    for name, turn in (("alone", alone), ("beside", beside)):
+        wall, cpu = zip(*turn, strict=True)
+        found |= {f"{name}_ms": statistics.median(wall), f"{name}_max_ms": max(wall)}
+        found |= {
+            f"{name}_p99_ms": statistics.quantiles(wall, n=100)[98],
+            f"{name}_cpu_ms": statistics.median(cpu),
+        }
+    return found | {"wait_max_ms": 1e3 * max(steps.waits)}
 
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+
+class _Steps:
+    """Training steps, timed; `waits` are the seconds that each waited for the table's lock."""
+
+    def __init__(self, world: Any):
+        import torch
+
+        self._world, self._keys = world, _keys(len(world.tables["item"]))
+        self._source, self._weight = np.random.default_rng(3), torch.randn(768, 768)
+        self._number, self.waits = world.tables["item"].step, [0.0]
+        _time_lock(world.histories["item"].lock, self.waits)
+
+    def one(self) -> tuple[float, float]:
+        """Milliseconds of a step by the wall and by this thread's CPU."""
+        import torch
+
+        self._number += 1
+        asked = torch.from_numpy(self._keys[self._source.integers(0, len(self._keys), KEYS)])
+        began, busy = time.perf_counter(), time.thread_time()
+        got = self._world.pull("item", asked)
+        torch.mm(self._weight, self._weight)
+        self._world.push("item", asked, got, self._number)
+        return 1e3 * (time.perf_counter() - began), 1e3 * (time.thread_time() - busy)
+
+
+def _time_lock(lock: Any, waits: list[float]) -> None:
+    """Note how long each step waits for this StepLock."""
+    take = lock._wait
+
+    def timed() -> None:
+        began = time.perf_counter()
+        take()
+        waits.append(time.perf_counter() - began)
+
+    lock._wait = timed
 
 
 def main() -> None:

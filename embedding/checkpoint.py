@@ -22,6 +22,7 @@ import numpy as np
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
 from nonet.embedding.bulk import joined, put
+from nonet.embedding.pieces import Room
 from nonet.embedding.reader import wire_tables
 from nonet.embedding.segments import Footer, SegmentWriter, check_spec, read_footer, read_segments
 from nonet.embedding.slices import SLICES, slice_of
@@ -81,11 +82,12 @@ class Saving:
         table, snapshot = self._world.tables[name], self._snapshots[name]
         many = _segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges, since)
+        room = Room(table.spec)
         try:
             for block in self._ranges:
                 for start in range(block.start, block.stop, many):
                     slices = range(start, min(start + many, block.stop))
-                    writer.add(slices, _changed(snapshot, slices, since))
+                    writer.add(slices, _changed(snapshot, slices, since, room))
             return writer.close()
         except BaseException:
             writer.abandon()
@@ -137,12 +139,10 @@ def _segment_slices(table: BaseTable) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def _changed(snapshot: Snapshot, slices: range, since: int | None) -> RowColumns:
-    part = snapshot.part(slices)
-    if since is None:
-        return part
-    waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
-    return joined([*snapshot.gone(slices, since), part.where((part.step > since) | waiting)], snapshot.spec)
+def _changed(snapshot: Snapshot, slices: range, since: int | None, room: Room) -> RowColumns:
+    part = snapshot.part(slices, since, room)
+    gone = [] if since is None else snapshot.gone(slices, since)
+    return joined([*gone, part], snapshot.spec) if gone else part
 
 
 def _plan(world: SparseWorld, name: str, folder: Path, base: Path | None) -> tuple[Path, int | None]:

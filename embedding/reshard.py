@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from nonet.embedding.bulk import take
 from nonet.embedding.route import Route
 from nonet.embedding.slices import SLICES, Move, SliceMap
 from nonet.errors import ConfigError, NonetError
@@ -102,7 +101,7 @@ def leave(history: History, moves: Sequence[Move]) -> int:
                 + [np.empty(0, dtype=np.int64)]
             )
             for snapshot in history.snapshots if len(keys) else ():
-                snapshot.keep(take(table, keys))
+                snapshot.keep(keys)
             if len(keys):
                 table._delete(keys)
             gone += len(keys)

@@ -22,12 +22,14 @@ import numpy as np
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.bulk import state_width
 from nonet.embedding.checksum import checksum
+from nonet.embedding.pieces import write_out
 from nonet.embedding.spec import TableSpec
 from nonet.errors import CheckpointError
 
 FORMAT = 1
 _MAGIC = b"NONETSEG"
 _TAIL = len(_MAGIC) + 16
+_WRITE_OUT_BYTES = 8 << 20  # the disk works while the next rows are read, not all at once in the last fsync
 _OP = {"upsert": 0, "delete": 1, "wait": 2}
 
 
@@ -75,7 +77,7 @@ class SegmentWriter:
         slices = [[block.start, block.stop] for block in ranges]
         self.path, self.footer = path, Footer(table, spec.dim, state_width(spec), step, since, slices)
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._offset = self._file.write(_MAGIC)
+        self._offset, self._handed_on = self._file.write(_MAGIC), 0
 
     def add(self, slices: range, part: RowColumns) -> None:
         """Write a range of slices; nothing where there are no rows."""
@@ -88,6 +90,9 @@ class SegmentWriter:
         self.footer.segments.append(Segment(slices.start, slices.stop, start, len(part.key), policy, sums))
         for array in arrays:
             self._write(array)
+        if self._offset - self._handed_on >= _WRITE_OUT_BYTES:
+            write_out(self._file.fileno(), self._handed_on, self._offset - self._handed_on)
+            self._handed_on = self._offset
 
     def close(self) -> int:
         """Put the footer in and wait until the disk has everything; how many bytes the file has."""

@@ -11,7 +11,6 @@ whole when the snapshot is opened.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,8 +22,9 @@ from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
 from nonet.embedding.bulk import absent, by_slice, chosen, joined, take, waits
 from nonet.embedding.core import make_table
-from nonet.embedding.index import KeyIndex
+from nonet.embedding.pieces import Pieces, Room
 from nonet.embedding.slices import SLICES, slice_of
+from nonet.embedding.step_lock import StepLock
 from nonet.errors import ConfigError
 
 _READ_SLICES = 1 << 12
@@ -35,7 +35,7 @@ class History:
     """The open snapshots of a table; every change of the table goes through `changing`."""
 
     def __init__(self, table: BaseTable):
-        self.table, self.lock = table, threading.RLock()
+        self.table, self.lock = table, StepLock()
         self._open: list[Snapshot] = []
 
     @property
@@ -67,9 +67,11 @@ class History:
     def making(self, keys: np.ndarray) -> Iterator[None]:
         """Hold this around a lookup of these keys that may make rows."""
         with self.lock:
-            if self._open:
+            # Rows made after a later step carry a later step, which says that they are not the version's.
+            young = [snapshot for snapshot in self._open if snapshot.step == self.table.step]
+            if young:
                 absent = keys[~self.table._holds(keys)]
-                for snapshot in self._open if len(absent) else ():
+                for snapshot in young if len(absent) else ():
                     snapshot.born(absent)
             yield
 
@@ -80,9 +82,8 @@ class History:
                 f"table {self.table.name!r} changes at step {step} while a snapshot of step {behind[0]} is open; "
                 "open snapshots between steps"
             )
-        before = take(self.table, np.unique(keys))
         for snapshot in self._open:
-            snapshot.keep(before)
+            snapshot.keep(keys)
 
 
 class Snapshot:
@@ -95,54 +96,69 @@ class Snapshot:
         table = history.table
         self._given = np.zeros(SLICES, dtype=bool)
         self._kept = make_table(table.name, table.spec, 0)
-        self._born, self._moved = KeyIndex(), False
+        self._born, self._moved = np.empty(0, dtype=np.int64), False
         self._deleted = table.deleted.since(-1)
         self._waits = joined(list(waits(table)), table.spec)
         self._copied = table.spec.evicts
+        self._pieces = Pieces.of(table, self.step)
         for part in table._chosen(ALL_SLICES, None) if self._copied else ():
             self._kept._upsert(part)
 
     @property
     def kept_rows(self) -> int:
         """Rows that were kept as they were."""
-        return len(self._kept)
+        return len(self._kept if self._pieces is None else self._pieces)
 
-    def keep(self, before: RowColumns) -> None:
-        """Rows that are about to change, as they are."""
-        if not self._copied:
+    def keep(self, keys: np.ndarray) -> None:
+        """The rows of these keys are about to change: keep those of this version as they are."""
+        if self._pieces is not None:
+            self._pieces.keep(keys, self._given)
+        elif not self._copied:
+            before = take(self._table, np.unique(keys))
             first = self._untouched(before) & ~self._given[slice_of(before.key)]
             if first.any():
                 self._kept._upsert(before if first.all() else before.where(first))
 
     def born(self, keys: np.ndarray) -> None:
         """Keys that had no row in this version and may get one."""
-        if self._table.step == self.step:  # rows made later carry a later step, which says the same
-            fresh = np.unique(keys)
-            self._born.add(fresh[self._born.find(fresh) < 0])
+        self._born = np.union1d(self._born, keys)
+        if self._pieces is not None:
+            self._pieces.born(self._born, self._moved)
 
     def arrived(self, keys: np.ndarray) -> None:
         """Rows that came from another shard: in this version they were there, not here."""
         self._moved = True
-        fresh = np.unique(keys)
-        self._born.add(fresh[self._born.find(fresh) < 0])
+        self.born(keys)
 
-    def part(self, slices: range) -> RowColumns:
-        """The rows of these slices, by slice and key; each slice can be asked for once.
+    def part(self, slices: range, since: int | None = None, room: Room | None = None) -> RowColumns:
+        """The rows of these slices changed after step `since`, by slice and key; each slice can be asked for once.
 
-        Taken piece by piece, about 0.3 MB each, so that a training step never waits for long.
+        Taken piece by piece, about 0.3 MB each, so that a training step never waits for long. Into `room` where given, and
+        then they may not outlive its next use.
         """
-        whole = max(1, len(self._table)) * self.spec.row_bytes
-        step = max(_PIECE_SLICES, SLICES * _PIECE_BYTES // whole)
-        parts, old = [], self._waiting(slices)
-        for start in range(slices.start, slices.stop, step):
-            piece = range(start, min(start + step, slices.stop))
-            with self._history.lock:
+        old, parts = self._waiting(slices), []
+        if self._pieces is not None:
+            room = Room(self.spec) if room is None else room
+            for piece in self._cut(slices, 1):
+                with self._history.lock.patient():
+                    self._pieces.read(piece, since, room)
+                    self._given[piece.start : piece.stop] = True
+            parts.append(room.taken())
+        for piece in self._cut(slices, _PIECE_SLICES) if self._pieces is None else ():
+            with self._history.lock.patient():
                 if not self._copied:
-                    parts.extend(self._same(part) for part in chosen(self._table, piece))
-                old.extend(chosen(self._kept, piece))
+                    parts.extend(self._same(part) for part in chosen(self._table, piece, since))
+                old.extend(chosen(self._kept, piece, since))
                 self._given[piece.start : piece.stop] = True
         every = joined([*parts, *old], self.spec)
         return by_slice(every) if old else every
+
+    def _cut(self, slices: range, least: int) -> Iterator[range]:
+        """Ranges of about 0.3 MB, of `least` slices or more."""
+        whole = max(1, len(self._table)) * self.spec.row_bytes
+        step = max(least, SLICES * _PIECE_BYTES // whole)
+        for start in range(slices.start, slices.stop, step):
+            yield range(start, min(start + step, slices.stop))
 
     def gone(self, slices: range, since: int) -> list[RowColumns]:
         """Keys of these slices that went after step `since`; some may have come back."""
@@ -154,11 +170,17 @@ class Snapshot:
     def changes(self, since: int | None = None) -> RowColumns:
         """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.
 
-        A row that changes while this is read may be there twice, with the same content.
+        Without the core a row that changes while this is read may be there twice, with the same content.
         """
         every = [] if since is None else self.gone(ALL_SLICES, since)
+        if self._pieces is not None:
+            room = Room(self.spec)
+            for piece in self._cut(ALL_SLICES, 1):
+                with self._history.lock.patient():
+                    self._pieces.read(piece, since, room)
+            return joined([*every, room.taken()], self.spec)
         for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
-            with self._history.lock:
+            with self._history.lock.patient():
                 parts = chosen(self._table, range(start, start + _READ_SLICES), since)
                 every.extend(self._same(part) for part in parts)
         with self._history.lock:
@@ -171,10 +193,13 @@ class Snapshot:
             now = take(self._table, keys)
             there = self._untouched(now) & (not self._copied)
             out = np.where(there[:, None], now.row, np.float32(self.spec.default)).astype(np.float32)
-            old = ~there
-            old[old] = self._kept._holds(keys[old])
-            if old.any():
-                out[old] = self._kept.lookup(keys[old], train=False).numpy()
+            if self._pieces is not None:
+                old = self._pieces.kept(keys, out)
+            else:
+                old = ~there
+                old[old] = self._kept._holds(keys[old])
+                if old.any():
+                    out[old] = self._kept.lookup(keys[old], train=False).numpy()
         return torch.from_numpy(out), there | old
 
     def close(self) -> None:
@@ -190,7 +215,8 @@ class Snapshot:
             unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
         if len(unsure):
             keys = live.key[unsure]
-            same[unsure] = ~self._kept._holds(keys) & (self._born.find(keys) < 0)
+            kept = self._kept._holds(keys) if self._pieces is None else self._pieces.kept(keys)
+            same[unsure] = ~kept & ~np.isin(keys, self._born)
         return same
 
     def _same(self, live: RowColumns) -> RowColumns:

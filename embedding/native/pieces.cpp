@@ -1,0 +1,264 @@
+// A table as it was at a step, while later steps change it: rows are kept before they change, and read out range by range.
+//
+// A row of the live table belongs to the version of step `at` when its own step is at most `at`. Rows that were made and not
+// trained yet carry `at` + 1: they belong to it unless they were kept or their key is among the `born`, sorted. Where rows
+// came from elsewhere (`moved`) the born are asked for every row. Rows are kept in the order of arrival, chained by the top
+// bits of their hash: keeping one is a copy, and nothing ever grows by more than a chunk. The caller's lock is held for a
+// batch of keys or one range of slices at a time. How the live rows lie in memory is not known here.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#ifdef __linux__
+#include <fcntl.h>
+#endif
+
+#include "hash.h"
+#include "table.h"
+
+#define NONET_API extern "C" __attribute__((visibility("default")))
+
+namespace nonet {
+
+static uint64_t hash_of(int64_t key) { return mix(static_cast<uint64_t>(key)); }
+
+static bool precedes(int64_t left, int64_t right) {  // the order of Table::choose
+  uint64_t one = slice_of(hash_of(left)), other = slice_of(hash_of(right));
+  return one != other ? one < other : left < right;
+}
+
+struct Columns {  // the same fields as Columns in pieces.py
+  int64_t* key;
+  float *row, *state;
+  int64_t* step;
+
+  Columns from(int64_t place, int64_t width, int64_t state_width) const {
+    return {key + place, row + place * width, state + place * state_width, step + place};
+  }
+};
+
+class Kept {
+ public:
+  const int64_t width, state_width;
+  int64_t count = 0;
+
+  Kept(int64_t width, int64_t state_width) : width(width), state_width(state_width) {}
+  ~Kept() {
+    for (int64_t i = 0; i * kChunk < count; ++i) free(chunks_[i]);
+    free(heads_);
+  }
+
+  bool start() { return (heads_ = static_cast<int32_t*>(calloc(kHeads, sizeof *heads_))); }  // a head is a place + 1
+  uint32_t head_of(uint64_t hash) const { return static_cast<uint32_t>(hash >> (64 - kHeadBits)); }
+  int64_t first(uint32_t head) const { return heads_[head] - 1; }
+  int64_t next(int64_t place) const { return link(place).next; }
+  int64_t key(int64_t place) const { return link(place).key; }
+
+  int64_t find(int64_t wanted) const {
+    int64_t place = first(head_of(hash_of(wanted)));
+    while (place >= 0 && key(place) != wanted) place = next(place);
+    return place;
+  }
+  void prefetch(int64_t wanted) const { __builtin_prefetch(heads_ + head_of(hash_of(wanted))); }
+
+  bool add(const Columns& from, int64_t at) {
+    if (count == kMost) return false;
+    if (count % kChunk == 0) {
+      void* room = malloc(kChunk * (sizeof(Link) + 4 * (width + state_width)));
+      if (!room) return false;
+      chunks_[count / kChunk] = static_cast<char*>(room);
+    }
+    int32_t& head = heads_[head_of(hash_of(from.key[at]))];
+    link(count) = {from.key[at], from.step[at], head - 1, 0};
+    memcpy(numbers(count), from.row + at * width, 4 * width);
+    memcpy(numbers(count) + width, from.state + at * state_width, 4 * state_width);
+    head = static_cast<int32_t>(++count);
+    return true;
+  }
+
+  void read(int64_t place, const Columns& to) const {
+    *to.key = key(place), *to.step = link(place).step;
+    memcpy(to.row, numbers(place), 4 * width);
+    memcpy(to.state, numbers(place) + width, 4 * state_width);
+  }
+
+ private:
+  static constexpr int kHeadBits = 20;
+  static constexpr int64_t kHeads = 1 << kHeadBits, kChunk = 1024, kMost = int64_t{1} << 28;
+  struct Link {
+    int64_t key, step;
+    int32_t next, unused;
+  };
+  Link& link(int64_t place) const { return reinterpret_cast<Link*>(chunks_[place / kChunk])[place % kChunk]; }
+  float* numbers(int64_t place) const {
+    char* chunk = chunks_[place / kChunk] + kChunk * sizeof(Link);
+    return reinterpret_cast<float*>(chunk) + place % kChunk * (width + state_width);
+  }
+
+  int32_t* heads_ = nullptr;
+  char* chunks_[kMost / kChunk];  // 2 MB of places that are never touched while they are not used
+};
+
+struct Version {  // the same fields as Version in pieces.py
+  Table* table;
+  Kept* kept;
+  int64_t at;  // its step
+  const int64_t* born;
+  int64_t born_count;
+  int64_t moved;
+
+  bool is_born(int64_t key) const {
+    int64_t low = 0, high = born_count;
+    while (low < high) {
+      int64_t middle = (low + high) / 2;
+      if (born[middle] < key) low = middle + 1;
+      else high = middle;
+    }
+    return low < born_count && born[low] == key;
+  }
+  // Whether a live row of this key and step that was not kept is one of the version.
+  bool has(int64_t key, int64_t step) const {
+    if (step > at + 1) return false;
+    return (step <= at && !moved) || !is_born(key);
+  }
+};
+
+struct Listed {
+  Chosen* list = nullptr;
+  int64_t count = 0;
+  ~Listed() { free(list); }
+};
+
+// The places of kept rows between two hashes, as {key, place}, in the order of Table::choose.
+static bool list_kept(const Kept& kept, uint64_t low, uint64_t high, Listed& out) {
+  int64_t room = 0;
+  for (uint64_t head = kept.head_of(low); head <= kept.head_of(high); ++head) {
+    for (int64_t place = kept.first(static_cast<uint32_t>(head)); place >= 0; place = kept.next(place)) {
+      uint64_t hash = hash_of(kept.key(place));
+      if (hash < low || hash > high) continue;
+      if (out.count == room) {
+        room = room ? 2 * room : 256;
+        void* larger = realloc(out.list, room * sizeof(Chosen));
+        if (!larger) return false;
+        out.list = static_cast<Chosen*>(larger);
+      }
+      out.list[out.count++] = {kept.key(place), place};
+    }
+  }
+  qsort(out.list, out.count, sizeof(Chosen), [](const void* left, const void* right) {
+    int64_t one = static_cast<const Chosen*>(left)->key, other = static_cast<const Chosen*>(right)->key;
+    return precedes(one, other) ? -1 : one != other;
+  });
+  return true;
+}
+
+// Live rows into columns, without those that are not of the version or did not change after `since`; returns how many.
+static int64_t read_live(const Version& version, const Chosen* chosen, int64_t count, int64_t since, const Columns& out) {
+  const int64_t width = version.kept->width, state_width = version.kept->state_width;
+  version.table->read(chosen, count, out.row, out.state, out.step, nullptr, nullptr);
+  int64_t stay = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (out.step[i] <= since || !version.has(chosen[i].key, out.step[i])) continue;
+    out.key[stay] = chosen[i].key;
+    if (stay != i) {
+      out.step[stay] = out.step[i];
+      memcpy(out.row + stay * width, out.row + i * width, 4 * width);
+      memcpy(out.state + stay * state_width, out.state + i * state_width, 4 * state_width);
+    }
+    ++stay;
+  }
+  return stay;
+}
+
+}  // namespace nonet
+
+using namespace nonet;
+
+NONET_API void* nonet_kept_new(int64_t width, int64_t state_width) {
+  void* room = malloc(sizeof(Kept));
+  if (!room) return nullptr;
+  Kept* kept = new (room) Kept(width, state_width);
+  if (kept->start()) return kept;
+  free(room);
+  return nullptr;
+}
+
+NONET_API void nonet_kept_free(void* kept) {
+  static_cast<Kept*>(kept)->~Kept();
+  free(kept);
+}
+
+NONET_API int64_t nonet_kept_count(void* kept) { return static_cast<Kept*>(kept)->count; }
+
+// Which keys were kept, and their rows where `rows` is given; a row of a key that was not kept is left alone.
+NONET_API void nonet_kept_find(void* held, const int64_t* keys, int64_t count, uint8_t* found, float* rows) {
+  const Kept& kept = *static_cast<Kept*>(held);
+  Buffer<float> state;
+  if (rows && !state.ensure(kept.state_width + 1)) rows = nullptr;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t place = kept.find(keys[i]), key, step;
+    found[i] = place >= 0;
+    if (rows && place >= 0) kept.read(place, {&key, rows + i * kept.width, state.data, &step});
+  }
+}
+
+// The version's rows between two hashes changed after `since`, by slice and key, into columns with room for `room`. Returns
+// how many; -1 without memory; -2 - n where n rows of room are needed, and then nothing is read.
+NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t high, int64_t since, const Columns* columns,
+                              int64_t room) {
+  const Kept& kept = *version->kept;
+  Listed now, old;
+  now.count = version->table->choose(low, high, since, &now.list);  // what did not change since is not wanted
+  if (now.count < 0 || !list_kept(kept, low, high, old)) return -1;
+  if (now.count + old.count > room) return -2 - (now.count + old.count);
+  int64_t place = 0;
+  for (int64_t i = 0, j = 0; i < now.count || j < old.count;) {
+    int64_t stop = i;
+    while (stop < now.count && (j == old.count || precedes(now.list[stop].key, old.list[j].key))) ++stop;
+    if (stop > i) {
+      Columns out = columns->from(place, kept.width, kept.state_width);
+      place += read_live(*version, now.list + i, stop - i, since, out);
+      i = stop;
+    }
+    if (j == old.count) continue;
+    i += i < now.count && now.list[i].key == old.list[j].key;  // changed since: the row that was kept counts
+    Columns out = columns->from(place, kept.width, kept.state_width);
+    kept.read(old.list[j++].row, out);
+    place += *out.step > since;
+  }
+  return place;
+}
+
+// Keeps the version's rows of these keys as they are, but for slices that were given out already; -1 without memory.
+NONET_API int64_t nonet_keep(const Version* version, const int64_t* keys, int64_t count, const uint8_t* given) {
+  constexpr int64_t kBatch = 256, kAhead = 16;
+  Kept& kept = *version->kept;
+  Buffer<float> numbers;
+  if (!numbers.ensure(kBatch * (kept.width + kept.state_width))) return -1;
+  int64_t asked[kBatch], found[kBatch], step[kBatch];
+  Chosen chosen[kBatch];
+  Columns out{asked, numbers.data, numbers.data + kBatch * kept.width, step};
+  for (int64_t start = 0; start < count;) {
+    int64_t some = 0, fresh = 0;
+    for (; start < count && some < kBatch; ++start) {
+      if (start + kAhead < count) kept.prefetch(keys[start + kAhead]);
+      if (!given[slice_of(hash_of(keys[start]))] && kept.find(keys[start]) < 0) asked[some++] = keys[start];
+    }
+    version->table->find(asked, some, found);
+    for (int64_t i = 0; i < some; ++i)
+      if (found[i] >= 0) chosen[fresh++] = {asked[i], found[i]};
+    fresh = read_live(*version, chosen, fresh, INT64_MIN, out);
+    for (int64_t i = 0; i < fresh; ++i)  // a key may be there twice
+      if (kept.find(asked[i]) < 0 && !kept.add(out, i)) return -1;
+  }
+  return kept.count;
+}
+
+// Asks the system to begin writing these bytes of a file out, without waiting for the disk.
+NONET_API void nonet_write_out(int32_t file, int64_t offset, int64_t bytes) {
+#ifdef SYNC_FILE_RANGE_WRITE
+  sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WRITE);
+#else
+  (void)file, (void)offset, (void)bytes;
+#endif
+}
