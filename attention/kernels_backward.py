@@ -10,17 +10,8 @@ import torch
 from torch import Tensor
 
 from nonet.attention.configs import Config, Tile
-from nonet.attention.kernels import (
-    Gradients,
-    Options,
-    bias_arguments,
-    bias_sizes,
-    check,
-    config_of,
-    constants,
-    mask_arguments,
-    scale_arguments,
-)
+from nonet.attention.kernels import Gradients, check, config_of
+from nonet.attention.launch import Options, constants, power, scale_of, shared, strides
 from nonet.attention.plan import Plan, Plans
 from nonet.attention.table import IntervalTable
 
@@ -81,16 +72,10 @@ def _grad_q(
     if grad_q.numel():
         dq_kernel[(len(plan.query.place) * q.shape[1],)](
             *(q, k, v, out, grad_out, lse),
-            None if grad_lse is None else grad_lse.contiguous(),
-            *(delta, grad_q, plan.query.place, plan.query.spans, table.cu_q, table.cu_k),
-            *mask_arguments(table),
-            *bias_arguments(options.bias),
-            *scale_arguments(q, options),
-            *bias_sizes(options.bias),
-            *(_scale(q, options), len(q), q.shape[1], q.shape[1] // k.shape[1]),
-            *(stride for x in (q, k, v, out, grad_out, grad_q) for stride in x.stride()[:2]),
-            **constants(q, v, table, plan.query.spans, tile),
-            SILU=options.activation == "silu",
+            *(None if grad_lse is None else grad_lse.contiguous(), delta, grad_q, scale_of(q, options)),
+            *shared(q, k, table, plan.query, options),
+            *strides(q, k, v, out, grad_out, grad_q),
+            **constants(q, v, table, plan.query, options, tile),
         )
     return grad_q
 
@@ -112,16 +97,10 @@ def _grad_kv(
     grad_v = torch.empty_like(v, memory_format=torch.contiguous_format)
     if len(k):
         dkv_kernel[(len(plan.key.place) * k.shape[1],)](
-            *(q, k, v, grad_out, lse, delta, grad_k, grad_v),
-            *(plan.key.place, plan.key.spans, table.cu_q, table.cu_k),
-            *mask_arguments(table),
-            *bias_arguments(options.bias),
-            *scale_arguments(q, options),
-            *bias_sizes(options.bias),
-            *(_scale(q, options), len(q), k.shape[1], q.shape[1] // k.shape[1]),
-            *(stride for x in (q, k, v, grad_out, grad_k, grad_v) for stride in x.stride()[:2]),
-            **constants(q, v, table, plan.key.spans, tile),
-            SILU=options.activation == "silu",
+            *(q, k, v, grad_out, lse, delta, grad_k, grad_v, scale_of(q, options)),
+            *shared(q, k, table, plan.key, options),
+            *strides(q, k, v, grad_out, grad_k, grad_v),
+            **constants(q, v, table, plan.key, options, tile),
         )
     return grad_k, grad_v
 
@@ -155,22 +134,16 @@ def _grad_bias(
         ),
         1,
     )
-    buckets = 16 if bias.time is None else max(16, 1 << (bias.time.shape[1] - 1).bit_length())
+    buckets = 16 if bias.time is None else power(bias.time.shape[1])
     empty = q.new_zeros(0, dtype=torch.float32)
     far = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)
     times = empty if bias.time is None else empty.new_zeros(heads, splits, diagonals, buckets)
     if len(plan.query.place):
         bias_kernel[(diagonals, heads, splits)](
-            *(q, k, v, grad_out, lse, delta, far, times),
-            *(plan.query.place, plan.query.spans, table.cu_q, table.cu_k),
-            *mask_arguments(table),
-            *bias_arguments(bias),
-            *scale_arguments(q, options),
-            *bias_sizes(bias),
-            *(len(q), len(plan.query.place), -lowest, heads, heads // k.shape[1]),
-            *(stride for x in (q, k, v, grad_out) for stride in x.stride()[:2]),
-            **constants(q, v, table, plan.query.spans, tile),
-            SILU=options.activation == "silu",
+            *(q, k, v, grad_out, lse, delta, far, times, len(plan.query.place), -lowest),
+            *shared(q, k, table, plan.query, options),
+            *strides(q, k, v, grad_out),
+            **constants(q, v, table, plan.query, options, tile),
             W=buckets,
             BT=size,
         )
@@ -199,7 +172,3 @@ def _distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
 def _heads(grad: Tensor, like: Tensor) -> Tensor:
     """Summed over heads where these share a table."""
     return grad.sum(0, keepdim=True) if len(like) == 1 else grad
-
-
-def _scale(q: Tensor, options: Options) -> float:
-    return q.shape[2] ** -0.5 if options.scale is None else options.scale

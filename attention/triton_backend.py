@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from nonet.attention import kernels, kernels_backward  # type: ignore[attr-defined]
 from nonet.attention.call import Call
+from nonet.attention.launch import Options
 from nonet.attention.plan import plans  # type: ignore[import-not-found]
 from nonet.attention.table import IntervalTable
 
@@ -43,8 +44,8 @@ def backward(
     return [found.q, found.k, found.v, *typed]
 
 
-def _options(call: Call) -> Any:
-    return kernels.Options(
+def _options(call: Call) -> Options:
+    return Options(
         scale=call.scale,
         activation=call.activation,
         scaling_length=call.scaling_length,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from nonet.attention.triton_backward import slopes
-from nonet.attention.triton_score import LOG2_E, dot, load_rows, time_buckets, visible
+from nonet.attention.triton_score import dot, here_of, level_of, load_rows, time_buckets, visible
 
 # Shapes: BT queries and keys of a piece, BM and BN of the plan's tiles, W time buckets as a power of two.
 
@@ -36,10 +36,10 @@ def load_at(X, row, width, stride, WIDTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens", "tiles", "lowest"])
 def bias_kernel(
-    Q, K, V, GRAD_OUT, LSE, DELTA, PARTIAL, PARTIAL_TIME, PLACE, SPANS, CU_Q, CU_K,
-    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
+    Q, K, V, GRAD_OUT, LSE, DELTA, PARTIAL, PARTIAL_TIME, tiles, lowest,
+    PLACE, SPANS, CU_Q, CU_K, START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
     inner_scale, outer_scale, silu_scale, soft_cap, position_stride, time_stride, reach, steps, buckets,
-    tokens, tiles, lowest, heads, group, q_t, q_h, k_t, k_h, v_t, v_h, d_t, d_h,
+    tokens, heads, group, q_t, q_h, k_t, k_h, v_t, v_h, d_t, d_h,
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr, W: tl.constexpr,
     BT: tl.constexpr,
@@ -48,6 +48,9 @@ def bias_kernel(
     pieces behind it; a plan's tile of BM queries holds BM / BT pieces.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
+    bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
+    scales = (inner_scale, outer_scale, silu_scale, soft_cap)
     FULL: tl.constexpr = (D == WD) and (E == WE)
     place = tl.arange(0, BT)
     skew = (place[None, :] + place[:, None]) % BT
@@ -57,11 +60,9 @@ def bias_kernel(
     by_time = tl.zeros([W], tl.float32)
     for number in range(split, tiles * (BM // BT), tl.num_programs(2)):
         tile = number // (BM // BT)
-        sequence = tl.load(PLACE + tile * 3)
         used = tl.load(PLACE + tile * 3 + 2)
-        sequence = tl.maximum(sequence, 0)
-        q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
-        rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
+        here = here_of(CU_Q, CU_K, tl.maximum(tl.load(PLACE + tile * 3), 0), tokens, head)
+        q_first, k_first, rows, keys, _tokens, _head = here
         start = tl.load(PLACE + tile * 3 + 1) * BM + number % (BM // BT) * BT
         row = start + place
         low = start + keys - rows + (lowest + diagonal) * BT
@@ -82,28 +83,20 @@ def bias_kernel(
             delta = tl.zeros([BT], tl.float32)
             if not SILU:
                 at = head.to(tl.int64) * tokens + q_first + row
-                level = tl.load(LSE + at, mask=real, other=float("inf"))
-                level = tl.where(level == -float("inf"), float("inf"), level * LOG2_E)
+                level = level_of(LSE, at, real)
                 delta = tl.load(DELTA + at, mask=real, other=0.0)
-            seen = inside[None, :] & visible(
-                START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD,
-                q_first, k_first, row[:, None], held[None, :], rows, keys, tokens, SLOTS,
-            )  # fmt: skip
+            seen = inside[None, :] & visible(mask, here, row[:, None], held[None, :], SLOTS)
             _weight, grad, _bent = slopes(
                 dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),
                 dot(grad_out, tl.trans(v), tl.zeros([BT, BT], tl.float32)),
-                level[:, None], delta[:, None], seen, inner_scale, outer_scale, silu_scale, soft_cap,
-                POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
-                q_first, k_first, row[:, None], held[None, :], rows, keys, reach, steps, buckets, SILU, True,
+                level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], held[None, :], SILU, True,
             )  # fmt: skip
             if POSITION is not None:
                 skewed = tl.gather(grad, skew, 1)
                 upper += tl.sum(tl.where(near, skewed, 0.0), 0)
                 lower += tl.sum(tl.where(near, 0.0, skewed), 0)
             if TIME is not None:
-                bucket = time_buckets(
-                    TIME_Q, TIME_K, q_first, k_first, row[:, None], held[None, :], rows, keys, steps, buckets
-                )
+                bucket = time_buckets(bias, here, row[:, None], held[None, :])
                 first = tl.min(tl.where(seen, bucket, W))
                 last = tl.max(tl.where(seen, bucket, -1))
                 for turn in range(first, last + 1):

@@ -9,34 +9,40 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nonet.attention.triton_score import LN_2, LOG2_E, dot, load_rows, narrow, scores, sigmoid, visible
+from nonet.attention.triton_score import (
+    LN_2,
+    LOG2_E,
+    dot,
+    load_rows,
+    masked_block,
+    narrow,
+    scores,
+    sigmoid,
+    span_of,
+    store_rows,
+    tile_of,
+    visible,
+)
 
-# Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two.
+# Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
 
 
 @triton.jit
 def step(
-    q, block, top, total, acc, K, V,
-    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
-    inner_scale, outer_scale, soft_cap, position_stride, time_stride, reach, steps, buckets, head,
-    q_first, k_first, row, rows, keys, tokens, stride_k, stride_v, D, E,
+    q, block, top, total, acc, K, V, mask, bias, scales, here, row, stride_k, stride_v, D, E,
     SLOTS: tl.constexpr, BN: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: scores, weights, values added."""
+    _inner_scale, outer_scale, _silu_scale, _soft_cap = scales
+    _q_first, _k_first, _rows, keys, _tokens, _head = here
     key = block * BN + tl.arange(0, BN)
     k = load_rows(K, block * BN, keys, D, stride_k, MASKED, BN, WD, FULL)
     score = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32))
-    score = scores(
-        score, inner_scale, soft_cap, POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
-        q_first, k_first, row[:, None], key[None, :], rows, keys, reach, steps, buckets,
-    )  # fmt: skip
+    score = scores(score, scales, bias, here, row[:, None], key[None, :])
     v = load_rows(V, block * BN, keys, E, stride_v, MASKED, BN, WE, FULL)
     if MASKED:
-        seen = visible(
-            START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD,
-            q_first, k_first, row[:, None], key[None, :], rows, keys, tokens, SLOTS,
-        )  # fmt: skip
+        seen = visible(mask, here, row[:, None], key[None, :], SLOTS)
     if SILU:
         score = score * outer_scale
         weight = score * sigmoid(score)
@@ -60,24 +66,23 @@ def step(
 
 @triton.jit(do_not_specialize=["tokens"])
 def forward_kernel(
-    Q, K, V, OUT, LSE, PLACE, SPANS, CU_Q, CU_K,
-    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, SINK, POSITION, TIME, TIME_Q, TIME_K,
+    Q, K, V, OUT, LSE, SINK,
+    PLACE, SPANS, CU_Q, CU_K, START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
     inner_scale, outer_scale, silu_scale, soft_cap, position_stride, time_stride, reach, steps, buckets,
     tokens, heads, group, q_t, q_h, k_t, k_h, v_t, v_h, o_t, o_h,
     SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Programs [tiles * heads], the heads of a tile side by side; LSE [H, tokens] in nats."""
-    tile = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
-    sequence = tl.load(PLACE + tile * 3)
+    """Programs [tiles * heads]; LSE [H, tokens] in nats."""
+    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)
     if sequence < 0:
         return
-    first = tl.load(PLACE + tile * 3 + 1) * BM
+    q_first, k_first, rows, _keys, _tokens, _head = here
+    mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
+    bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
+    scales = (inner_scale, outer_scale, silu_scale, soft_cap)
+    first = number * BM
     row = first + tl.arange(0, BM)
-    used = tl.load(PLACE + tile * 3 + 2)
-    q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
-    rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
     FULL: tl.constexpr = (D == WD) and (E == WE)
     q = load_rows(Q + q_first.to(tl.int64) * q_t + head * q_h, first, rows, D, q_t, True, BM, WD, FULL)
     K += k_first.to(tl.int64) * k_t + (head // group) * k_h
@@ -86,26 +91,17 @@ def forward_kernel(
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, WE], tl.float32)
     for span in range(used):
-        at = SPANS + (tile * S + span) * 4
-        begin, inner, outer, end = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
-        for number in range(begin, end - (outer - inner)):
-            block = number + tl.where(number < inner, 0, outer - inner)
+        begin, inner, outer, end = span_of(SPANS, tile * S + span)
+        for turn in range(begin, end - (outer - inner)):
             top, total, acc = step(
-                q, block, top, total, acc, K, V,
-                START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
-                inner_scale, outer_scale, soft_cap, position_stride, time_stride, reach, steps, buckets, head,
-                q_first, k_first, row, rows, keys, tokens, k_t, v_t, D, E,
-                SLOTS, BN, WD, WE, FULL, SILU, True,
+                q, masked_block(turn, inner, outer), top, total, acc, K, V, mask, bias, scales, here, row,
+                k_t, v_t, D, E, SLOTS, BN, WD, WE, FULL, SILU, True,
             )  # fmt: skip
         for block in range(inner, outer):
             top, total, acc = step(
-                q, block, top, total, acc, K, V,
-                START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
-                inner_scale, outer_scale, soft_cap, position_stride, time_stride, reach, steps, buckets, head,
-                q_first, k_first, row, rows, keys, tokens, k_t, v_t, D, E,
-                SLOTS, BN, WD, WE, FULL, SILU, False,
+                q, block, top, total, acc, K, V, mask, bias, scales, here, row,
+                k_t, v_t, D, E, SLOTS, BN, WD, WE, FULL, SILU, False,
             )  # fmt: skip
-    real = row < rows
     if SILU:
         acc = acc * silu_scale
     else:
@@ -120,7 +116,5 @@ def forward_kernel(
         total = tl.where(empty, 1.0, total)
         acc = acc / total[:, None]
         sums = tl.where(empty, -float("inf"), (top + tl.log2(total)) * LN_2)
-        tl.store(LSE + head.to(tl.int64) * tokens + q_first + row, sums, mask=real)
-    column = tl.arange(0, WE)
-    at = OUT + head * o_h + q_first.to(tl.int64) * o_t + row[:, None] * o_t + column[None, :]
-    tl.store(at, narrow(acc, OUT.dtype.element_ty), mask=real[:, None] & (column[None, :] < E))
+        tl.store(LSE + head.to(tl.int64) * tokens + q_first + row, sums, mask=row < rows)
+    store_rows(OUT + head * o_h + q_first.to(tl.int64) * o_t, acc, row, rows, E, o_t, WE)

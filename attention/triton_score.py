@@ -1,7 +1,13 @@
-"""Device code that forward and backward share: products, visibility, scores, activations.
+"""Device code that forward and backward share: a program's tile, products, visibility, scores, activations.
 
 Everything takes its row and key numbers as tensors that broadcast to the score tile, [BM, 1] and [1, BN] or the other
 way round, so the transposed tile of dK and dV is the same code. Plain Triton: no vendor's extension.
+
+What belongs together travels as one tuple, which costs no instruction:
+    mask    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD: the table's integers
+    bias    POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets
+    scales  inner_scale, outer_scale, silu_scale, soft_cap
+    here    q_first, k_first, rows, keys, tokens, head: the sequence's first tokens and lengths, all queries, the head
 """
 
 # ruff: noqa: RET505, SIM102
@@ -62,11 +68,62 @@ def load_rows(
 
 
 @triton.jit
-def visible(
-    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD,
-    q_first, k_first, row, key, rows, keys, tokens, SLOTS: tl.constexpr,
-):  # fmt: skip
+def tile_of(PLACE, CU_Q, CU_K, tokens, lanes):
+    """This program's tile, its lane (head) of `lanes`, sequence, tile within it, spans in use, and `here`.
+
+    Programs are [tiles * lanes], the lanes of a tile side by side. The sequence is -1 where there is no tile; the rest
+    is then that of sequence 0.
+    """
+    tile = tl.program_id(0) // lanes
+    lane = tl.program_id(0) % lanes
+    sequence = tl.load(PLACE + tile * 3)
+    number, used = tl.load(PLACE + tile * 3 + 1), tl.load(PLACE + tile * 3 + 2)
+    return tile, lane, sequence, number, used, here_of(CU_Q, CU_K, tl.maximum(sequence, 0), tokens, lane)
+
+
+@triton.jit
+def here_of(CU_Q, CU_K, sequence, tokens, head):
+    q_first, k_first = tl.load(CU_Q + sequence), tl.load(CU_K + sequence)
+    rows, keys = tl.load(CU_Q + sequence + 1) - q_first, tl.load(CU_K + sequence + 1) - k_first
+    return q_first, k_first, rows, keys, tokens, head
+
+
+@triton.jit
+def span_of(SPANS, at):
+    """Span number `at`: begin, first and past the last unmasked block, end."""
+    at = SPANS + at * 4
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+
+
+@triton.jit
+def masked_block(turn, inner, outer):
+    """The block of the turn-th step of the loop over [begin, end - (outer - inner)), which leaves the core out."""
+    return turn + tl.where(turn < inner, 0, outer - inner)
+
+
+@triton.jit
+def level_of(LSE, at, real):
+    """Log2-sum-exp of rows; +inf for rows that see nothing or are not there.
+
+    exp2(score - inf) is 0 where exp2(score + inf) would not be.
+    """
+    sums = tl.load(LSE + at, mask=real, other=float("inf"))
+    return tl.where(sums == -float("inf"), float("inf"), sums * LOG2_E)
+
+
+@triton.jit
+def store_rows(X, x, at, limit, width, stride, WIDTH: tl.constexpr):
+    """Rows `at` below `limit` of the sequence at X, to the nearest of its type."""
+    column = tl.arange(0, WIDTH)[None, :]
+    to = X + at[:, None] * stride + column
+    tl.store(to, narrow(x, X.dtype.element_ty), mask=(at < limit)[:, None] & (column < width))
+
+
+@triton.jit
+def visible(mask, here, row, key, SLOTS: tl.constexpr):
     """Which pairs of the tile see each other: any of the row's intervals, the key's column, a shared class bit."""
+    START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD = mask
+    q_first, k_first, rows, keys, tokens, _head = here
     real = row < rows
     seen = (row < 0) & (key < 0)
     for slot in tl.static_range(SLOTS):
@@ -108,15 +165,18 @@ def sigmoid(x):
 
 
 @triton.jit
-def offsets(row, key, rows, keys, reach):
+def offsets(here, row, key, reach):
     """Entry of the position table for each pair; the query stands at row + keys - rows."""
+    _q_first, _k_first, rows, keys, _tokens, _head = here
     apart = key - (row + (keys - rows))
     return tl.minimum(tl.maximum(apart, 1 - reach), reach - 1) + (reach - 1)
 
 
 @triton.jit
-def time_buckets(TIME_Q, TIME_K, q_first, k_first, row, key, rows, keys, steps, buckets):
+def time_buckets(bias, here, row, key):
     """Bucket of each pair's time difference; rows and keys that are not there read the last one's time."""
+    _POSITION, _TIME, TIME_Q, TIME_K, _position_stride, _time_stride, _reach, steps, buckets = bias
+    q_first, k_first, rows, keys, _tokens, _head = here
     time_q = tl.load(TIME_Q + q_first + tl.minimum(row, rows - 1))
     time_k = tl.load(TIME_K + k_first + tl.minimum(key, keys - 1))
     between = tl.maximum(tl.abs(time_q - time_k), 1).to(tl.float32)
@@ -125,21 +185,20 @@ def time_buckets(TIME_Q, TIME_K, q_first, k_first, row, key, rows, keys, steps, 
 
 
 @triton.jit
-def scores(
-    qk, inner_scale, soft_cap, POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, head,
-    q_first, k_first, row, key, rows, keys, reach, steps, buckets,
-):  # fmt: skip
+def scores(qk, scales, bias, here, row, key):
     """Products to scores but for one last factor, which the caller multiplies in: it merges with the exponent's."""
+    inner_scale, _outer_scale, _silu_scale, soft_cap = scales
+    POSITION, TIME, _TIME_Q, _TIME_K, position_stride, time_stride, reach, _steps, _buckets = bias
+    _q_first, _k_first, _rows, _keys, _tokens, head = here
     if soft_cap is not None:
         qk = soft_cap * tanh(qk * inner_scale)
     else:
         if (POSITION is not None) or (TIME is not None):
             qk = qk * inner_scale
     if POSITION is not None:
-        qk += tl.load(POSITION + head * position_stride + offsets(row, key, rows, keys, reach)).to(tl.float32)
+        qk += tl.load(POSITION + head * position_stride + offsets(here, row, key, reach)).to(tl.float32)
     if TIME is not None:
-        bucket = time_buckets(TIME_Q, TIME_K, q_first, k_first, row, key, rows, keys, steps, buckets)
-        qk += tl.load(TIME + head * time_stride + bucket).to(tl.float32)
+        qk += tl.load(TIME + head * time_stride + time_buckets(bias, here, row, key)).to(tl.float32)
     return qk
 
 

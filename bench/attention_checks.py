@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention.kernels import Options, config_of, forward
+from nonet.attention.kernels import config_of, forward
 from nonet.attention.kernels_backward import Gradients, backward
+from nonet.attention.launch import Options
 from nonet.attention.plan import plan, plans
 from nonet.attention.reference import reference
 from nonet.attention.table import IntervalTable

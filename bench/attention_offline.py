@@ -54,7 +54,7 @@ class Compiled:
 
 
 def compile_kernel(
-    kernel: Any, dtype: str, constants: dict[str, Any], capability: int, warps: int, stages: int
+    kernel: Any, dtype: str, constants: dict[str, Any], capability: int, options: dict[str, int]
 ) -> Compiled:
     """Compile for sm_<capability>. `constants` are constexprs; an argument given there as None is left out."""
     names = kernel.arg_names
@@ -70,7 +70,7 @@ def compile_kernel(
     made = triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": warps, "num_stages": stages},
+        options=options,
     )
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
@@ -106,6 +106,7 @@ def shipped(
     import torch
 
     from nonet.attention.configs import config_for
+    from nonet.attention.launch import power, registers
     from nonet.attention.triton_backward import dkv_kernel, dq_kernel
     from nonet.attention.triton_bias import bias_kernel
     from nonet.attention.triton_forward import forward_kernel
@@ -127,10 +128,11 @@ def shipped(
         "BM": tile.block_q,
         "BN": tile.block_k,
     }
-    constants |= {"D": width, "E": values, "WD": _power(width), "WE": _power(values), "SILU": silu}
+    constants |= {"D": width, "E": values, "WD": power(width), "WE": power(values), "SILU": silu}
     if kernel == "bias":
         constants |= {"W": 64, "BT": config.piece}
-    made = compile_kernel(code, dtype, constants, chip, tile.warps, tile.stages)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, **registers(kinds[dtype])}
+    made = compile_kernel(code, dtype, constants, chip, options)
     found = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
     return {**found, "shared_limit": shared_limit(chip), "machine": machine_loops(made.sass)}
 
@@ -149,7 +151,9 @@ def plan_kernels(chip: int) -> dict[str, int]:
         ),
         (key_kernel, {"S": 4, "R": 4, "BM": 64}),
     ):
-        found[f"{kernel.__name__} {constants}"] = compile_kernel(kernel, "i32", constants, chip, 1, 1).spills
+        found[f"{kernel.__name__} {constants}"] = compile_kernel(
+            kernel, "i32", constants, chip, {"num_warps": 1}
+        ).spills
     return found
 
 
@@ -214,10 +218,6 @@ def _type_of(name: str, dtype: str) -> str:
     if name in _FLOATS:
         return "fp32"
     return f"*{dtype}" if name.isupper() else "i32"
-
-
-def _power(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
 
 
 def _dump(cubin: Path, what: str) -> str:

@@ -13,8 +13,9 @@ import torch
 
 from nonet.attention.bias import RelativeBias
 from nonet.attention.configs import Config, Tile
-from nonet.attention.kernels import Options, forward
+from nonet.attention.kernels import forward
 from nonet.attention.kernels_backward import backward
+from nonet.attention.launch import Options
 from nonet.attention.plan import plans
 from nonet.attention.reference import reference
 from nonet.bench import attention_masks as masks
