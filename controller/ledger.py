@@ -20,6 +20,7 @@ from nonet.controller.scenario import Scenario
 from nonet.controller.sizes import ModelSize, model_size, table_bytes
 from nonet.errors import PlacementError
 
+_WORK = {"activations": "trainer", "beams": "rollout"}  # whose phases a working part belongs to
 _USABLE = 0.92  # of a device's memory; allocators fragment the rest
 
 
@@ -124,7 +125,8 @@ def _device_lines(
         resident = runtime * len(groups)
         budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0
         needs = {g.name: need(scenario, stage, g.roles, g.workers, size, budget) for g in groups}
-        parts = _parts(groups, busy, needs, phase, runtime)
+        active = () if phase == "publish" else working
+        parts = _parts(groups, needs, active, runtime)
         resting = [g for g in groups if g not in busy and needs[g.name].idle_bytes]
         resting.sort(key=lambda g: -needs[g.name].idle_bytes)
         halves = [g for g in busy if "trainer" in g.roles and "trainer" not in working]
@@ -147,14 +149,13 @@ def _device_lines(
 
 
 def _parts(
-    groups: list[Any], busy: list[Any], needs: Mapping[str, Need], phase: str, runtime: int
+    groups: list[Any], needs: Mapping[str, Need], active: tuple[str, ...], runtime: int
 ) -> dict[str, int]:
     parts: dict[str, int] = {}
     for group in groups:
         own: dict[str, float] = {"runtime": runtime} if runtime else {}
         own |= needs[group.name].fixed
-        if group in busy and phase != "publish":
-            own |= needs[group.name].working
+        own |= {part: value for part, value in needs[group.name].working.items() if _WORK[part] in active}
         parts |= {f"{group.name}.{part}": int(value) for part, value in own.items()}
     return parts
 
