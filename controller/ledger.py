@@ -1,8 +1,9 @@
 """The memory ledger: what every device and host holds in every phase of every stage; what cannot fit is refused.
 
 Groups on the same devices (collocate) are all resident when they fit together. Where they don't, those that rest in a phase
-are offloaded to host memory and they take turns; groups that work at the same time cannot take turns, so an overlap over
-the device's memory is a PlacementError that names the numbers, before anything is allocated.
+are offloaded to host memory and they take turns; then, of a trainer fused with roles that work, what it alone holds. What
+works at the same time cannot take turns, so an overlap over the device's memory is a PlacementError that names the numbers,
+before anything is allocated. On cpu a bundle is a device when its pool says how much memory one has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nonet.controller.scenario import Scenario
 from nonet.controller.sizes import ModelSize, model_size, table_bytes
 from nonet.errors import PlacementError
 
+_WORK = {"activations": "trainer", "beams": "rollout"}  # whose phases a working part belongs to
 _USABLE = 0.92  # of a device's memory; allocators fragment the rest
 
 
@@ -26,7 +28,7 @@ _USABLE = 0.92  # of a device's memory; allocators fragment the rest
 class Line:
     """One device (or host) in one phase. parts: bytes by "group.part"; capacity 0: not known, so not checked.
 
-    offloaded   groups whose bytes wait in host memory meanwhile
+    offloaded   groups whose bytes wait in host memory meanwhile; "group/role" for what one fused role alone holds
     """
 
     stage: str
@@ -77,7 +79,11 @@ def phases(body: Any) -> dict[str, tuple[str, ...]]:
         "rollout": ("rollout", "evaluator"),
         "score": ("reward", "evaluator"),
         "update": ("trainer", "embedding", "evaluator"),
-        "publish": ("rollout", "trainer", "evaluator"),
+        "publish": (
+            "trainer",
+            "embedding",
+            "evaluator",
+        ),  # as bytes in host memory; rollout takes them when it works
     }
 
 
@@ -88,13 +94,16 @@ def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], vie
     cuts: dict[str, dict[str, int]] = {}
     for stage, groups in by_stage.items():
         aside: dict[str, float] = defaultdict(float)
-        for root in (group for group in groups if not group.shares and group.resource != "CPU"):
+        for root in (group for group in groups if not group.shares and _is_counted(scenario, group)):
             together = [group for group in groups if root.name in (group.name, group.shares)]
             for line, needs in _device_lines(scenario, stage, together, view, size):
                 lines.append(line)
                 cuts.setdefault(stage, {}).update(_named(needs))
-                for name in line.offloaded:
-                    aside[name] = max(aside[name], needs[name].idle_bytes)
+                for name in (
+                    line.offloaded if root.resource != "CPU" else ()
+                ):  # there they go to a mapped file
+                    waits = needs[_group(name)].idle_bytes - _kept(line, _group(name))
+                    aside[_group(name)] = max(aside[_group(name)], waits)
         line, needs = _host_line(scenario, stage, groups, view, size, aside)
         lines.append(line)
         cuts.setdefault(stage, {}).update(_named(needs))
@@ -109,33 +118,44 @@ def _device_lines(
 ) -> Iterator[tuple[Line, dict[str, Need]]]:
     """The phases of one device, each with what its groups need."""
     root = groups[0]
-    capacity = int(_USABLE * min(_device_bytes(view, node, root.resource) for node in set(root.nodes)))
+    runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
+    capacity = int(_USABLE * min(_device_bytes(scenario, view, node, root) for node in set(root.nodes)))
     for phase, working in phases(scenario.stages[stage]).items():
         busy = [group for group in groups if _works(group, working)]
-        resident = RUNTIME_BYTES * len(groups)
+        resident = runtime * len(groups)
         budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0
         needs = {g.name: need(scenario, stage, g.roles, g.workers, size, budget) for g in groups}
-        parts = _parts(groups, busy, needs, phase)
-        resting = sorted((g for g in groups if g not in busy), key=lambda g: -needs[g.name].idle_bytes)
+        active = () if phase == "publish" else working
+        parts = _parts(groups, needs, active, runtime)
+        resting = [g for g in groups if g not in busy and needs[g.name].idle_bytes]
+        resting.sort(key=lambda g: -needs[g.name].idle_bytes)
+        halves = [g for g in busy if "trainer" in g.roles and "trainer" not in working]
         offloaded = []
-        for group in resting:
+        for group in (*resting, *halves):
             if not capacity or sum(parts.values()) <= capacity:
                 break
             parts = {key: value for key, value in parts.items() if not key.startswith(f"{group.name}.")}
-            parts[f"{group.name}.runtime"] = RUNTIME_BYTES
-            offloaded.append(group.name)
+            left: dict[str, float] = {"runtime": runtime} if runtime else {}
+            if group in halves:
+                roles = tuple(role for role in group.roles if role != "trainer")
+                rest = need(scenario, stage, roles, group.workers, size, budget)
+                left |= {**rest.fixed, **rest.working}
+            parts |= {f"{group.name}.{part}": int(value) for part, value in left.items()}
+            offloaded.append(group.name if group in resting else f"{group.name}/trainer")
         yield (
             Line(stage, phase, root.name, root.resource, parts, capacity, tuple(offloaded), root.nodes[0]),
             needs,
         )
 
 
-def _parts(groups: list[Any], busy: list[Any], needs: Mapping[str, Need], phase: str) -> dict[str, int]:
+def _parts(
+    groups: list[Any], needs: Mapping[str, Need], active: tuple[str, ...], runtime: int
+) -> dict[str, int]:
     parts: dict[str, int] = {}
     for group in groups:
-        own: dict[str, float] = {"runtime": RUNTIME_BYTES, **needs[group.name].fixed}
-        if group in busy and phase != "publish":
-            own |= needs[group.name].working
+        own: dict[str, float] = {"runtime": runtime} if runtime else {}
+        own |= needs[group.name].fixed
+        own |= {part: value for part, value in needs[group.name].working.items() if _WORK[part] in active}
         parts |= {f"{group.name}.{part}": int(value) for part, value in own.items()}
     return parts
 
@@ -180,9 +200,30 @@ def _works(group: Any, working: tuple[str, ...]) -> bool:
     )
 
 
-def _device_bytes(view: ClusterView, node: str, resource: str) -> float:
-    facts = view.node(node).devices.get(resource)
-    return float(facts.memory_bytes) if facts else 0.0
+def _is_counted(scenario: Scenario, group: Any) -> bool:
+    return group.resource != "CPU" or bool(_pool_bytes(scenario, group))
+
+
+def _device_bytes(scenario: Scenario, view: ClusterView, node: str, group: Any) -> float:
+    """What a device of a group has: as its pool says, as the view knows, the smaller of both; 0 where neither does."""
+    facts = view.node(node).devices.get(group.resource)
+    known = [value for value in (facts.memory_bytes if facts else 0, _pool_bytes(scenario, group)) if value]
+    return float(min(known, default=0))
+
+
+def _pool_bytes(scenario: Scenario, group: Any) -> int:
+    pool = scenario.pools.get(group.pool)
+    return (pool.memory or 0) if pool else 0
+
+
+def _group(unit: str) -> str:
+    return unit.partition("/")[0]
+
+
+def _kept(line: Line, group: str) -> int:
+    """Bytes of a group that stay on the device in a phase, its runtime and what works aside."""
+    names = ("weights", "optimizer", "gradients", "reference")
+    return sum(line.parts.get(f"{group}.{name}", 0) for name in names)
 
 
 def _host_bytes(view: ClusterView, node: str) -> float:
@@ -208,11 +249,12 @@ def _refusal(line: Line, scenario: Scenario) -> str:
         if stale
         else "Lower the table budgets or processes a node, or spread over more nodes."
         if line.resource == MEMORY
+        else f"Raise the memory of the pool of {line.place}, or give a group that shares it a bundle of its own."
+        if line.resource == "CPU"
         else "More workers with engine {use: deepspeed, zero: 3}, a shorter history, or devices with more memory."
     )
-    what = (
-        f"node {line.example}" if line.resource == MEMORY else f"each {line.resource} of group {line.place!r}"
-    )
+    each = "bundle" if line.resource == "CPU" else line.resource
+    what = f"node {line.example}" if line.resource == MEMORY else f"each {each} of group {line.place!r}"
     return (
         f"stage {line.stage}, {line.phase}: {what} would hold {gigabytes(line.needed)}, "
         f"{gigabytes(line.capacity)} can be used: {told}. {way_out}"

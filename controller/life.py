@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from nonet.errors import ConfigError
 from nonet.workers.hosts import NAMESPACE, Hosts
@@ -68,10 +68,9 @@ class Pulse:
         self._ended.set()
 
 
-def keep_alive(hosts: Iterable[Hosts], timeout_s: float) -> Pulse:
-    """Speak to every worker six times as often as its patience lasts."""
-    listed = list(hosts)
-    return Pulse(lambda: [each.beat() for each in listed], timeout_s / 6)
+def keep_alive(hosts: Mapping[str, Hosts], timeout_s: float) -> Pulse:
+    """Speak to every worker of the groups there are at each beat, six times as often as its patience lasts."""
+    return Pulse(lambda: [each.beat() for each in list(hosts.values())], timeout_s / 6)
 
 
 def left_of(run: str) -> tuple[list[str], list[str]]:

@@ -51,7 +51,6 @@ def need(
     if "trainer" in roles:
         role = roles_of(scenario, stage)["trainer"]
         fixed |= _trained(role, body, workers, size)
-        working["gradients"] = _gradients(role, workers, size)
     elif {"rollout", "evaluator"} & set(roles):
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
@@ -88,7 +87,9 @@ def _trained(role: Role, body: Supervised | Reinforced, workers: int, size: Mode
         "weights": weights / (workers if zero == 3 else 1),
         "optimizer": size.parameters * (8 + master) / (workers if zero else 1),
     }
-    return parts | ({"reference": float(weights)} if isinstance(body, Reinforced) else {})
+    if isinstance(body, Reinforced):
+        parts["reference"] = float(weights)
+    return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
 
 
 def _gradients(role: Role, workers: int, size: ModelSize) -> float:

@@ -183,6 +183,13 @@ class Pool(Part):
     device: Annotated[str, Field(pattern=r"^[a-z]+$")] = "cpu"
     labels: dict[str, str] = {}
     env: Env | None = None
+    memory: Annotated[
+        Bytes | None,
+        Field(
+            description="bytes of one device, or on cpu of one bundle, for models, optimizers and activations; "
+            "groups of it that don't fit together take turns. By default what the cluster view knows"
+        ),
+    ] = None
 
 
 class Elastic(Part):

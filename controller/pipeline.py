@@ -44,7 +44,7 @@ class Pipeline:
                 self._evaluate(name, "baseline", name)
             self._collect(wait=True)
             for name in self._done_before(session.restored):
-                self._evaluate(name, "evaluate", name, str(session.checkpoints.end_of(name)))
+                self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self.recorder.event(
@@ -89,6 +89,7 @@ class Pipeline:
         over = at is not None and at.stage == name and at.last
         body = session.scenario.stages[name]
         if not over:
+            self._rebind(name)
             if isinstance(body, Reinforced):
                 self._probe(name, "before")
             began = time.time()
@@ -98,13 +99,29 @@ class Pipeline:
             self._timed(name, time.time() - began)
         if isinstance(body, Reinforced):
             self._probe(name, "after")
-        self._evaluate(name, "evaluate", name, str(session.checkpoints.end_of(name)))
+        self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
         return True
+
+    def _rebind(self, name: str) -> None:
+        """Have the groups of a stage; what an evaluator that ends was asked is waited for."""
+        due = self.session.due(name)
+        if not due:
+            return
+        if any(
+            group.name in due.stops
+            for group in self.session.crew.binding.groups
+            if "evaluator" in group.roles
+        ):
+            self._collect(wait=True)
+        began = time.time()
+        self.session.prepare(name)
+        self._timed(f"rebind {name}", time.time() - began)
+        self.recorder.event("note", text=f"before {name}: {due.words()}")
 
     def _tick(self) -> bool:
         """Called between steps: take what the evaluator has finished; whether to stop."""
         self._collect()
-        self.session.trace.collect_due(self.session.binding.hosts.values())
+        self.session.trace.collect_due(self.session.crew.hosts.values())
         return self._stopped()
 
     def _evaluate(self, name: str, method: str, *args: str) -> None:
@@ -154,8 +171,12 @@ class Pipeline:
         )
         shown = self._shown_users()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
-        session.trace.collect(session.binding.hosts.values())
-        work = {"idle": session.trace.idle(), "bytes_out": session.trace.bytes_out()}
+        session.trace.collect(session.crew.hosts.values())
+        work = {
+            "idle": session.trace.idle(),
+            "bytes_out": session.trace.bytes_out(),
+            "moved": session.crew.moves.counted(),
+        }
         make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)
 
     def _timed(self, name: str, seconds: float) -> None:

@@ -8,7 +8,7 @@ so that nothing half-made stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from nonet.controller.life import left_of
 from nonet.controller.live import live_view, settled_view
 from nonet.controller.plan import GroupPlan, Plan, plan
 from nonet.controller.scenario import Scenario
@@ -33,6 +34,7 @@ READY_S = 30.0  # for Ray's scheduler to answer at all
 NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe it
 PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
 STOP_S = 10.0
+GONE_S = 20.0
 RESTARTS = 3  # of a worker that needs only its remembered calls to be what it was
 _FIRST_POLL_S, _POLL_S, _SETTLE_S = 0.002, 0.02, 0.4
 _NO_ROOM = ("NO_RESOURCES", "INFEASIBLE")
@@ -53,10 +55,11 @@ def plan_live(scenario: Scenario, *, patience_s: float = PATIENCE_S, **options: 
 
 
 class Binding:
-    """The running groups of a plan. `stop` ends them and their placement groups.
+    """The running groups of a plan. `stop` ends them and their placement groups; a re-plan changes some of them.
 
     life   of its groups; those of a run that outlives its maker are detached, and so are their placement groups
     envs   each pool's environment: {python | image | pip, vars}
+    stage  whose groups to begin with; those the plan begins with by default
     """
 
     def __init__(
@@ -65,43 +68,79 @@ class Binding:
         specs: Mapping[str, RoleSpec],
         life: Life = OWNED,
         envs: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        stage: str = "",
     ):
-        self.plan, self._life, self._envs = plan, life, dict(envs or {})
+        self.groups: tuple[GroupPlan, ...] = ()
+        self._specs, self._life, self._envs = specs, life, dict(envs or {})
         self._groups: dict[str, PlacementGroup] = {}
         self.hosts: dict[str, Hosts] = {}
+        self.change((), plan.groups_at(stage) if stage else plan.groups)
+
+    def change(self, stops: Collection[str], starts: Sequence[GroupPlan]) -> None:
+        """End some groups, with their placement groups, and start others. Where that fails, everything is ended.
+
+        `hosts` stays the same mapping, so that who holds it sees the groups there are.
+        """
         try:
-            for group in plan.groups:
+            if stops:
+                self._end(stops)
+                names = {self._life.name_of(name) for name in stops}
+                _until(lambda: not names & {left.rpartition("-")[0] for left in self._left()}, GONE_S)
+            kept = tuple(group for group in self.groups if group.name not in stops)
+            self.groups = (*kept, *starts)
+            for group in starts:
                 if not group.shares:
-                    self._groups[group.name] = _reserve(group, life)
+                    self._groups[group.name] = _reserve(group, self._life)
             self._wait()
             for pool, env in self._envs.items():
-                nodes = {node for group in plan.groups if group.pool == pool for node in group.nodes}
+                nodes = {node for group in starts if group.pool == pool for node in group.nodes}
                 Environment.of(env).check(pool, nodes)
-            for group in plan.groups:
-                self.hosts[group.name] = self._start(group, specs)
+            for group in starts:
+                self.hosts[group.name] = self._start(group)
         except BaseException:
             self.stop()
             raise
 
+    def steady(self, groups: Sequence[GroupPlan]) -> None:
+        """Have groups that stay compute with their planned threads; never waits."""
+        named = {group.name: group for group in groups}
+        self.groups = tuple(named.get(group.name, group) for group in self.groups)
+        for group in groups:
+            self.hosts[group.name].steady(group.threads)
+
     def stop(self, *, at_once: bool = False) -> None:
         """End every process, `at_once` without a word to its roles, then give the bundles back."""
-        said = [] if at_once else [ref for hosts in self.hosts.values() for ref in hosts.say_stop()]
-        if said:
-            ray.wait(said, num_returns=len(said), timeout=STOP_S)
-        for hosts in self.hosts.values():
-            hosts.kill()
-        for group in self._groups.values():
-            remove_placement_group(group)
-        _until(lambda: all(state == "REMOVED" for state, _ in _states(self._groups).values()), 0.5)
-        self.hosts, self._groups = {}, {}
+        self._end({*self.hosts, *self._groups}, at_once=at_once)
+        self.groups = ()
 
     def dead(self) -> list[str]:
         """Names of workers that do not answer."""
         return [f"{hosts.name}-{rank}" for hosts in self.hosts.values() for rank in hosts.dead()]
 
-    def _start(self, group: GroupPlan, specs: Mapping[str, RoleSpec]) -> Hosts:
+    def _end(self, names: Collection[str], *, at_once: bool = False) -> None:
+        """End these groups' processes and give their bundles back; their names are free afterwards."""
+        ended = [self.hosts[name] for name in names if name in self.hosts]
+        bundles = {name: self._groups[name] for name in names if name in self._groups}
+        said = [] if at_once else [ref for hosts in ended for ref in hosts.say_stop()]
+        if said:
+            ray.wait(said, num_returns=len(said), timeout=STOP_S)
+        for hosts in ended:
+            hosts.kill()
+        for group in bundles.values():
+            remove_placement_group(group)
+        _until(lambda: all(state == "REMOVED" for state, _ in _states(bundles).values()), 0.5)
+        for name in names:
+            self.hosts.pop(name, None)
+            self._groups.pop(name, None)
+
+    def _left(self) -> list[str]:
+        """Names of the run's workers that still are; a detached one's name is free some milliseconds after its end."""
+        return left_of(self._life.run)[0] if self._life.detached else []
+
+    def _start(self, group: GroupPlan) -> Hosts:
         return Hosts(
-            {role: specs[role] for role in group.roles},
+            {role: self._specs[role] for role in group.roles},
             workers=group.workers,
             name=group.name,
             life=replace(self._life, restarts=RESTARTS if _stateless(group) else 0),
@@ -138,8 +177,8 @@ class Binding:
 
     def _refuse(self, name: str) -> None:
         """Give everything back, then say who has what the plan counted on."""
+        group = next(group for group in self.groups if group.name == name)
         self.stop()
-        group = next(group for group in self.plan.groups if group.name == name)
         raise PlacementError(taken_since(group, settled_view(_SETTLE_S)))
 
 

@@ -67,6 +67,16 @@ class Plan:
             f"no group holds the role {role!r}; roles: {', '.join(r for g in self.groups for r in g.roles)}"
         )
 
+    def groups_at(self, stage: str) -> tuple[GroupPlan, ...]:
+        """The groups of a stage, after its own re-plan and those before it. Raises KeyError."""
+        now, changes = self.groups, {change.stage: change for change in self.changes}
+        for planned in self.stages:
+            if planned.name in changes:
+                now = changes[planned.name].after(now)
+            if planned.name == stage:
+                return now
+        raise KeyError(f"no stage {stage!r} in the plan of {self.name}")
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

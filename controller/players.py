@@ -5,7 +5,7 @@ They pass futures on and hold none of their values; what comes back to the contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,18 @@ class Prompts:
     positions: np.ndarray
 
 
+Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
+
+
+def _nothing(stage: str, phase: str) -> None:
+    """Groups that fit together take no turns."""
+
+
 class TrainerPlayer:
     """The trainer group, and the embedding shards that work with it."""
 
-    def __init__(self, group: WorkerGroup, shards: WorkerGroup):
-        self.group, self.shards = group, shards
+    def __init__(self, group: WorkerGroup, shards: WorkerGroup, enter: Enter = _nothing):
+        self.group, self.shards, self._enter = group, shards, enter
         self.apart = shards.hosts is not group.hosts
         self.at: tuple[StageSetup, int] | None = None
 
@@ -50,12 +57,18 @@ class TrainerPlayer:
         for wait in waits:
             wait.get(STEP_DEADLINE_S)
 
+    def here(self, stage: StageSetup) -> None:
+        """Have the trainer on its device, to be saved, loaded or published."""
+        self._enter(stage.name, "publish" if stage.weights else "train")
+
     def begin(self, stage: StageSetup) -> None:
         """Start a stage afresh."""
+        self._enter(stage.name, "update" if stage.weights else "train")
         self.group.begin(stage).get(STEP_DEADLINE_S)
 
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
         """Supervised steps [start, stop); a record a step."""
+        self._enter(stage.name, "train")
         return self._with_shards(self.group.train(stage, start, stop), STEP_DEADLINE_S * (stop - start))
 
     def update(self, beams: GroupFuture, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
@@ -63,6 +76,7 @@ class TrainerPlayer:
         if self.at is None:
             raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
         stage, step = self.at
+        self._enter(stage.name, "update")
         return self._with_shards(self.group.update(stage, step, beams, scores), STEP_DEADLINE_S)
 
     def _with_shards(self, work: GroupFuture, timeout_s: float) -> Any:
@@ -76,11 +90,16 @@ class TrainerPlayer:
 class RolloutPlayer:
     """The rollout group."""
 
-    def __init__(self, group: WorkerGroup, width: int):
-        self.group, self.width, self.version = group, width, 0
+    def __init__(self, group: WorkerGroup, width: int, enter: Enter = _nothing):
+        self.group, self.width, self.version, self._enter = group, width, 0, enter
+
+    def here(self, stage: str) -> None:
+        """Have the rollout on its device in a stage."""
+        self._enter(stage, "rollout")
 
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
+        self.here(prompts.stage)
         return self.group.generate(
             Shard(prompts.users),
             Shard(prompts.positions),
@@ -92,16 +111,24 @@ class RolloutPlayer:
 
 
 class RewardPlayers:
-    """Every reward's group."""
+    """Every reward's group of one stage."""
 
-    def __init__(self, groups: Mapping[str, WorkerGroup], timeouts_s: Mapping[str, float]):
+    def __init__(
+        self,
+        groups: Mapping[str, WorkerGroup],
+        timeouts_s: Mapping[str, float],
+        stage: str = "",
+        enter: Enter = _nothing,
+    ):
         self.groups, self._timeouts_s = dict(groups), dict(timeouts_s)
+        self._stage, self._enter = stage, enter
 
     def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
         """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
 
         Raises DeadlineExceeded that names the reward that is late.
         """
+        self._enter(self._stage, "score")
         scores = {
             name: group.score(beams, timeout_s=self._timeouts_s[name], retries=1)
             for name, group in self.groups.items()

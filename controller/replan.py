@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.draft import Draft, drafts
@@ -14,11 +14,17 @@ from nonet.controller.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Groups that a stage of its own roles stops, and those it starts, before it begins."""
+    """Groups that a stage of its own roles stops, and those it starts, before it begins; then torch threads a worker."""
 
     stage: str
     stops: tuple[str, ...]
     starts: tuple[GroupPlan, ...]
+    threads: int = 0
+
+    def after(self, before: Iterable[GroupPlan]) -> tuple[GroupPlan, ...]:
+        """The groups that there are once this is done, those that stay with the threads they then have."""
+        kept = (group for group in before if group.name not in self.stops)
+        return (*(replace(g, threads=self.threads if g.threads else 0) for g in kept), *self.starts)
 
 
 def replan(scenario: Scenario, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]) -> Change:
@@ -64,7 +70,8 @@ def _change(
     after = with_threads(place_groups(wanted, capacity, view, kept), view, threads)
     names = {group.name for group in kept}
     starts = tuple(group for group in after if group.name not in names)
-    return Change(stage or "", tuple(group.name for group in stops), starts), after
+    counts = max((group.threads for group in after), default=0)
+    return Change(stage or "", tuple(group.name for group in stops), starts, counts), after
 
 
 def _stays(group: GroupPlan, draft: Draft | None, alive: set[str]) -> bool:
@@ -73,5 +80,6 @@ def _stays(group: GroupPlan, draft: Draft | None, alive: set[str]) -> bool:
         and (draft.roles, draft.pool, draft.shares) == (group.roles, group.pool, group.shares)
         and draft.least <= group.workers <= draft.most
         and draft.asks == (group.cpus or group.devices)
+        and (bool(group.shares) or group.bundle.get(draft.resource) == draft.bundle)
         and set(group.nodes) <= alive
     )

@@ -29,7 +29,7 @@ def make_report(
     work: Mapping[str, Mapping[str, float]],
     plan: Plan | None = None,
 ) -> dict[str, Any]:
-    """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out"} by group."""
+    """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
     facts = run.read_json("results/tokenise.json")
     baselines = baselines_of(scenario)
     comparison = run.read_json("results/comparison.json") or {}

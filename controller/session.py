@@ -20,26 +20,22 @@ from types import TracebackType
 from typing import Any
 
 from nonet.controller import yaml
-from nonet.controller.checkpoint import Checkpoints, Manifest
-from nonet.controller.journal import Journal, cut_journal, read_journal
-from nonet.controller.life import keep_alive
-from nonet.controller.options import Reinforced
-from nonet.controller.placement import Binding, plan_live
+from nonet.controller.checkpoint import Manifest
+from nonet.controller.crew import OPEN_S, Change, Crew
+from nonet.controller.history import History
+from nonet.controller.placement import plan_live
 from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
-from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
+from nonet.controller.setups import stage_setups
 from nonet.controller.sources import copy_own_files, data_setup
 from nonet.controller.support import check_runnable
 from nonet.controller.trace import CONTROLLER, open_trace
 from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
-from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.group import WorkerGroup
-from nonet.workers.hosts import Life, ensure_ray
+from nonet.workers.hosts import ensure_ray
 from nonet.workers.setup import StageSetup
-
-_OPEN_S = 300.0
 
 
 class Session:
@@ -69,7 +65,6 @@ class Session:
         self.run = run or new_run(loaded.name)
         self.resume = resume
         self._life_s = life_s
-        self.checkpoints = Checkpoints(self.run.checkpoints)
         self.version = 0
         self.restored: Manifest | None = None
         self.seconds: dict[str, float] = {}
@@ -93,37 +88,27 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if value is not None and hasattr(self, "binding"):
-            self.dead = self.binding.dead()
+        if value is not None and hasattr(self, "crew"):
+            self.dead = self.crew.binding.dead()
         self.close(at_once=bool(self.dead))
 
     def bind(self) -> None:
-        """Write the folder, plan on the live cluster, start every process."""
+        """Write the folder, plan on the live cluster, start every process of the first stage to do."""
         ensure_ray()
         self._write_folder()
+        first = next(iter(self.scenario.stages))
+        if self.resume:
+            first = self.history.find()[1].stage
         self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
-        ask = self.scenario.evaluate
-        stage = next(iter(targets(self.scenario)), None)
-        specs = role_specs(
-            self.scenario, self.run.sources, EvaluateSetup(tuple(ask.metrics), ask.width, stage)
-        )
-        life = Life(self.run.id, self._life_s)
-        envs = {name: pool.env.model_dump() for name, pool in self.scenario.pools.items() if pool.env}
-        self.binding = Binding(self.plan, specs, life, envs)
-        if self._life_s:
-            self._pulse = keep_alive(self.binding.hosts.values(), self._life_s)
+        self.crew = Crew(self.scenario, self.run, self.plan, self._life_s, self.trace, first)
 
     def close(self, *, at_once: bool = False) -> None:
         """Stop every process of the run, `at_once` without a word to its roles; the folder stays resumable."""
-        if hasattr(self, "_pulse"):
-            self._pulse.stop()
-        if hasattr(self, "binding"):
-            if not at_once:
-                self.trace.collect(self.binding.hosts.values())
-            self.binding.stop(at_once=at_once)
-        if hasattr(self, "journal"):
-            self.journal.close()
+        if hasattr(self, "crew"):
+            self.crew.stop(at_once=at_once)
+        if hasattr(self, "history"):
+            self.history.close()
             self.trace.close()
 
     def lost_because(self, error: NonetError) -> str | None:
@@ -147,7 +132,7 @@ class Session:
             self.run.sources.mkdir(exist_ok=True)
             copy_own_files(self.scenario, self.folder, self.run.sources)
             self.run.scenario.write_text(text, encoding="utf-8")
-        self.journal = Journal(self.run.journal)
+        self.history = History(self.run, self.scenario_hash, self.scenario.checkpoint.keep.last)
         self.trace = open_trace(self.run.trace)
 
     # --- artifacts --------------------------------------------------------------------------------------------------
@@ -157,58 +142,43 @@ class Session:
         self.facts = self.run.read_json("results/tokenise.json")
         if self.facts is None:
             found = (
-                self._group("tokenise")
+                self.crew.group("tokenise")
                 .prepare(data_setup(self.scenario, self.folder), str(self.run.path))
-                .get(_OPEN_S * 12)
+                .get(OPEN_S * 12)
             )
             self.run.write_json("results/tokenise.json", found)
             self.facts = found
         return self.facts
 
     def open(self) -> None:
-        """Open the artifacts everywhere, let gangs meet, publish version 0."""
-        folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+        """Open the artifacts everywhere, let gangs meet."""
+        self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
         self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained)
-        self.trainer = TrainerPlayer(self._group("trainer"), self._group("embedding"))
-        self.rollout = RolloutPlayer(self._group("rollout"), self._width())
-        self.evaluator = self._group("evaluator")
-        self._rewards = self._reward_players()
-        first = self.trainer.group.open(folders)
-        waits = [self.evaluator.open(folders, str(self.run.results))]
-        waits += [
-            group.open(folders) for players in self._rewards.values() for group in players.groups.values()
-        ]
-        self.weights = first.get(_OPEN_S)[0]
-        self.trainer.gather()
-        self.rollout.group.open(folders).get(_OPEN_S)
-        for wait in waits:
-            wait.get(_OPEN_S)
+        self.crew.open(self._folders)
 
-    def _reward_players(self) -> dict[str, RewardPlayers]:
-        groups: dict[str, dict[str, WorkerGroup]] = {}
-        timeouts: dict[str, dict[str, float]] = {}
-        for stage, name, options in reward_options(self.scenario):
-            groups.setdefault(stage, {})[name] = self._group(f"{stage}.reward.{name}")
-            timeouts.setdefault(stage, {})[name] = options.timeout_s
-        return {stage: RewardPlayers(named, timeouts[stage]) for stage, named in groups.items()}
+    @property
+    def trainer(self) -> TrainerPlayer:
+        """The trainers, with the shards of the tables."""
+        return self.crew.trainer
 
-    def _width(self) -> int:
-        widths = [
-            body.rollout.options().get("width", 16)
-            for body in self.scenario.stages.values()
-            if isinstance(body, Reinforced)
-        ]
-        return widths[0] if widths else 16
+    @property
+    def rollout(self) -> RolloutPlayer:
+        """The rollouts."""
+        return self.crew.rollout
 
-    def _group(self, role: str) -> WorkerGroup:
-        return WorkerGroup.of(self.binding.hosts[self.plan.group_of(role).name], role)
+    @property
+    def evaluator(self) -> WorkerGroup:
+        """The evaluator."""
+        return self.crew.evaluator
 
     def size(self) -> dict[str, int]:
         """Dense parameters and sparse rows there are now."""
+        at = self.restored.stage if self.restored else next(iter(self.stages))
+        self.trainer.here(self.stages[self._stage or at])
         rows = self.trainer.shards.rows().get(STEP_DEADLINE_S)
         return {
-            "parameters": self.weights["parameters"],
+            "parameters": self.crew.parameters,
             "sparse_rows": sum(sum(shard.values()) for shard in rows),
         }
 
@@ -228,12 +198,34 @@ class Session:
 
     def rewards_of(self, stage: str) -> RewardPlayers:
         """The rewards of a stage."""
-        return self._rewards[stage]
+        return self.crew.rewards[stage]
+
+    def due(self, name: str) -> Change:
+        """What a stage's own roles change before it; falsy when its groups are there."""
+        return self.crew.due(name)
+
+    def prepare(self, name: str) -> Change:
+        """Have the groups of a stage: commit what is open, end and start what changes, go on from the commit. What changed.
+
+        Raises PlacementError where there is no room; then no process of the run is left, and it can be resumed.
+        """
+        due = self.due(name)
+        if due:
+            with self.trace.span("rebind", stage=name, what=due.words()):
+                if self.history.open_step is not None:
+                    stage, step = self.history.open_step
+                    self._commit(stage, step + 1)
+                self.crew.change(due, self._folders, self.history.newest and self.history.newest[0])
+                self.history.note(
+                    rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
+                )
+        return due
 
     def begin(self, name: str) -> int:
         """Enter a stage, afresh or where the restored commit left it; its next step."""
         if name not in self.stages:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
+        self.prepare(name)
         self._stage = name
         if self.restored is not None and self.restored.stage == name:
             return self.restored.stage_step
@@ -246,20 +238,29 @@ class Session:
         self.publish()
         for step in range(start, self.stage.steps):
             self.trainer.at = self.stage, step
+            self.rollout.here(name)
             users, positions = self.rollout.group.lease(name, step, self.stage.users).get(STEP_DEADLINE_S)
             yield step, Prompts(name, step, users, positions)
 
-    def publish(self) -> int:
-        """Give rollout the trainer's weights and rows under a new version; it serves that version only."""
-        with self.trace.span("publish"):
-            return self._publish()
+    def publish(self, stage: str | None = None) -> int:
+        """Give rollout the trainer's weights and rows under a new version; it serves that version only.
 
-    def _publish(self) -> int:
+        `stage` is the RL stage that they are for, the one under way by default.
+        """
+        with self.trace.span("publish"):
+            return self._publish(stage or self._stage)
+
+    def _publish(self, stage: str | None) -> int:
         self.version += 1
+        serves = stage is not None and bool(self.stages[stage].weights)
+        if serves:
+            self.trainer.here(self.stages[stage])
         fused = self.rollout.group.hosts is self.trainer.group.hosts
         whole = fused and not self.trainer.apart and self.trainer.group.world == 1
         dense = {} if fused else {"dense": self.trainer.group.weights()}
         sparse = {} if whole else {"sparse": self.trainer.shards.export(self.version)}
+        if serves:
+            self.rollout.here(stage)
         self.rollout.group.apply(self.version, **dense, **sparse).get(STEP_DEADLINE_S)
         self.rollout.version = self.version
         return self.version
@@ -269,71 +270,37 @@ class Session:
     def commit(self, step: int, *, now: bool = False) -> Path | None:
         """Note step `step` of the stage as applied; write a commit when one is due, or `now`. Its folder, or None."""
         stage, done = self.stage, step + 1
-        self.journal.write(applied=stage.first + step, stage=stage.name)
+        self.history.applied(stage, step)
         last = done == stage.steps
         if not (now or last or done % self.scenario.checkpoint.every == 0):
             return None
         with self.trace.span("commit", step=stage.first + done):
-            return self._commit(done, last)
+            return self._commit(stage, done)
 
-    def _commit(self, done: int, last: bool) -> Path:
-        stage = self.stage
-        aside = self.checkpoints.aside(stage.first + done)
-        writes = [self.trainer.group.save(str(aside)), self.trainer.shards.save(str(aside))]
-        for write in writes:
-            write.get(_OPEN_S)
-        path = self.checkpoints.commit(aside, self._manifest(done, last))
-        self.journal.write(committed=stage.first + done, stage=stage.name)
-        self.checkpoints.prune(self.scenario.checkpoint.keep.last)
-        return path
+    def _commit(self, stage: StageSetup, done: int) -> Path:
+        trainer = self.trainer
+        worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
 
-    def _manifest(self, done: int, last: bool) -> Manifest:
-        stage = self.stage
-        return Manifest(
-            run_id=self.run.id,
-            step=stage.first + done,
-            stage=stage.name,
-            stage_step=done,
-            last=last,
-            version=self.version,
-            scenario=self.scenario_hash,
-            artifacts={kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()},
-            participants={"trainer": self.trainer.group.world, "embedding": self.trainer.shards.world},
-            journal=sum(1 for _ in read_journal(self.run.journal)),
-        )
+        def save(folder: str) -> None:
+            for write in [trainer.group.save(folder), trainer.shards.save(folder)]:
+                write.get(OPEN_S)
+
+        trainer.here(stage)
+        return self.history.commit(stage, done, self.version, self._artifacts(), worlds, save)
 
     def restore(self) -> Manifest | None:
         """Load the newest whole commit when resuming; what came after it is forgotten."""
         if not self.resume:
             return None
-        found = self.checkpoints.newest()
-        if found is None:
-            raise ConfigError(f"{self.run.path} has no whole commit to resume from; run it afresh")
-        path, manifest = found
-        mine = {kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()}
-        if (manifest.scenario, manifest.artifacts) != (self.scenario_hash, mine):
-            raise CheckpointError(
-                f"{path} was trained from another scenario or other artifacts than {self.run.path} holds"
-            )
-        going_on = None if manifest.last else self.stages[manifest.stage]
-        waits = [self.trainer.group.load(str(path), going_on), self.trainer.shards.load(str(path))]
-        for wait in waits:
-            wait.get(_OPEN_S)
-        self._forget_after(manifest)
+        path, manifest = self.history.find()
+        if manifest.artifacts != self._artifacts():
+            raise CheckpointError(f"{path} was trained from other artifacts than {self.run.path} holds")
+        stage = self.stages[manifest.stage]
+        self.trainer.here(stage)
+        self.crew.load(path, None if manifest.last else stage)
+        self.history.forget_after(manifest, list(self.stages))
         self.version, self.restored = manifest.version, manifest
         return manifest
 
-    def _forget_after(self, manifest: Manifest) -> None:
-        """Drop commits, results and journal records that the restored commit does not know of."""
-        self.checkpoints.drop_after(manifest.step)
-        names = list(self.stages)
-        for name in names[names.index(manifest.stage) + manifest.last :]:
-            for path in (
-                *self.run.results.glob(f"{name}.json"),
-                *self.run.results.glob(f"{name}.npz"),
-                *self.run.results.glob(f"{name}.rewards.after.npz"),
-            ):
-                path.unlink()
-        self.journal.close()
-        cut_journal(self.run.journal, manifest.journal)
-        self.journal = Journal(self.run.journal)
+    def _artifacts(self) -> dict[str, str]:
+        return {kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()}

@@ -94,7 +94,7 @@ def rehearse(session: Session) -> None:
     """Score a few beams of the untrained model with every reward, so that a broken reward fails now and not after hours."""
     for name in session.scenario.stages:
         if session.stages[name].weights:
-            session.publish()
+            session.publish(name)
             users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
             few = Prompts(name, 0, users[:_REHEARSAL_USERS], positions[:_REHEARSAL_USERS])
             for future in session.rewards_of(name).score(session.rollout.generate(few)).values():
@@ -106,7 +106,7 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
 
     Arrays [P] by reward, "total" among them, and "user" [P].
     """
-    session.publish()
+    session.publish(name)
     users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
     scores = session.rewards_of(name).score(session.rollout.generate(Prompts(name, 0, users, positions)))
     means = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from nonet.controller.options import Reinforced
+from nonet.controller.options import Reinforced, Role
 from nonet.controller.part import is_reference
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError
@@ -34,22 +34,25 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     for name, table in scenario.sparse.tables.items():
         if table.admit or table.evict or table.budget:
             yield f"sparse.tables.{name}: admit, evict, budget"
-    for name, role in scenario.roles.items():
-        if role.engine and role.engine.use != "ddp":
-            yield f"roles.{name}.engine: {role.engine.use}"
-        if name not in ("trainer", "rollout", "embedding", "evaluator"):
-            yield f"roles.{name} (roles of your own: write a nonet.Session loop)"
+    yield from _missing_roles("roles", scenario.roles)
     if scenario.evaluate.every:
         yield "evaluate.every"
     if scenario.checkpoint.keep.best:
         yield "checkpoint.keep.best"
     for name, stage in scenario.stages.items():
-        if stage.roles:
-            yield f"stages.{name}.roles (roles that change between stages)"
+        yield from _missing_roles(f"stages.{name}.roles", stage.roles)
         if isinstance(stage, Reinforced) and scenario.model.use == "deepfm":
             yield f"stages.{name} with rewards for deepfm, which makes no lists"
         elif isinstance(stage, Reinforced):
             yield from _missing_rl(f"stages.{name}", stage)
+
+
+def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
+    for name, role in roles.items():
+        if role.engine and role.engine.use != "ddp":
+            yield f"{path}.{name}.engine: {role.engine.use}"
+        if name not in ("trainer", "rollout", "embedding", "evaluator"):
+            yield f"{path}.{name} (roles of your own: write a nonet.Session loop)"
 
 
 def _missing_rl(path: str, stage: Reinforced) -> Iterator[str]:

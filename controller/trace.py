@@ -28,7 +28,7 @@ class Trace:
         self._path = path
         self._lanes: dict[str, int] = {}
         self._busy: dict[str, float] = defaultdict(float)
-        self._bytes: dict[str, int] = defaultdict(int)
+        self._bytes: dict[str, int] = defaultdict(int)  # given back, without what moved to host memory
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
         fresh = not path.exists() or path.stat().st_size == 0
@@ -73,7 +73,8 @@ class Trace:
                     self.add(lane, name, start, end, **({"bytes": size} if size else {}))
                     role = hosts.name
                     self._busy[role] += (end - start) / hosts.world
-                    self._bytes[role] += size
+                    if not name.endswith((".offload", ".resume")):
+                        self._bytes[role] += size
                     self._first[role] = min(start, self._first.get(role, start))
                     self._last[role] = max(end, self._last.get(role, end))
         self._out.flush()

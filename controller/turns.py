@@ -1,7 +1,8 @@
-"""Turns: which groups must be moved before a phase, from the plan's ledger: offloads first, then resumes.
+"""Turns: what must be moved before a phase, from the plan's ledger: offloads first, then resumes.
 
 Pure. At no moment, between moves included, does a device hold more than its usable memory; a phase that the ledger did not
-account for is a PlacementError. `nonet.workers.residency` carries the moves out.
+account for is a PlacementError. A unit that moves is a group, or "group/role": what one of its fused roles alone holds.
+`nonet.controller.moves` carries the moves out on the run's groups.
 """
 
 from __future__ import annotations
@@ -15,10 +16,20 @@ from nonet.errors import PlacementError
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`what` is "offload" or "resume"."""
+    """`what` is "offload" or "resume"; `unit` a group or group/role."""
 
-    group: str
+    unit: str
     what: str
+
+    @property
+    def group(self) -> str:
+        """The group that moves, or whose role does."""
+        return self.unit.partition("/")[0]
+
+    @property
+    def role(self) -> str:
+        """The role that moves, "" for all of the group."""
+        return self.unit.partition("/")[2]
 
 
 class Turns:
@@ -34,10 +45,19 @@ class Turns:
         line = self._line(stage, phase)
         wanted = set(line.offloaded)
         working = {key.rsplit(".", 1)[0] for key in line.parts} - wanted
-        moves = [Move(group, "offload") for group in sorted(wanted - self.offloaded)]
-        moves += [Move(group, "resume") for group in sorted(self.offloaded & working)]
-        self.offloaded = (self.offloaded | wanted) - working
+        back = {unit for unit in self.offloaded - wanted if unit.partition("/")[0] in working}
+        moves = [Move(unit, "offload") for unit in sorted(wanted - self.offloaded)]
+        moves += [Move(unit, "resume") for unit in sorted(back)]
+        self.offloaded = (self.offloaded | wanted) - back
         return moves
+
+    def knows(self, stage: str) -> bool:
+        """Whether the place is there in a stage: re-plans may put groups elsewhere."""
+        return any(known == stage for known, _ in self._lines)
+
+    def made_anew(self, group: str) -> None:
+        """A group's processes were started afresh: all of it is resident."""
+        self.offloaded = {unit for unit in self.offloaded if unit.partition("/")[0] != group}
 
     def bytes_after(self, stage: str, phase: str) -> int:
         """What the device holds in a phase. Raises PlacementError where that passes what can be used."""

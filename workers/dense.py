@@ -102,7 +102,9 @@ class Dense:
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
-            state.setdefault(int(index), {})[slot] = value
+            state.setdefault(int(index), {})[slot] = (
+                value.clone()
+            )  # a mapped file's memory cannot be given back
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -10,6 +10,7 @@ No torch, no Ray at import. Another vendor is one `register` call in a module th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.metadata
 import os
@@ -140,6 +141,16 @@ class Device:
         module = self.module()
         free, total = module.mem_get_info()
         return Memory(module.memory_allocated(), module.max_memory_allocated(), int(free), int(total))
+
+    def release(self) -> None:
+        """Give memory that this process has freed back to the device, so that another process may have it.
+
+        torch keeps what it frees for itself; on the host glibc does, once it has seen many large blocks.
+        """
+        if self.name != HOST:
+            getattr(self.module(), "empty_cache", lambda: None)()
+        elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            trim(0)
 
     def stream(self) -> Any:
         """A context in which work is queued on a stream of its own; the host has one queue, so nothing changes there."""

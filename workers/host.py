@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -25,6 +25,9 @@ from nonet.workers.call import arguments, named, unpacked
 from nonet.workers.keeper import Keeper
 from nonet.workers.spans import Spans
 from nonet.workers.worker import DistributeWorker, Place
+
+if TYPE_CHECKING:  # torch, which rewards need not have
+    from nonet.workers.residents import Moved, Residents
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Host:
         self._socket.listen(place.world + 8)
         self._where = self._whereabouts()
         self._keeper = Keeper(orphan_timeout_s)
+        self._residents: Residents | None = None
 
     def __repr__(self) -> str:
         """What Ray's dashboard, logs and traces call this worker: rollout-3@1f2e3d4c-npu5."""
@@ -118,6 +122,30 @@ class Host:
         name = self._context.get_task_name()
         yield from self._guarded(name, self._method(name), (), self._arguments(data, flat))
 
+    @ray.method(concurrency_group="work")
+    def move(self, away: Sequence[str]) -> Moved:
+        """Let these roles' buffers wait in host memory, and all others be on the device; calls of the former are refused.
+
+        It runs among the role's calls, in their order: what was asked before works on buffers that are there.
+        """
+        from nonet.workers.residents import Residents
+
+        if self._residents is None:
+            self._residents = Residents(repr(self), self._roles)
+        start = time.time()
+        moved = self._residents.move(away)
+        for what, size in (("offload", moved.offload), ("resume", moved.resume)):
+            if size:
+                self._spans.add(f"{self._place.role}.{what}", start, time.time(), size=size)
+        return moved
+
+    @ray.method(concurrency_group="work")
+    def steady(self, threads: int) -> None:
+        """Compute with so many torch threads from now on; nothing where the roles hold no torch."""
+        if self._place.threads:
+            self._place = replace(self._place, threads=threads)
+            _steady(threads)
+
     @ray.method(concurrency_group="control")
     def count(self, value: Any) -> int:
         """Rows of a result of this host, asked for by reference when a group of another size takes it on."""
@@ -171,6 +199,8 @@ class Host:
             raise StaleVersion(
                 f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} came too late and did not run"
             )
+        if self._residents is not None:
+            self._residents.require(role)
         return getattr(self._roles[role], method)
 
     def _arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
@@ -24,6 +24,9 @@ from nonet.workers.environment import Environment
 from nonet.workers.future import GroupFuture
 from nonet.workers.host import Host, RoleSpec
 from nonet.workers.worker import Place
+
+if TYPE_CHECKING:
+    from nonet.workers.residents import Moved
 
 NAMESPACE = "nonet"
 RESTART_S = 60.0
@@ -223,11 +226,23 @@ class Hosts:
                     raise lost from error
                 time.sleep(0.1)
 
-    def advance(self) -> int:
-        """Begin the next gang epoch: calls of older ones are refused by the ranks from now on. The epoch."""
-        self.epoch += 1
-        ray.get([actor.admitted.remote(self.epoch) for actor in self.actors], timeout=RESTART_S)
-        return self.epoch
+    def advance(self, epoch: int) -> None:
+        """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on."""
+        self.epoch = epoch
+        ray.get([actor.admitted.remote(epoch) for actor in self.actors], timeout=RESTART_S)
+
+    def move(self, away: Sequence[str], timeout_s: float) -> list[Moved]:
+        """Let these roles' buffers wait in host memory and all others be on the device, on every rank.
+
+        Raises PlacementError, WorkerLost, and DeadlineExceeded where a rank is busy for longer.
+        """
+        refs = [actor.move.remote(tuple(away)) for actor in self.actors]
+        return GroupFuture(refs, self, self.name, "move", "list").get(timeout_s)
+
+    def steady(self, threads: int) -> None:
+        """Have every rank compute with so many torch threads, after what it is asked already; never waits."""
+        for actor in self.actors:
+            actor.steady.remote(threads)
 
     def dead(self) -> list[int]:
         """Ranks that do not answer a ping."""

@@ -10,7 +10,6 @@ falls: 64 MB give back 64 MB. The planner's ledger decides who takes turns (none
 
 from __future__ import annotations
 
-import ctypes
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError, PlacementError
+from nonet.workers.device import device
 
 
 class State(Enum):
@@ -116,7 +116,8 @@ class Residency:
                 raise
             for storage, _ in parked:
                 storage.resize_(0)
-            _trim()
+            for kind in {storage.device.type for storage, _ in parked}:
+                device(kind).release()
             self._parked = parked
             self.account.give(self.owner)
             self.state = State.OFFLOADED
@@ -193,10 +194,3 @@ def _park(storage: Any, folder: Path | None) -> Tensor:
 def _bytes_of(storage: Any) -> Tensor:
     """The whole storage as bytes; no graph, no copy."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _trim() -> None:
-    """Have glibc give freed memory back to the system: it keeps large blocks once it has seen many. Elsewhere, nothing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -6,10 +6,11 @@ was published is the version it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from nonet.embedding.reader import LocalReader, ReplicaReader, join_updates
 from nonet.errors import StaleVersion
@@ -25,6 +26,7 @@ from nonet.types import Jagged, Rollouts
 from nonet.workers.device import claim
 from nonet.workers.files import tensors_of
 from nonet.workers.method import Replicate, Shard, method
+from nonet.workers.residency import tensors_of as buffers_of
 from nonet.workers.setup import RunSetup
 from nonet.workers.worker import DistributeWorker
 
@@ -116,6 +118,10 @@ class Rollout(DistributeWorker):
             step=step,
         )
         return to_wire(rollouts) | {"user": np.asarray(users), "position": np.asarray(positions)}
+
+    def held(self) -> Iterable[Tensor]:
+        """The model, which is the trainer's where they are fused."""
+        return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 
     def _held_out(self) -> np.ndarray:
         if self._kept_out is None:

@@ -19,9 +19,11 @@ class Spans:
         self._metrics: tuple[Any, Any] | None = None
         self._role = role
 
-    def add(self, name: str, start: float, end: float, result: Any = None) -> None:
-        """Note one call and what it gave back."""
-        size = size_bytes(result)
+    def add(
+        self, name: str, start: float, end: float, result: Any = None, *, size: int | None = None
+    ) -> None:
+        """Note one call and what it gave back; or `size` bytes that were moved."""
+        size = size_bytes(result) if size is None else size
         self._kept.append((name, start, end, size))
         busy, out = self._metrics or self._made()
         tags = {"method": name}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from nonet.workers.embedding import EmbeddingShard
 from nonet.workers.files import tensor_bytes, write_tensors
 from nonet.workers.gang import Gang, Membership, join, leave, open_store
 from nonet.workers.method import PerRank, Replicate, Shard, method
+from nonet.workers.residency import tensors_of
 from nonet.workers.setup import RunSetup, StageSetup
 from nonet.workers.worker import DistributeWorker
 
@@ -155,6 +156,13 @@ class Trainer(DistributeWorker):
         if stage is not None and stage.weights:
             self._reference = copy.deepcopy(self.model).eval().requires_grad_(False)
             load_model(self._reference, Path(folder) / "reference")
+
+    def held(self) -> Iterable[Tensor]:
+        """Model, gradients, optimizer and reference; the sparse rows live in host memory."""
+        if not hasattr(self, "dense"):
+            return ()
+        mine = tensors_of(self.model, self.dense.optimizer)
+        return mine + (tensors_of(self._reference) if self._reference is not None else [])
 
     def teardown(self) -> None:
         leave(self._member)

@@ -7,6 +7,7 @@ host actor calls it, so the same class runs fused, collocated or alone, and in a
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,10 @@ class DistributeWorker:
         from nonet.workers.gang import meet
 
         return meet(self.place)
+
+    def held(self) -> Iterable[Any]:
+        """Tensors that this role keeps on its device between calls: what moves to host memory when groups take turns."""
+        return ()
 
     def setup(self) -> None:
         """Called once in the worker's process, after its place is known and every fused peer is constructed."""

@@ -4,6 +4,7 @@
     ├── ConfigError         the caller's mistake: a scenario, an argument, a command line (exit code 2)
     │   └── DataError       the caller's data: a table, a column, a row, a reward's answer (exit code 2)
     ├── PlacementError      the cluster cannot hold what the plan asks
+    │   └── NotResident     a call of a group whose buffers wait in host memory: it did not run
     ├── WorkerLost          a worker died or cannot be reached; carries role, rank and what Ray says of the cause
     │   └── NotAdmitted     a worker that was restarted and holds nothing yet: the call did not run
     ├── WorkerFailed        a worker's method raised; carries role, rank and its traceback
@@ -35,6 +36,10 @@ class DataError(ConfigError):
 
 class PlacementError(NonetError):
     """The cluster cannot hold what the plan asks for."""
+
+
+class NotResident(PlacementError):
+    """A worker refused a call, which did not run: its buffers wait in host memory while another group works."""
 
 
 class WorkerLost(NonetError):

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from views import RL, gpu_nodes, scenario
 
+from nonet.controller.cluster import ClusterView, Node
 from nonet.controller.plan import plan
 from nonet.controller.turns import Move, Turns, pairs
 from nonet.errors import PlacementError
@@ -49,3 +50,72 @@ def test_groups_that_take_turns_are_offloaded_before_the_other_comes_back():
 def test_a_phase_the_ledger_does_not_know_is_refused():
     with pytest.raises(PlacementError, match="no phase rl/dance; it has pretrain/train, rl/rollout"):
         Turns(made(16), "trainer").enter("rl", "dance")
+
+
+# Bytes of the ring's decoder: 16 wide, one layer; 1.08 MB of weights, of which 1.05 are the depth decoder's hash.
+DECODER = {
+    "model": {"use": "sid_decoder", "width": 16, "layers": 1, "heads": 2},
+    "data": {"interactions": "x.parquet", "history": 8},
+    "tokenizer": {"use": "rq_kmeans", "levels": 2, "codes": 6},
+    "sparse": {"tables": {"item": {"dim": 8}, "user": {"dim": 8}}},
+    "stages": {
+        "pretrain": {"epochs": 1, "batch": {"users": 10}},
+        "rl": {**RL, "rollout": {"use": "beam", "width": 4}},
+    },
+}
+
+
+def on_cpu(memory: str, roles: dict):
+    pools = {"small": {"memory": memory}, "cpu": {}}
+    return plan(scenario(**DECODER, pools=pools, roles=roles), cpu_node())
+
+
+def cpu_node() -> ClusterView:
+    total = {"CPU": 4.0, "memory": 16e9}
+    return ClusterView((Node("n", total, dict(total)),))
+
+
+COLLOCATED = {"trainer": {"pool": "small"}, "rollout": {"collocate": "trainer"}}
+
+
+def test_a_pool_that_says_its_memory_makes_a_bundle_on_cpu_a_device():
+    assert not on_cpu("20MB", COLLOCATED).ledger.turns()
+    ledger = on_cpu("6.2MB", COLLOCATED).ledger
+    turns = Turns(ledger, "trainer")
+    moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in pairs(ledger, "trainer")}
+    assert moves["rl", "rollout"] == [("trainer", "offload")]
+    assert moves["rl", "update"] == [("rollout", "offload"), ("trainer", "resume")]
+    assert all(line.counted <= line.capacity for line in ledger.lines)
+
+
+def test_of_a_trainer_fused_with_the_rollout_only_what_it_alone_holds_is_offloaded():
+    ledger = on_cpu("6.15MB", {"trainer": {"pool": "small"}}).ledger
+    assert not ledger.turns(), "fused they share one model"
+    # 8,000 beams of one user are 2.5 MB and no wave can be smaller
+    stages = {**DECODER["stages"], "rl": {**RL, "users": 2, "rollout": {"use": "beam", "width": 8000}}}
+    wide = scenario(
+        **{**DECODER, "stages": stages},
+        pools={"small": {"memory": "7.2MB"}},
+        roles={"trainer": {"pool": "small"}},
+    )
+    ledger = plan(wide, cpu_node()).ledger
+    turns = Turns(ledger, "trainer")
+    moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in pairs(ledger, "trainer")}
+    assert moves["rl", "rollout"] == [("trainer/trainer", "offload")]
+    assert moves["rl", "score"] == [("trainer/trainer", "resume")], "without beams all of it fits"
+
+
+def test_a_bundle_that_cannot_hold_one_of_its_groups_is_refused_with_its_numbers():
+    with pytest.raises(
+        PlacementError, match=r"each bundle of group 'trainer' would hold .* Raise the memory"
+    ):
+        on_cpu("4MB", COLLOCATED)
+
+
+def test_a_group_made_anew_is_resident():
+    ledger = on_cpu("6.2MB", COLLOCATED).ledger
+    turns = Turns(ledger, "trainer")
+    turns.enter("rl", "update")
+    assert turns.offloaded == {"rollout"}
+    turns.made_anew("rollout")
+    assert turns.offloaded == set()

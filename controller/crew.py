@@ -1,0 +1,169 @@
+"""Crew: the groups of a run as players, bound, opened, and changed between stages.
+
+A stage that names roles of its own gets the groups of its re-plan: what is the same stays where it is, the rest ends and starts
+anew, opens the artifacts, meets in a new gang epoch and is loaded from the newest commit. Groups that don't fit on their
+device together take turns by `Moves`, which players enter phase by phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nonet.controller.life import keep_alive
+from nonet.controller.moves import Moves
+from nonet.controller.options import Reinforced
+from nonet.controller.placement import Binding
+from nonet.controller.plan import GroupPlan, Plan
+from nonet.controller.players import RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.scenario import Scenario
+from nonet.controller.setups import reward_options, role_specs, targets
+from nonet.controller.trace import Trace
+from nonet.workers.evaluator import EvaluateSetup
+from nonet.workers.group import WorkerGroup
+from nonet.workers.hosts import Life
+from nonet.workers.setup import StageSetup
+
+OPEN_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a stage's own roles stop and start before it; `kept`: groups that stay with another number of threads."""
+
+    stops: tuple[str, ...]
+    starts: tuple[GroupPlan, ...]
+    kept: tuple[GroupPlan, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.stops or self.starts)
+
+    def words(self) -> str:
+        """ "stopped trainer; started trainer x1, rollout x2" """
+        started = ", ".join(f"{group.name} x{group.workers}" for group in self.starts)
+        return f"stopped {', '.join(self.stops) or 'nothing'}; started {started or 'nothing'}"
+
+
+class Crew:
+    """The groups of a run, first those of `stage`.
+
+    life_s   as a Session's
+    """
+
+    def __init__(
+        self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: Trace, stage: str
+    ):
+        self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
+        self._results = str(run.results)
+        ask = scenario.evaluate
+        asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
+        envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
+        specs = role_specs(scenario, run.sources, asked)
+        self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage)
+        self.hosts = self.binding.hosts
+        self.moves = Moves(plan.ledger, self.hosts, trace)
+        self._pulse = keep_alive(self.hosts, life_s) if life_s else None
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End every process, `at_once` without a word to its roles."""
+        if self._pulse:
+            self._pulse.stop()
+        if not at_once:
+            self._trace.collect(self.hosts.values())
+        self.binding.stop(at_once=at_once)
+
+    def group(self, role: str) -> WorkerGroup:
+        """The group that holds a role now. Raises KeyError."""
+        found = next(group.name for group in self.binding.groups if role in group.roles)
+        return WorkerGroup.of(self.hosts[found], role)
+
+    def open(self, folders: Mapping[str, str]) -> None:
+        """Open the artifacts everywhere and let the gang meet."""
+        self._open(folders, {group.name for group in self.binding.groups})
+
+    def due(self, stage: str) -> Change:
+        """What must change before a stage; nothing where its groups are there already."""
+        wanted = {group.name: group for group in self.plan.groups_at(stage)}
+        there = {group.name: group for group in self.binding.groups}
+        kept = {name for name, group in wanted.items() if name in there and _same(group, there[name])}
+        stops = tuple(name for name in there if name not in kept)
+        starts = tuple(group for name, group in wanted.items() if name not in kept)
+        other = tuple(wanted[name] for name in sorted(kept) if wanted[name] != there[name])
+        return Change(stops, starts, other)
+
+    def change(self, due: Change, folders: Mapping[str, str], commit: Path | None) -> None:
+        """Carry a change out, and go on from a commit. Where that fails, no process of the run is left."""
+        started, before = {group.name for group in due.starts}, self._gang()
+        self._trace.collect(self.hosts[name] for name in due.stops)
+        self.binding.change(due.stops, due.starts)
+        self.binding.steady(due.kept)
+        for name in started:
+            self.moves.made_anew(name)
+        anew = bool((started | set(due.stops)) & (before | self._gang()))
+        self._epoch += anew
+        self._open(folders, started)
+        if anew and commit is not None:
+            self.load(commit, None)
+
+    def load(self, commit: Path, going_on: StageSetup | None) -> None:
+        """Have trainers and shards read a commit, whatever the number of ranks that wrote it."""
+        waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
+        for wait in waits:
+            wait.get(OPEN_S)
+
+    def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
+        """Make the players anew; groups that are fresh open the artifacts, before and after the gang meets where it is new."""
+        self.trainer = TrainerPlayer(self.group("trainer"), self.group("embedding"), self.moves.enter)
+        self.rollout = RolloutPlayer(self.group("rollout"), self._width(), self.moves.enter)
+        self.evaluator = self.group("evaluator")
+        self.rewards = self._reward_players()
+        groups = [group for players in self.rewards.values() for group in players.groups.values()]
+        first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
+        waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
+        if self.evaluator.hosts.name in fresh:
+            waits.append(self.evaluator.open(folders, self._results))
+        if first is not None:
+            self.parameters: int = first.get(OPEN_S)[0]["parameters"]
+        if self._gang() & set(fresh):
+            self._meet()
+        if self.rollout.group.hosts.name in fresh:
+            self.rollout.group.open(folders).get(OPEN_S)
+        for wait in waits:
+            wait.get(OPEN_S)
+
+    def _meet(self) -> None:
+        """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""
+        if self._epoch:
+            for name in sorted(self._gang()):
+                self.hosts[name].advance(self._epoch)
+        self.trainer.gather(self._epoch)
+
+    def _gang(self) -> set[str]:
+        """Names of the groups that train together."""
+        return {group.name for group in self.binding.groups if {"trainer", "embedding"} & set(group.roles)}
+
+    def _reward_players(self) -> dict[str, RewardPlayers]:
+        groups: dict[str, dict[str, WorkerGroup]] = {}
+        timeouts: dict[str, dict[str, float]] = {}
+        for stage, name, options in reward_options(self.scenario):
+            groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
+            timeouts.setdefault(stage, {})[name] = options.timeout_s
+        return {
+            stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter)
+            for stage, named in groups.items()
+        }
+
+    def _width(self) -> int:
+        widths = [
+            body.rollout.options().get("width", 16)
+            for body in self.scenario.stages.values()
+            if isinstance(body, Reinforced)
+        ]
+        return widths[0] if widths else 16
+
+
+def _same(one: GroupPlan, other: GroupPlan) -> bool:
+    """Whether a group can stay; another number of threads is told to it."""
+    return replace(one, threads=bool(one.threads)) == replace(other, threads=bool(other.threads))
