@@ -21,12 +21,22 @@ _ITEM_BYTES = 30  # item, validity and what else a beam carries
 
 
 @dataclass(frozen=True, slots=True)
+class Flops:
+    """What a group computes in a step, on so many devices ("CPU" workers on cpu)."""
+
+    group: str
+    resource: str
+    devices: float
+    count: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage. flops: of a step, by group; moves: (what, bytes a step, from where to where); steps 0: the data will tell."""
+    """One stage. moves: (what, bytes a step, from where to where); steps 0: the data will tell."""
 
     name: str
     steps: int
-    flops: dict[str, float]
+    flops: tuple[Flops, ...]
     moves: tuple[tuple[str, float, str], ...]
 
 
@@ -50,7 +60,7 @@ def _supervised(
         -(-int(body.tokens) // int(body.batch.tokens or tokens)) if body.tokens and body.batch.tokens else 0
     )
     moves = [*_rows(scenario, groups, tokens / size.positions_an_event, 2), *_gradients(trainer, size)]
-    return Stage(name, steps, {trainer.name: _TRAINED * size.parameters * tokens}, tuple(moves))
+    return Stage(name, steps, (_flops(trainer, _TRAINED * size.parameters * tokens),), tuple(moves))
 
 
 def _reinforced(
@@ -61,12 +71,12 @@ def _reinforced(
     tokens, histories = step_tokens(scenario, body, size), body.users * sequence(scenario, size)
     update = (_TRAINED + _FORWARD) * size.parameters * tokens  # the policy both ways, the reference forward
     decode = _FORWARD * size.parameters * tokens
-    flops = {trainer.name: update}
-    flops[rollout.name] = flops.get(rollout.name, 0.0) + decode
+    fused = rollout.name == trainer.name
+    flops = (_flops(trainer, update + decode),) if fused else (_flops(trainer, update), _flops(rollout, decode))
     beams = float(body.users * width * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
     events = histories / size.positions_an_event
     moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
-    if rollout.name != trainer.name:
+    if not fused:
         weights = float(size.parameters * size.weight_bytes * rollout.workers)
         moves.append(
             ("dense weights", weights, f"{trainer.name} -> {rollout.workers} {rollout.name} workers")
@@ -75,6 +85,10 @@ def _reinforced(
         moves.append(("sparse rows read", read, f"-> {rollout.name}"))
     moves += [*_rows(scenario, groups, events, 1), *_gradients(trainer, size)]
     return Stage(name, body.steps, flops, tuple((what, count, way) for what, count, way in moves if count))
+
+
+def _flops(group: Any, count: float) -> Flops:
+    return Flops(group.name, group.resource, group.workers * (group.devices or 1), count)
 
 
 def _rows(

@@ -43,22 +43,20 @@ def plan_text(plan: Any) -> str:
 
 def _work(plan: Any) -> list[str]:
     """Flops and bytes of a step where devices work: on cpu a calibration predicts instead (`--predict`)."""
-    devices = {g.name: g for g in _every_group(plan) if g.resource != "CPU"}
-    rows = [line for stage in plan.work for line in _stage_work(stage, devices)]
+    if not any(part.resource != "CPU" for stage in plan.work for part in stage.flops):
+        return []
     title = f"work of a step, from shapes: at most, and no prediction (time if a device does {_TFLOPS} TFLOP/s)"
-    return ["", title, *rows] if devices else []
+    return ["", title, *(line for stage in plan.work for line in _stage_work(stage))]
 
 
-def _stage_work(stage: Any, devices: dict[str, Any]) -> Iterator[str]:
+def _stage_work(stage: Any) -> Iterator[str]:
     first = stage.name
-    for name, flops in stage.flops.items():
-        group = devices.get(name)
-        told = f"{name} {flops / 1e12:,.{0 if flops >= 1e13 else 2}f} TFLOP"
-        if group:
-            count = group.workers * group.devices
-            step_s = flops / (_TFLOPS * 1e12 * count)
+    for part in stage.flops:
+        told = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
+        if part.resource != "CPU":
+            step_s = part.count / (_TFLOPS * 1e12 * part.devices)
             whole = f", {_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
-            told += f" on {count:g} {group.resource}: {step_s:.2g} s{whole}"
+            told += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
         yield f"  {first:<10} {told}"
         first = ""
     for what, moved, way in stage.moves:
