@@ -72,7 +72,9 @@ def _reinforced(
     update = (_TRAINED + _FORWARD) * size.parameters * tokens  # the policy both ways, the reference forward
     decode = _FORWARD * size.parameters * tokens
     fused = rollout.name == trainer.name
-    flops = (_flops(trainer, update + decode),) if fused else (_flops(trainer, update), _flops(rollout, decode))
+    flops = (
+        (_flops(trainer, update + decode),) if fused else (_flops(trainer, update), _flops(rollout, decode))
+    )
     beams = float(body.users * width * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
     events = histories / size.positions_an_event
     moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]

@@ -72,14 +72,17 @@ class Calibration:
         found = self.seen.get(kind)
         return math.exp(statistics.median(map(math.log, found))) if found else 1.0
 
-    def slowdown(self, busy: float, cores: float) -> float:
-        """How much longer compute takes than alone, with so many busy threads on so many cores."""
+    def slowdown(self, processes: float, threads: float, cores: float) -> float:
+        """How much longer compute takes than alone: so many busy processes, and threads of all of them, on so many cores.
+
+        Processes slow each other down by caches, memory and waiting for the slowest, as measured; threads beyond the cores wait.
+        """
         points = [(1.0, 1.0), *self.crowded]
-        inside = min(busy, cores)
-        below = max(p for p in points if p[0] <= max(1.0, inside))
-        above = min((p for p in points if p[0] >= inside), default=below)
+        inside = max(1.0, min(processes, cores))
+        below = max(point for point in points if point[0] <= inside)
+        above = min((point for point in points if point[0] >= inside), default=below)
         share = (inside - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
-        return (below[1] + share * (above[1] - below[1])) * max(1.0, busy / cores)
+        return (below[1] + share * (above[1] - below[1])) * max(1.0, threads / cores)
 
     def learned(self, errors: Mapping[str, float]) -> Calibration:
         """With a run's measured over predicted seconds, by kind of stage; what lies beyond LIMITS teaches nothing."""

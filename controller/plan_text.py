@@ -45,7 +45,9 @@ def _work(plan: Any) -> list[str]:
     """Flops and bytes of a step where devices work: on cpu a calibration predicts instead (`--predict`)."""
     if not any(part.resource != "CPU" for stage in plan.work for part in stage.flops):
         return []
-    title = f"work of a step, from shapes: at most, and no prediction (time if a device does {_TFLOPS} TFLOP/s)"
+    title = (
+        f"work of a step, from shapes: at most, and no prediction (time if a device does {_TFLOPS} TFLOP/s)"
+    )
     return ["", title, *(line for stage in plan.work for line in _stage_work(stage))]
 
 
@@ -55,7 +57,9 @@ def _stage_work(stage: Any) -> Iterator[str]:
         told = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
         if part.resource != "CPU":
             step_s = part.count / (_TFLOPS * 1e12 * part.devices)
-            whole = f", {_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
+            whole = (
+                f", {_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
+            )
             told += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
         yield f"  {first:<10} {told}"
         first = ""

@@ -194,14 +194,7 @@ class _Here:
         """
         before = sum(parts[name] for name in _BEFORE)
         after = sum(seconds for name, seconds in parts.items() if name not in (*_BEFORE, "publish", "calls"))
-        trainer, rollout = self.costs.trainer, self.plan.group_of("rollout")
-        slower = 1.0
-        for node, count in rollout.on_nodes().items():
-            there = trainer.on_nodes()[node] * max(1, trainer.threads)
-            busy, cores = count * max(1, rollout.threads), max(1.0, self.plan.cores[node])
-            if there:
-                alone = max(self.cost.slowdown(busy, cores), self.cost.slowdown(there, cores))
-                slower = max(slower, self.cost.slowdown(busy + there, cores) / alone)
+        slower = self.costs.both(self.plan.group_of("rollout"), self.costs.trainer)
         return max(0.0, min(before, after) * (2 - slower))
 
     def evaluations(self, models: int) -> float:

@@ -28,11 +28,22 @@ class StepCosts:
     cost: Calibration
     parameters: int
 
-    def slowdown(self, group: GroupPlan, beside: float = 0.0) -> float:
-        """How much longer compute takes than alone on a core: the group's threads on its fullest node, and `beside` others."""
-        fullest = max(group.on_nodes().values()) * max(1, group.threads)
-        threads_gain = 1 + (max(1, group.threads) - 1) * self.cost.threads_gain
-        return self.cost.slowdown(fullest + beside, self.cores(group)) / threads_gain
+    def slowdown(self, group: GroupPlan) -> float:
+        """How much longer compute takes than on a core of its own: the group's workers on its fullest node, and their threads."""
+        fullest, threads = max(group.on_nodes().values()), max(1, group.threads)
+        gain = 1 + (threads - 1) * self.cost.threads_gain
+        return self.cost.slowdown(fullest, fullest * threads, self.cores(group)) / gain
+
+    def both(self, one: GroupPlan, other: GroupPlan) -> float:
+        """How much longer two groups take when they compute at once than in turn, on the node where they meet most."""
+        slower = 1.0
+        for node, here in one.on_nodes().items():
+            there, cores = other.on_nodes()[node], max(1.0, self.plan.cores[node])
+            mine, its = here * max(1, one.threads), there * max(1, other.threads)
+            if there:
+                alone = max(self.cost.slowdown(here, mine, cores), self.cost.slowdown(there, its, cores))
+                slower = max(slower, self.cost.slowdown(here + there, mine + its, cores) / alone)
+        return slower
 
     def cores(self, group: GroupPlan) -> float:
         return max(1.0, self.plan.cores[group.nodes[0]])
