@@ -1,7 +1,8 @@
 """What things cost on this kind of node: measured by `nonet doctor --calibrate`, corrected by every finished run.
 
 A JSON file in the user's cache. Without one, predictions use the figures of one core of a 2024 server and say so; a run's
-error moves `factors` only where a calibration is there to be moved.
+error is learned only where a calibration is there to be moved. What is learned is the median of the newest runs, so that
+one odd run in three moves nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,9 +19,10 @@ from typing import Any
 from nonet.controller.work import Rates
 from nonet.errors import ConfigError
 
-_FORMAT = 1
-_LEARN = 0.5  # how far one run's error moves a factor, in logarithms
-_LIMITS = (0.2, 5.0)
+_FORMAT = 2
+_KEPT = 7  # newest runs
+_LINES = ("pull", "push", "exchange", "reduce", "call", "publish")
+LIMITS = (0.2, 5.0)  # beyond them it is not this node that differs, but the measure, the run or the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,10 @@ class Calibration:
     train, update, decode   of the SID decoder (nonet.controller.work)
     pull, push   a sparse table in process, unit: a row; exchange: pull and push by all-to-all between two processes, unit: a key
     reduce   all-reduce, unit: a byte; call: a Ray call and its answer, unit: a byte; process_s: starting a worker
+    publish   rows to a replica, through Ray, unit: a row
+    crowded   (busy processes, slowdown of each) of compute in lockstep; up to the cores there are
     matmul_gflops, copy_gbps   for people
-    factors   measured over predicted seconds of finished runs, by kind of stage
+    seen   measured over uncorrected predicted seconds of the newest finished runs, by kind of stage
     """
 
     source: str
@@ -53,25 +58,44 @@ class Calibration:
     exchange: Line
     reduce: Line
     call: Line
+    publish: Line
+    crowded: tuple[tuple[float, float], ...]
     process_s: float
     threads_gain: float
     matmul_gflops: float
     copy_gbps: float
-    factors: Mapping[str, float] = field(default_factory=dict)
+    seen: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     runs: int = 0
 
     def factor(self, kind: str) -> float:
-        return self.factors.get(kind, 1.0)
+        """What predictions of this kind of stage are multiplied by: the median of the newest runs, in logarithms."""
+        found = self.seen.get(kind)
+        return math.exp(statistics.median(map(math.log, found))) if found else 1.0
+
+    def slowdown(self, processes: float, threads: float, cores: float) -> float:
+        """How much longer compute takes than alone: so many busy processes, and threads of all of them, on so many cores.
+
+        Processes slow each other down by caches, memory and waiting for the slowest, as measured; threads beyond the cores wait.
+        """
+        points = [(1.0, 1.0), *self.crowded]
+        inside = max(1.0, min(processes, cores))
+        below = max(point for point in points if point[0] <= inside)
+        above = min((point for point in points if point[0] >= inside), default=below)
+        share = (inside - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
+        return (below[1] + share * (above[1] - below[1])) * max(1.0, threads / cores)
 
     def learned(self, errors: Mapping[str, float]) -> Calibration:
-        """Moved by a run's measured over predicted seconds, by kind of stage."""
-        low, high = _LIMITS
-        factors = dict(self.factors)
+        """With a run's measured over predicted seconds, by kind of stage; what lies beyond LIMITS teaches nothing."""
+        seen = dict(self.seen)
         for kind, error in errors.items():
-            if error > 0 and math.isfinite(error):
-                moved = self.factor(kind) * error ** (_LEARN if self.runs else 1.0)
-                factors[kind] = min(high, max(low, moved))
-        return replace(self, factors=factors, runs=self.runs + 1)
+            if sound(error):
+                seen[kind] = (*seen.get(kind, ()), self.factor(kind) * error)[-_KEPT:]
+        return replace(self, seen=seen, runs=self.runs + 1)
+
+
+def sound(error: float) -> bool:
+    """Whether measured over predicted seconds is an error to learn from, and not one to look into."""
+    return math.isfinite(error) and LIMITS[0] <= error <= LIMITS[1]
 
 
 # One core of an AVX-512 server at 2.5 GHz, torch 2.13: what `nonet doctor --calibrate` found there.
@@ -85,6 +109,8 @@ NOMINAL = Calibration(
     exchange=Line(4e-3, 8e-7),
     reduce=Line(8e-4, 1e-9),
     call=Line(2e-3, 1e-9),
+    publish=Line(6e-3, 1e-6),
+    crowded=((2.0, 1.1),),
     process_s=4.0,
     threads_gain=0.15,
     matmul_gflops=60.0,
@@ -108,8 +134,10 @@ def load() -> Calibration:
         if found.pop("format") != _FORMAT:
             raise ValueError(f"format is not {_FORMAT}")
         rates = {name: Rates(**found.pop(name)) for name in ("train", "update", "decode")}
-        lines = {name: Line(**found.pop(name)) for name in ("pull", "push", "exchange", "reduce", "call")}
-        return Calibration(**rates, **lines, **found)
+        lines = {name: Line(**found.pop(name)) for name in _LINES}
+        crowded = tuple((float(busy), float(slower)) for busy, slower in found.pop("crowded"))
+        seen = {kind: tuple(map(float, errors)) for kind, errors in found.pop("seen").items()}
+        return Calibration(**rates, **lines, **found, crowded=crowded, seen=seen)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file} is no calibration ({error}): write it again with `nonet doctor --calibrate`"

@@ -77,19 +77,20 @@ def _on(groups: tuple[Any, ...], *roles: str) -> tuple[str, ...]:
 
 def _supervised(body: Supervised, workers: int, cuts: int) -> dict[str, Any]:
     batch = body.batch
-    found: dict[str, Any] = {"epochs": body.epochs} if body.epochs else {"tokens": f"{body.tokens:g}"}
+    found: dict[str, Any] = {"epochs": body.epochs} if body.epochs else {"tokens": int(body.tokens or 0)}
     if batch.users:
         return (
             found | {"users a step": batch.users, "users a trainer": -(-batch.users // workers)} | _cut(cuts)
         )
     if body.tokens and batch.tokens:
         found["steps"] = -(-int(body.tokens) // int(batch.tokens))
-    each = (batch.tokens or 0) / workers
-    return found | {"tokens a step": f"{batch.tokens:g}", "tokens a trainer": f"{each:g}"} | _cut(cuts)
+    tokens = int(batch.tokens or 0)
+    return found | {"tokens a step": tokens, "tokens a trainer": -(-tokens // workers)} | _cut(cuts)
 
 
 def _reinforced(body: Reinforced, trainers: int, rollouts: int, cuts: int, waves: int) -> dict[str, Any]:
-    width = body.rollout.options().get("width", 1)
+    options = body.rollout.options()
+    width, staleness = options.get("width", 1), options.get("staleness", 0)
     found = {
         "steps": body.steps,
         "users a step": body.users,
@@ -97,6 +98,7 @@ def _reinforced(body: Reinforced, trainers: int, rollouts: int, cuts: int, waves
         "users a rollout": -(-body.users // rollouts),
         "beams a trainer": -(-body.users // trainers) * width,
     }
+    found |= {"steps that beams may be old": staleness} if staleness else {}
     return found | ({"waves a rollout": waves} if waves > 1 else {}) | _cut(cuts)
 
 

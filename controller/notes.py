@@ -11,14 +11,18 @@ from nonet.controller.ledger import gigabytes
 from nonet.controller.options import Elastic, Reinforced
 from nonet.controller.scenario import Scenario
 from nonet.controller.sizes import model_size, table_bytes
+from nonet.controller.support import check_runnable
+from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
 
 
 def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
     """Sentences, the warnings first."""
-    yield from _warnings(scenario, groups)
+    yield from _not_run(scenario, groups)
+    yield from _warnings(scenario, view, groups)
     yield from _placed(scenario, groups)
+    yield from _commits(scenario)
     yield from _unknown(scenario, view, groups)
 
 
@@ -51,7 +55,35 @@ def pool_words(scenario: Scenario, groups: tuple[Any, ...]) -> dict[str, str]:
     return found
 
 
-def _warnings(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
+def _not_run(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
+    """What stands between this plan and a run of it."""
+    try:
+        check_runnable(scenario)
+    except ConfigError as error:
+        yield f"warning: {str(error).removesuffix(' `nonet plan` still works.')}"
+    if any(group.device == "npu" for group in groups):
+        yield "warning: nothing of this has ever run on Ascend; docs/hardware.md says what was tried and how"
+
+
+def _copies(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+    """Where a rollout apart would have to hold more rows than its node has memory."""
+    rollout = next((group for group in groups if "rollout" in group.roles), None)
+    rows = sum(filter(None, table_bytes(scenario).values()))
+    reinforced = any(isinstance(body, Reinforced) for body in scenario.stages.values())
+    if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
+        return
+    node, count = max(rollout.on_nodes().items(), key=lambda item: item[1])
+    memory = view.node(node).total.get(MEMORY, 0.0)
+    if memory and count * rows > memory:
+        yield (
+            f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)} and {count} of them on {node}, "
+            f"which has {gigabytes(memory)}; reading rows from the shards instead (embedding.RemoteReader) is not wired to rollout, "
+            "and the ledger above does not count these copies"
+        )
+
+
+def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+    yield from _copies(scenario, view, groups)
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, body in scenario.stages.items():
         users = body.users if isinstance(body, Reinforced) else body.batch.users
@@ -79,6 +111,19 @@ def _warnings(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
         ):
             stages = ", ".join(resting)
             yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} rest during {stages}"
+
+
+def _commits(scenario: Scenario) -> Iterator[str]:
+    """What a commit writes and what stays: from budgets, so where rows are budgeted."""
+    rows, keep = sum(filter(None, table_bytes(scenario).values())), scenario.checkpoint.keep
+    if rows:
+        size = model_size(scenario)
+        dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
+        kept = keep.last + bool(keep.best)
+        yield (
+            f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
+            f"({gigabytes(rows)} of it rows); {kept} kept are {gigabytes(kept * (rows + dense))} of storage"
+        )
 
 
 def _placed(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
@@ -111,6 +156,11 @@ def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> 
     own = [g.name for g in groups if not g.threads and g.resource != "CPU"]
     if own:
         yield f"not counted: what {', '.join(own)} keep on their devices (your own code)"
+    unread = [name for name, body in scenario.stages.items() if getattr(body, "epochs", None)]
+    if unread and any(g.resource != "CPU" for g in groups):
+        yield f"not known: steps of {', '.join(unread)} (epochs over data that planning does not read)"
+    if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:
+        yield "CPU shares below 1 are what Ray reserves, no limit: a worker computes with the threads in its line"
     if any(isinstance(body, Reinforced) for body in scenario.stages.values()):
         apart = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
         if len(apart) > 1:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nonet.controller.arithmetic import Stage as StageWork
+from nonet.controller.arithmetic import arithmetic
 from nonet.controller.cluster import ClusterView
 from nonet.controller.derived import make_stages
 from nonet.controller.draft import drafts
@@ -44,6 +46,7 @@ class Plan:
     groups    what the run begins with; changes: re-plans between stages that name roles of their own
     left      whole free nodes after the plan, by resource: (whole, of)
     cores     CPUs of every node that the plan uses
+    work      flops and bytes of every stage's step, from shapes
     """
 
     name: str
@@ -57,6 +60,7 @@ class Plan:
     ledger: Ledger = field(default_factory=Ledger)
     left: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)
+    work: tuple[StageWork, ...] = ()
 
     def group_of(self, role: str) -> GroupPlan:
         """The group that holds a role. Raises KeyError."""
@@ -114,6 +118,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         ledger,
         _left(view, capacity),
         {name: view.node(name).total.get("CPU", 0.0) for name in sorted(_used(groups, changes))},
+        tuple(arithmetic(scenario, by_stage)),
     )
 
 

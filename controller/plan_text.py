@@ -11,6 +11,7 @@ from nonet.controller.cluster import MEMORY
 from nonet.controller.ledger import Ledger, Line, gigabytes
 
 _SPOTS = 4
+_TFLOPS = 100  # a round number to scale by: what an accelerator does in training is 50 to 400
 
 
 def plan_text(plan: Any) -> str:
@@ -25,7 +26,7 @@ def plan_text(plan: Any) -> str:
         lines += _table([_group_row(group) for group in change.starts]) or ["  nothing"]
     lines += ["", "stages"]
     for stage in plan.stages:
-        derived = ", ".join(f"{key} {value}" for key, value in stage.derived.items())
+        derived = ", ".join(f"{key} {_count(value)}" for key, value in stage.derived.items())
         lines.append(
             f"  {stage.name:<10} {stage.kind:<10} on {', '.join(stage.groups)}"
             + (f": {derived}" if derived else "")
@@ -33,10 +34,53 @@ def plan_text(plan: Any) -> str:
         lines.append(f"  {'':<10} {', '.join(stage.takes)} -> {', '.join(stage.gives)}")
     memory = list(_memory(plan.ledger))
     lines += ["", "memory, the fullest phase of each stage", *memory] if memory else []
+    lines += _work(plan)
     if plan.left:
         told = ", ".join(f"{whole} of {of} {resource} nodes" for resource, (whole, of) in plan.left.items())
         lines += ["", f"left whole for others: {told}"]
     return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
+
+
+def _work(plan: Any) -> list[str]:
+    """Flops and bytes of a step where devices work: on cpu a calibration predicts instead (`--predict`)."""
+    if not any(part.resource != "CPU" for stage in plan.work for part in stage.flops):
+        return []
+    title = (
+        f"work of a step, from shapes: at most, and no prediction (time if a device does {_TFLOPS} TFLOP/s)"
+    )
+    return ["", title, *(line for stage in plan.work for line in _stage_work(stage))]
+
+
+def _stage_work(stage: Any) -> Iterator[str]:
+    first = stage.name
+    for part in stage.flops:
+        told = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
+        if part.resource != "CPU":
+            step_s = part.count / (_TFLOPS * 1e12 * part.devices)
+            whole = (
+                f", {_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
+            )
+            told += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
+        yield f"  {first:<10} {told}"
+        first = ""
+    for what, moved, way in stage.moves:
+        yield f"  {'':<10} moves {what}: {gigabytes(moved)} {way}"
+
+
+def _count(value: Any) -> str:
+    """ "40 B", "2 M", "62,500": a number as people say it; words stay."""
+    if not isinstance(value, int | float) or value < 1e4:
+        return str(value)
+    for unit, size in (("B", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:,.0f}"
+
+
+def _every_group(plan: Any) -> Iterator[Any]:
+    yield from plan.groups
+    for change in plan.changes:
+        yield from change.starts
 
 
 def _group_row(group: Any) -> tuple[str, ...]:
@@ -89,7 +133,8 @@ def _memory(ledger: Ledger) -> Iterator[str]:
 
 
 def _line(place: str, line: Line) -> str:
-    what = f"node {line.example}" if line.resource == MEMORY else f"a {line.resource} of {place}"
+    article = "an" if line.resource.startswith("N") else "a"  # an NPU
+    what = f"node {line.example}" if line.resource == MEMORY else f"{article} {line.resource} of {place}"
     limit = (
         f" of {gigabytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
     )

@@ -29,7 +29,8 @@ def _speed(stage: StagePrediction) -> str:
 def _step(stage: StagePrediction) -> str:
     parts = ", ".join(f"{part} {1e3 * seconds:.3g} ms" for part, seconds in stage.parts.items())
     idle = ", ".join(f"{group} {share:.0%}" for group, share in stage.idle.items() if share > 0.005)
+    hidden = f", of it {1e3 * stage.hidden_s:.3g} ms beside the rest by staleness" if stage.hidden_s else ""
     moved = f"; {gigabytes(stage.bytes_a_step)} a step between processes" if stage.bytes_a_step else ""
-    return f"a step: {parts}{moved}; holds {gigabytes(stage.memory_bytes)}" + (
+    return f"a step: {parts}{hidden}{moved}; holds {gigabytes(stage.memory_bytes)}" + (
         f"; idle: {idle}" if idle else ""
     )

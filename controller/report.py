@@ -12,7 +12,7 @@ import numpy as np
 
 from nonet.controller.options import Reinforced
 from nonet.controller.plan import Plan
-from nonet.controller.receipt import facts_of, make_receipt
+from nonet.controller.receipt import facts_of, make_receipt, measured_rates
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.setups import baselines_of
@@ -56,7 +56,7 @@ def make_report(
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
     if plan:
-        report["receipt"] = _receipt(scenario, plan, facts["data"], report["rows"], wall_s)
+        report["receipt"] = _receipt(scenario, plan, facts["data"], measured_rates(run.metrics))
     run.write_json("report.json", report)
     return report
 
@@ -65,12 +65,11 @@ def _receipt(
     scenario: Scenario,
     plan: Plan,
     data: Mapping[str, Any],
-    rows: Mapping[str, int],
-    wall_s: Mapping[str, float],
+    rates: Mapping[str, list[float]],
 ) -> dict[str, Any]:
     """Predicted beside measured; a finished run's report does not fail over its prediction, it says why there is none."""
     try:
-        return make_receipt(scenario, plan, facts_of(data), rows, wall_s)
+        return make_receipt(scenario, plan, facts_of(data), rates)
     except Exception as error:
         return {"note": f"no prediction: {type(error).__name__}: {error}", "stages": {}}
 

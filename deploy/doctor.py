@@ -21,6 +21,7 @@ from pathlib import Path
 from nonet.controller import calibration
 from nonet.controller.cluster import host_memory_bytes
 from nonet.controller.ledger import gigabytes
+from nonet.errors import ConfigError
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 _OPTIONAL = {"triton": "attention kernels (interpreter on cpu)", "transformers": "Hugging Face backbones"}
@@ -190,12 +191,15 @@ def _folders() -> Iterator[Check]:
 
 
 def _calibrated() -> Check:
-    found = calibration.load()
+    try:
+        found = calibration.load()
+    except ConfigError as error:
+        return Check("calibration", WARNING, "unreadable", str(error))
     if found is calibration.NOMINAL:
         return Check(
             "calibration", WARNING, "none", "predictions are nominal until `nonet doctor --calibrate`"
         )
-    factors = ", ".join(f"{kind} x{factor:.2f}" for kind, factor in found.factors.items())
+    factors = ", ".join(f"{kind} x{found.factor(kind):.2f}" for kind in found.seen)
     return Check(
         "calibration", OK, f"{found.source}, {found.runs} runs learned" + (f" ({factors})" if factors else "")
     )

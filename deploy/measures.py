@@ -13,30 +13,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from nonet.controller.calibration import Calibration, Line
-from nonet.controller.work import Rates, Shape, Work, decode_work, fit, train_work, update_work
-from nonet.deploy.wire_measures import line, measure_call, measure_exchange
+from nonet.controller.work import Rates, Work, fit
+from nonet.deploy.crowd_measures import measure_crowd
+from nonet.deploy.probes import decode_step, train_step, update_step
+from nonet.deploy.wire_measures import line, measure_calls, measure_exchange
 from nonet.embedding.store import TableSpec
 from nonet.embedding.world import SparseWorld
-from nonet.models.loss import sid_loss
-from nonet.models.model import build_model
-from nonet.random import rng
-from nonet.rl.beam import beam_search
-from nonet.rl.logprob import log_prob
-from nonet.rl.trie import Trie
-from nonet.types import Jagged, SampleBatch
-from nonet.workers.dense import Dense
-from nonet.workers.gang import Membership
 
-_ITEMS, _CODES, _LEVELS, _DIM, _SEED = 3000, 64, 3, 32, 7
+_DIM, _SEED = 32, 7
 _REPEATS = 5
 _TABLE = {"item": TableSpec(dim=_DIM)}
 # (width, layers, sequences, events a sequence, ahead): what differs is what the rates are told apart by
-_TRAINED = (
+TRAINED = (
     (64, 3, 16, 50, 3),
     (64, 1, 16, 50, 3),
     (64, 3, 4, 50, 3),
@@ -44,7 +35,7 @@ _TRAINED = (
     (32, 3, 16, 50, 3),
     (64, 3, 16, 50, 1),
 )
-_ROLLED = (
+ROLLED = (
     (64, 3, 64, 16),
     (64, 3, 16, 16),
     (64, 1, 32, 16),
@@ -52,7 +43,6 @@ _ROLLED = (
     (64, 3, 32, 4),
     (32, 3, 64, 16),
 )
-_HISTORY = 45
 
 
 def calibrate(say: Callable[[str], None]) -> Calibration:
@@ -64,12 +54,12 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
         say(f"matmul       {gflops:.3g} GFLOP/s a core")
         gbps = _copy()
         say(f"copy         {gbps:.3g} GB/s")
-        train = fit([_train(*probe) for probe in _TRAINED])
+        train = fit([timed(train_step, probe) for probe in TRAINED])
         gain = _threads_gain()
         say(f"train step   {_told(train)}; a second thread adds {gain:.0%}")
-        decode = fit([_decode(*probe) for probe in _ROLLED])
+        decode = fit([timed(decode_step, probe) for probe in ROLLED])
         say(f"decode       {_told(decode)}")
-        update = fit([_update(*probe) for probe in _ROLLED])
+        update = fit([timed(update_step, probe) for probe in ROLLED])
         say(f"rl update    {_told(update)}")
         pull, push = _lookup()
         say(
@@ -80,8 +70,12 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
             f"all-to-all   {exchange.call_s * 1e3:.3g} ms + {exchange.unit_s * 1e6:.3g} us a key, two processes, both ways"
         )
         say(f"all-reduce   {reduce.call_s * 1e3:.3g} ms, {1e-9 / reduce.unit_s:.3g} GB/s")
-        call, process_s = measure_call()
+        crowded = measure_crowd()
+        told = ", ".join(f"{busy:g} at once {slower:.3g}x slower" for busy, slower in crowded)
+        say(f"crowding     {told or 'one core'}")
+        call, publish, process_s = measure_calls()
         say(f"Ray call     {call.call_s * 1e3:.3g} ms; a worker starts in {process_s:.3g} s")
+        say(f"publish      {publish.call_s * 1e3:.3g} ms + {publish.unit_s * 1e6:.3g} us a row")
     finally:
         torch.set_num_threads(before)
     costs: dict[str, Any] = {"train": train, "update": update, "decode": decode, "pull": pull, "push": push}
@@ -91,6 +85,8 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
         exchange=exchange,
         reduce=reduce,
         call=call,
+        publish=publish,
+        crowded=crowded,
         process_s=process_s,
         threads_gain=gain,
         matmul_gflops=gflops,
@@ -125,7 +121,7 @@ def _threads_gain() -> float:
     """What a second thread adds to a train step's speed, at the best of several by the wall; 0 on one core."""
     if len(os.sched_getaffinity(0)) < 2:
         return 0.0
-    step, best = _train_step(*_TRAINED[0])[1], []
+    step, best = train_step(*TRAINED[0])[1], []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         step()
@@ -145,89 +141,10 @@ def _copy() -> float:
     return 2 * len(source) / _cpu_seconds(lambda: target.copy_(source)) / 1e9
 
 
-def _train(width: int, layers: int, sequences: int, events: int, ahead: int) -> tuple[Work, float]:
-    work, step = _train_step(width, layers, sequences, events, ahead)
+def timed(make: Callable[..., tuple[Work, Callable[[], None]]], shape: tuple[int, ...]) -> tuple[Work, float]:
+    """A step's work, and its CPU seconds."""
+    work, step = make(*shape)
     return work, _cpu_seconds(step)
-
-
-def _train_step(
-    width: int, layers: int, sequences: int, events: int, ahead: int
-) -> tuple[Work, Callable[[], None]]:
-    model, dense, trie, sids = _model(width, layers)
-    batch, rows = _batch(sids, sequences, events)
-
-    def step() -> None:
-        loss, count = sid_loss(model, batch, rows, trie, ahead=ahead)
-        (loss / count).backward()
-        dense.step(1e-4)
-
-    model.train()
-    positions = sequences * (events + 1)
-    work = train_work(Shape(width, layers, _LEVELS, _CODES), positions, sequences * events, ahead)
-    return work, step
-
-
-def _decode(width: int, layers: int, users: int, beams: int) -> tuple[Work, float]:
-    model, _, trie, sids = _model(width, layers)
-    batch, rows = _batch(sids, users, _HISTORY)
-    seen = Jagged(batch.item.values, batch.item.offsets)
-
-    @torch.no_grad()
-    def roll() -> None:
-        beam_search(model, model.prefill(batch, rows), trie, beams, forbidden=seen)
-
-    model.eval()
-    work = decode_work(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
-    return work, _cpu_seconds(roll)
-
-
-def _update(width: int, layers: int, users: int, beams: int) -> tuple[Work, float]:
-    model, dense, trie, sids = _model(width, layers)
-    batch, rows = _batch(sids, users, _HISTORY)
-    chosen = torch.from_numpy(rng(_SEED, "beams").integers(0, _ITEMS, (users, beams)))
-    sids_UWL = torch.from_numpy(sids)[chosen].long()
-
-    def step() -> None:
-        with torch.no_grad():
-            reference = log_prob(model, batch, rows, sids_UWL, trie)
-        (log_prob(model, batch, rows, sids_UWL, trie) - reference).sum().backward()
-        dense.step(1e-4)
-
-    model.eval()
-    work = update_work(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
-    return work, _cpu_seconds(step)
-
-
-def _model(width: int, layers: int) -> tuple[Any, Dense, Trie, np.ndarray]:
-    """A model, its optimizer, and a catalogue of random items."""
-    flat = rng(_SEED, "catalogue").permutation(_CODES**_LEVELS)[:_ITEMS]
-    sids = np.stack([flat // _CODES**level % _CODES for level in range(_LEVELS)], 1).astype(np.int32)
-    codes = [_CODES] * _LEVELS
-    options = {"use": "sid_decoder", "width": width, "layers": layers, "heads": 4}
-    model = build_model(options, codes, {"item": _DIM, "user": _DIM}, _SEED)
-    return model, Dense(model, Membership(0, 1)), Trie.build(sids, codes), sids
-
-
-def _batch(sids: np.ndarray, sequences: int, events: int) -> tuple[SampleBatch, dict[str, Tensor]]:
-    """Sequences of random items, all of one length, and their sparse rows."""
-    total = sequences * events
-    offsets = torch.arange(0, total + 1, events)
-    item = torch.from_numpy(rng(_SEED, "items", total).integers(0, len(sids), total))
-    batch = SampleBatch(
-        item=Jagged(item, offsets),
-        sid=torch.from_numpy(sids)[item].long(),
-        time=Jagged(torch.arange(total) * 3600, offsets),
-        event=Jagged(torch.zeros(total, dtype=torch.int64), offsets),
-        context={"user": torch.arange(sequences)},
-        loss_mask=Jagged(torch.ones(total, dtype=torch.bool), offsets),
-        target=None,
-        uid=[""] * sequences,
-    )
-    rows = {
-        "item": torch.zeros(total, _DIM, requires_grad=True),
-        "user": torch.zeros(sequences, _DIM, requires_grad=True),
-    }
-    return batch, rows
 
 
 def _lookup() -> tuple[Line, Line]:

@@ -31,23 +31,12 @@ def view(cluster: Path | None, address: str | None) -> ClusterView:
 def searched(source: Any, view: ClusterView, as_json: bool) -> str:
     """Placements of a scenario file ranked by prediction, as text or JSON."""
     from nonet.controller import calibration
-    from nonet.controller.search import search, search_text
+    from nonet.controller.search import search
+    from nonet.controller.search_text import search_dict, search_text
 
     check_covered(source.scenario, plan(source.scenario, view))
     found = search(source.scenario, view, data_facts(source.scenario, source.folder), calibration.load())
-    if not as_json:
-        return search_text(found)
-    rows = [
-        {
-            "variant": v.name,
-            "roles": v.roles,
-            "runs": v.runs,
-            "refused": v.refused,
-            "prediction": v.prediction.as_dict() if v.prediction else None,
-        }
-        for v in found
-    ]
-    return json.dumps(rows, indent=1)
+    return json.dumps(search_dict(found), indent=1) if as_json else search_text(found)
 
 
 def predicted(source: Any, made: Plan) -> Prediction:

@@ -25,10 +25,20 @@ def receipt(report: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     told = note(
-        f"Rows a second as the planner predicted them, and as they came; a step's predicted parts. Costs: {found['source']}."
+        "Rows a second as the planner predicted them, and the median of the stage's calls; a step's predicted parts. "
+        f"Costs: {found['source']}, {found.get('runs_learned', 0)} runs learned.{_doubts(found['stages'])}"
     )
     return section(
         "Predicted and measured", told + table(["stage", "predicted", "measured", "error", "a step"], rows)
+    )
+
+
+def _doubts(stages: Mapping[str, Any]) -> str:
+    """What the calibration did not learn, and why."""
+    return "".join(
+        f" Not learned from {name}: {stage['learned']}."
+        for name, stage in stages.items()
+        if stage.get("learned", "yes") != "yes"
     )
 
 

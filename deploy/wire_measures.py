@@ -1,4 +1,5 @@
-"""What crossing processes costs, for `nonet doctor --calibrate`: a sparse pull and push by all-to-all, an all-reduce, a Ray call.
+"""What crossing processes costs, for `nonet doctor --calibrate`: a sparse pull and push by all-to-all, an all-reduce, a Ray call,
+a publication of rows.
 
 Wall clock, medians of several: what a step waits for is the wall's time.
 """
@@ -18,10 +19,11 @@ from torch import Tensor
 
 from nonet.controller.calibration import Line
 from nonet.embedding.layout import Layout
+from nonet.embedding.reader import ReplicaReader, join_updates, make_update
 from nonet.embedding.store import TableSpec
 from nonet.embedding.world import SparseWorld
 from nonet.workers.gang import Gang, join, leave, open_store
-from nonet.workers.method import method
+from nonet.workers.method import Replicate, method
 from nonet.workers.worker import DistributeWorker
 
 _DIM, _SEED = 32, 7
@@ -29,12 +31,28 @@ _TABLE = {"item": TableSpec(dim=_DIM)}
 
 
 class Echo(DistributeWorker):
-    """Answers with bytes."""
+    """Answers with bytes; exports rows and takes them up, as an embedding shard and a rollout do."""
 
     @method(collect="first")
     def zeros(self, count: int) -> bytes:
         """So many zero bytes."""
         return bytes(count)
+
+    @method()
+    def fill(self, rows: int) -> None:
+        """A table of so many rows, and an empty replica."""
+        self._world, self._replica = SparseWorld(_TABLE, seed=_SEED), ReplicaReader({"item": _DIM})
+        self._world.pull("item", torch.arange(rows))
+
+    @method(collect="concat")
+    def export(self, version: int) -> list[dict[str, Any]]:
+        """All rows, as a full update."""
+        return [make_update(self._world.tables, version)]
+
+    @method(updates=Replicate)
+    def apply(self, updates: list[dict[str, Any]]) -> int:
+        """Take an update up; its version."""
+        return self._replica.apply(join_updates(updates))
 
 
 def line(points: list[tuple[float, float]]) -> Line:
@@ -99,8 +117,8 @@ def _wall_seconds(work: Callable[[], Any], repeats: int = 15) -> float:
     return statistics.median(found)
 
 
-def measure_call() -> tuple[Line, float]:
-    """A Ray call with a small and a large answer, and the start of a worker that imports torch."""
+def measure_calls() -> tuple[Line, Line, float]:
+    """A Ray call with a small and a large answer, a publication of rows, and the start of a worker that imports torch."""
     import ray
 
     from nonet.workers.group import WorkerGroup
@@ -114,8 +132,21 @@ def measure_call() -> tuple[Line, float]:
         group.zeros(1).get(120)
         process_s = time.perf_counter() - began
         points = [(size, _wall_seconds(lambda n=size: group.zeros(n).get(60), 9)) for size in (100, 8 << 20)]
+        rows = [(count, _publication(group, count)) for count in (500, 20_000)]
         group.stop()
-        return line(points), process_s
+        return line(points), line(rows), process_s
     finally:
         if mine:
             ray.shutdown()
+
+
+def _publication(group: Any, rows: int) -> float:
+    """Wall seconds of a full update of so many rows, from a table to a replica."""
+    group.fill(rows).get(60)
+    versions = itertools.count(1)
+
+    def publish() -> None:
+        version = next(versions)
+        group.apply(group.export(version)).get(60)
+
+    return _wall_seconds(publish, 9)

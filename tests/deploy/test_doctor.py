@@ -59,22 +59,23 @@ def test_the_verdict_counts_failures_and_warnings():
 @pytest.mark.slow  # real model steps, two processes, a Ray of its own: about a minute
 def test_calibrating_keeps_costs_that_explain_their_own_probes_within_a_quarter(capfd, tmp_path):
     from nonet.controller import calibration
-    from nonet.deploy import measures
+    from nonet.deploy import measures, probes
 
     assert doctor.main(True, False) == 0
     kept = calibration.load()
     assert kept is not calibration.NOMINAL
     assert str(tmp_path) in capfd.readouterr().out
-    for line in (kept.pull, kept.push, kept.exchange, kept.reduce, kept.call):
+    for line in (kept.pull, kept.push, kept.exchange, kept.reduce, kept.call, kept.publish):
         assert line.unit_s > 0
     assert kept.matmul_gflops > 1
+    assert all(1 <= slower < 10 for _, slower in kept.crowded)
     for rates, probe, cases in (
-        (kept.train, measures._train, measures._TRAINED),
-        (kept.decode, measures._decode, measures._ROLLED),
-        (kept.update, measures._update, measures._ROLLED),
+        (kept.train, probes.train_step, measures.TRAINED),
+        (kept.decode, probes.decode_step, measures.ROLLED),
+        (kept.update, probes.update_step, measures.ROLLED),
     ):
         errors = []
         for case in cases[:3]:
-            work, seconds = probe(*case)
+            work, seconds = measures.timed(probe, case)
             errors.append(abs(rates.seconds(work) / seconds - 1))
         assert sorted(errors)[1] < 0.25

@@ -74,8 +74,10 @@ def test_the_report_says_what_was_predicted_beside_what_was_measured(whole):
     receipt = finished.report["receipt"]
     assert set(receipt["stages"]) == {"pretrain", "finetune", "rl"}
     for name, stage in receipt["stages"].items():
-        measured = finished.report["rows"][name] / finished.report["wall_s"][name]
-        assert stage["measured_rows_per_s"] == pytest.approx(measured, rel=0.01)
+        over_wall = finished.report["rows"][name] / finished.report["wall_s"][name]
+        assert stage["measured_rows_per_s"] > over_wall, (
+            "calls alone, without commits and what is between them"
+        )
         assert stage["predicted_rows_per_s"] > 0
 
 
