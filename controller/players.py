@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.embedding.tally import added_up
 from nonet.errors import ConfigError, DeadlineExceeded
 from nonet.workers.future import GroupFuture
 from nonet.workers.gang import STEP_DEADLINE_S, Gang
@@ -64,6 +65,10 @@ class TrainerPlayer:
             raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
         stage, step = self.at
         return self._with_shards(self.group.update(stage, step, beams, scores), STEP_DEADLINE_S)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What each sparse table did since the last time asked, over all shards."""
+        return added_up(self.shards.counts().get(STEP_DEADLINE_S))
 
     def _with_shards(self, work: GroupFuture, timeout_s: float) -> Any:
         serving = self.shards.serve() if self.apart else None

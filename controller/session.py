@@ -31,6 +31,7 @@ from nonet.controller.scenario import Scenario, document, load_scenario
 from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
 from nonet.controller.sources import copy_own_files, data_setup
 from nonet.controller.support import check_runnable
+from nonet.controller.tables import ttl_steps
 from nonet.controller.trace import CONTROLLER, open_trace
 from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
 from nonet.workers.evaluator import EvaluateSetup
@@ -174,6 +175,7 @@ class Session:
         self.rollout = RolloutPlayer(self._group("rollout"), self._width())
         self.evaluator = self._group("evaluator")
         self._rewards = self._reward_players()
+        self._settle()
         first = self.trainer.group.open(folders)
         waits = [self.evaluator.open(folders, str(self.run.results))]
         waits += [
@@ -184,6 +186,12 @@ class Session:
         self.rollout.group.open(folders).get(_OPEN_S)
         for wait in waits:
             wait.get(_OPEN_S)
+
+    def _settle(self) -> None:
+        steps = {name: stage.steps for name, stage in self.stages.items()}
+        found = ttl_steps(self.scenario, self.facts["data"], steps)
+        for group in (self.trainer.group, self.trainer.shards) if found else ():
+            group.settle(found).get(_OPEN_S)
 
     def _reward_players(self) -> dict[str, RewardPlayers]:
         groups: dict[str, dict[str, WorkerGroup]] = {}

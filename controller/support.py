@@ -31,9 +31,6 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"model.use: {scenario.model.use}"
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
-    for name, table in scenario.sparse.tables.items():
-        if table.admit or table.evict or table.budget:
-            yield f"sparse.tables.{name}: admit, evict, budget"
     for name, role in scenario.roles.items():
         if role.engine and role.engine.use != "ddp":
             yield f"roles.{name}.engine: {role.engine.use}"

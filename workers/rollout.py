@@ -52,9 +52,7 @@ class Rollout(DistributeWorker):
             )
         )
         whole = shard is not None and shard.sparse.layout.world == 1
-        self._replica = (
-            None if whole else ReplicaReader({name: spec["dim"] for name, spec in self.run.tables.items()})
-        )
+        self._replica = None if whole else ReplicaReader(self.run.specs())
         self._reader = LocalReader(shard.sparse.tables) if whole else self._replica
         self._recommender = Recommender(
             model, self._reader, dict(self.run.features), corpus, self.run.history

@@ -22,6 +22,12 @@ class RunSetup:
     features: Mapping[str, str]
     combiners: Mapping[str, str] = field(default_factory=dict)
 
+    def specs(self) -> dict[str, Any]:
+        """The TableSpec of each sparse table."""
+        from nonet.embedding.spec import TableSpec
+
+        return {name: TableSpec(**spec) for name, spec in self.tables.items()}
+
     def feature_dims(self) -> dict[str, int]:
         """Width of each sparse feature."""
         return {feature: self.tables[table]["dim"] for feature, table in self.features.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.layout import Layout
-from nonet.embedding.store import TableSpec
 from nonet.embedding.world import SparseWorld
 from nonet.models.loss import sid_loss
 from nonet.models.model import build_model
@@ -61,6 +61,13 @@ class Trainer(DistributeWorker):
         self.model = model.to(claim(self.device))
         self.dense = Dense(self.model, self._member)
         return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self.corpus.seq)}
+
+    @method(ttl_steps=Replicate)
+    def settle(self, ttl_steps: Mapping[str, int]) -> None:
+        """Times to live by table, known once the data is; before a gang is joined."""
+        own = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
+        tables = {name: {**spec, **own.get(name, {})} for name, spec in self.run.tables.items()}
+        self.run = replace(self.run, tables=tables)
 
     @method(collect="first")
     def host_gang(self) -> tuple[str, int]:
@@ -169,7 +176,7 @@ class Trainer(DistributeWorker):
         return self.place.peers["embedding"]
 
     def _specs(self) -> dict[str, Any]:
-        return {name: TableSpec(**spec) for name, spec in self.run.tables.items()}
+        return self.run.specs()
 
     def _policy_loss(
         self, stage: StageSetup, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]

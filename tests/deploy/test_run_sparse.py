@@ -1,0 +1,136 @@
+"""Sparse tables as a scenario asks for them, in whole runs on real Ray actors: policies, counts, shards, resume."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+
+import pytest
+
+from nonet.controller.checkpoint import Checkpoints, read_manifest
+from nonet.controller.setups import run_setup
+from nonet.deploy import api
+from nonet.deploy.panel import Panel
+from nonet.embedding.checkpoint import load_table
+from nonet.embedding.core import make_table
+from nonet.embedding.slices import SLICES
+from nonet.errors import ConfigError
+
+POLICY = (
+    "sparse.tables.user={dim: 8, admit: {count: 2}, evict: {ttl_steps: 5}, default: 0.01}",
+    "sparse.tables.item={dim: 8, admit: {probability: 0.3}}",
+)
+BUDGET = "sparse.tables.item={dim: 8, budget: 1500, evict: {by: lfu}}"  # 23 rows of 64 bytes, of 40 items
+APART = "roles={rollout: {workers: 1}, embedding: {workers: 2}}"
+COMPARED = ("stages", "detail", "paired", "rewards", "users", "rows", "sparse")
+
+
+def run(folder, name, *changes):
+    return api.run(api.scenario(folder / "ring.yaml", list(changes)), run_dir=folder / name, panel=quiet())
+
+
+def quiet():
+    return Panel(io.StringIO(), live=False)
+
+
+def files_of(finished):
+    path, _ = Checkpoints(finished.folder.checkpoints).newest()
+    return read_manifest(path).files
+
+
+def states_of(finished, *changes):
+    """Table -> hash of the rows in the newest commit, whatever the shards that wrote them."""
+    path, _ = Checkpoints(finished.folder.checkpoints).newest()
+    found = {}
+    for name, spec in run_setup(api.scenario(finished.folder.path / "scenario.yaml")).specs().items():
+        table = make_table(name, spec, 5)
+        load_table(table, path, [range(SLICES)])
+        found[name] = table.state_hash()
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(ray_local, tmp_path_factory):
+    from tests_ring import make_ring
+
+    folder = make_ring(tmp_path_factory.mktemp("policies"))
+    return folder, run(folder, "whole", *POLICY)
+
+
+def test_tables_admit_and_evict_as_the_scenario_says_and_the_report_counts_it(whole):
+    _, finished = whole
+    user, item = finished.report["sparse"]["user"], finished.report["sparse"]["item"]
+    assert user["refused"] >= 60  # no user gets a row in the first epoch
+    assert user["evicted"] > 0
+    assert user["dropped"] >= user["refused"] > 0
+    assert user["rows"] == user["admitted"] - user["evicted"] < 60
+    assert item["refused"] > 0 and item["evicted"] == 0
+    assert item["admitted"] == item["rows"] <= 40
+    assert user["absent"] > 0  # the rollouts ask for users without a row
+    page = (finished.folder.path / "report.html").read_text()
+    assert "Sparse tables" in page
+    records = (finished.folder.path / "metrics.jsonl").read_text()
+    assert '"user.evicted"' in records
+
+
+def test_policies_give_the_same_bits_with_two_shards_apart(whole):
+    folder, finished = whole
+    apart = run(folder, "apart", *POLICY, APART)
+    assert {key: apart.report[key] for key in COMPARED} == {key: finished.report[key] for key in COMPARED}
+    assert states_of(apart) == states_of(finished)
+
+
+def test_policies_go_on_bit_for_bit_after_a_stop(whole):
+    folder, finished = whole
+    _compare_resumed(folder, finished, *POLICY)
+
+
+def test_a_budget_holds_and_goes_on_bit_for_bit_after_a_stop(whole):
+    folder, _ = whole
+    finished = run(folder, "budget", BUDGET)
+    item = finished.report["sparse"]["item"]
+    assert item["rows"] <= 23 < item["admitted"]
+    assert item["evicted"] == item["admitted"] - item["rows"]
+    _compare_resumed(folder, finished, BUDGET)
+
+
+def test_a_time_to_live_shorter_than_an_epoch_is_refused_with_the_way_out(whole):
+    folder, _ = whole
+    with pytest.raises(Exception, match=r"evict.ttl: .* days are \d+ steps .* say evict.ttl_steps"):
+        run(folder, "short", "sparse.tables.user={dim: 8, evict: {ttl: 1h}}")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("sparse.tables.item={evict: {by: lru}}", "give a budget"),
+        ("sparse.tables.item={evict: {ttl: 3d, ttl_steps: 4}}", "one of ttl and ttl_steps"),
+        ("sparse.tables.item={admit: {count: 0}}", "admit.count"),
+    ],
+)
+def test_a_policy_that_says_nothing_is_refused_by_the_scenario(tmp_path, change, said):
+    from tests_ring import make_ring
+
+    with pytest.raises(ConfigError, match=said):
+        api.scenario(make_ring(tmp_path) / "ring.yaml", [change])
+
+
+def _compare_resumed(folder, finished, *changes):
+    name = f"stopped-{finished.folder.path.name}"
+    started = api.start(api.scenario(folder / "ring.yaml", list(changes)), run_dir=folder / name)
+    stopper = threading.Thread(target=_stop_after_a_commit, args=(started,))
+    stopper.start()
+    started.wait(quiet())
+    stopper.join()
+    assert started.state == "stopped"
+    resumed = api.resume(folder / name, panel=quiet())
+    assert {key: resumed.report[key] for key in COMPARED} == {key: finished.report[key] for key in COMPARED}
+    assert files_of(resumed) == files_of(finished)
+
+
+def _stop_after_a_commit(started) -> None:
+    deadline = time.monotonic() + 120
+    while not list(started.folder.checkpoints.glob("step-*/manifest.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    started.stop()
