@@ -29,6 +29,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         tables,
         features,
         {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
+        scenario.sparse.in_flight,
     )
 
 

@@ -84,3 +84,7 @@ class Table(Part):
 class Sparse(Part):
     defaults: TableDefaults = TableDefaults()
     tables: dict[Word, Table] = {}
+    in_flight: Annotated[
+        Positive | None,
+        Field(description="batches under way at once, 1: none overlaps; 3 where rows travel, else 1"),
+    ] = None

@@ -13,7 +13,7 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
-    and of tables whose features are bags how a bag is pooled."""
+    of tables whose features are bags how a bag is pooled, and how many batches are in flight (None: the trainer decides)."""
 
     seed: int
     history: int
@@ -21,6 +21,7 @@ class RunSetup:
     tables: Mapping[str, Mapping[str, Any]]
     features: Mapping[str, str]
     combiners: Mapping[str, str] = field(default_factory=dict)
+    in_flight: int | None = None
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""

@@ -27,7 +27,10 @@ def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=Non
            "folder": str(folder), "data": str(data or folder), "acts": acts}  # fmt: skip
     (folder / "ask.json").write_text(json.dumps(ask))
     done = subprocess.run(
-        [sys.executable, __file__, str(folder / "ask.json")], capture_output=True, text=True, timeout=2 * WAIT_S
+        [sys.executable, __file__, str(folder / "ask.json")],
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(trainers + shards)]
@@ -49,7 +52,9 @@ class Rank:
         peers = {"embedding": self.shard} if self.shard else {}
         for role in filter(None, (self.trainer, self.shard)):
             apart = rank - ask["trainers"]
-            name, at, world = ("trainer", rank, ask["trainers"]) if trains else ("embedding", apart, ask["shards"])
+            name, at, world = (
+                ("trainer", rank, ask["trainers"]) if trains else ("embedding", apart, ask["shards"])
+            )
             role.place = Place(role=name, rank=at, world=world, peers=peers)
             role.settle(ttl)
         if self.trainer:
