@@ -156,6 +156,7 @@ class Pipeline:
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
         session.trace.collect(session.binding.hosts.values())
         work = {"idle": session.trace.idle(), "bytes_out": session.trace.bytes_out()}
+        work["published"] = session.trainer.published()
         make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)
 
     def _timed(self, name: str, seconds: float) -> None:

@@ -5,7 +5,7 @@ They pass futures on and hold none of their values; what comes back to the contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from nonet.workers.gang import STEP_DEADLINE_S, Gang
 from nonet.workers.group import WorkerGroup
 from nonet.workers.method import PerRank, Shard
 from nonet.workers.setup import StageSetup
+
+_RESHARD_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,14 @@ class TrainerPlayer:
         """What each sparse table did since the last time asked, over all shards."""
         return added_up(self.shards.counts().get(STEP_DEADLINE_S))
 
+    def reshard(self, shards: Sequence[int]) -> int:
+        """Move rows until these shards hold all of them; the version of the slice map after it."""
+        return self._with_shards(self.group.reshard(shards), _RESHARD_S)
+
+    def published(self) -> dict[str, dict[str, int]]:
+        """Updates of rows that went to replicas since the processes started: {"full" | "delta": {"updates", "bytes"}}."""
+        return added_up(self.shards.sent().get(STEP_DEADLINE_S))
+
     def _with_shards(self, work: GroupFuture, timeout_s: float) -> Any:
         serving = self.shards.serve() if self.apart else None
         answer = work.get(timeout_s)
@@ -78,11 +88,38 @@ class TrainerPlayer:
         return answer
 
 
+class EmbeddingPlayer:
+    """The sparse tables of a run, over all shards. Between steps only: the trainers take part."""
+
+    def __init__(self, trainer: TrainerPlayer):
+        self._trainer = trainer
+
+    def rows(self) -> list[dict[str, int]]:
+        """Rows of each table that each shard holds."""
+        return self._trainer.shards.rows().get(STEP_DEADLINE_S)
+
+    def reshard(self, shards: int | Sequence[int]) -> list[dict[str, int]]:
+        """Move all rows, with their optimizer state, to these shards evenly (a number: to the first so many), while
+        readers go on with the published version; the rows of each shard after it. Raises ConfigError where there are
+        not so many shards."""
+        world = self._trainer.shards.world
+        wanted = list(range(shards)) if isinstance(shards, int) else list(shards)
+        if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(world)):
+            raise ConfigError(
+                f"reshard wants distinct shards out of the run's {world} (0 to {world - 1}), got {wanted}; "
+                "start with more: roles.embedding.workers"
+            )
+        if world > 1:
+            self._trainer.reshard(wanted)
+        return self.rows()
+
+
 class RolloutPlayer:
     """The rollout group."""
 
     def __init__(self, group: WorkerGroup, width: int):
         self.group, self.width, self.version = group, width, 0
+        self.holds: int | None = None  # the version of the rows that its replicas hold
 
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""

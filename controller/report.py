@@ -116,14 +116,14 @@ def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict
 def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
     """Rows that each table holds, and what it admitted, refused, evicted and read as default over the whole run."""
     found = {name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables}
-    names = {f"{table}.{what}": (table, what) for table, counts in found.items() for what in counts}
     seen: dict[tuple[str, int, str], int] = {}
     for record in _records(run):
-        if record["role"] == "embedding" and record["name"] in names:
+        if record["role"] == "embedding":
             seen[record["stage"], record["step"], record["name"]] = int(record["value"])
     for (_, _, name), value in seen.items():
-        table, what = names[name]
-        found[table][what] = value if what == "rows" else found[table][what] + value
+        table, _, what = name.rpartition(".")
+        counts = found[table]
+        counts[what] = counts[what] + value if what in COUNTED else value
     return found
 
 

@@ -25,7 +25,8 @@ from nonet.controller.journal import Journal, cut_journal, read_journal
 from nonet.controller.life import keep_alive
 from nonet.controller.options import Reinforced
 from nonet.controller.placement import Binding, plan_live
-from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.players import EmbeddingPlayer, Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.publish import publish
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
 from nonet.controller.setups import reward_options, role_specs, stage_setups, targets
@@ -172,6 +173,7 @@ class Session:
         trained = self.facts["data"]["trained_events"]
         self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained)
         self.trainer = TrainerPlayer(self._group("trainer"), self._group("embedding"))
+        self.embedding = EmbeddingPlayer(self.trainer)
         self.rollout = RolloutPlayer(self._group("rollout"), self._width())
         self.evaluator = self._group("evaluator")
         self._rewards = self._reward_players()
@@ -259,17 +261,10 @@ class Session:
 
     def publish(self) -> int:
         """Give rollout the trainer's weights and rows under a new version; it serves that version only."""
-        with self.trace.span("publish"):
-            return self._publish()
-
-    def _publish(self) -> int:
+        began = time.time()
         self.version += 1
-        fused = self.rollout.group.hosts is self.trainer.group.hosts
-        whole = fused and not self.trainer.apart and self.trainer.group.world == 1
-        dense = {} if fused else {"dense": self.trainer.group.weights()}
-        sparse = {} if whole else {"sparse": self.trainer.shards.export(self.version)}
-        self.rollout.group.apply(self.version, **dense, **sparse).get(STEP_DEADLINE_S)
-        self.rollout.version = self.version
+        facts = publish(self.trainer, self.rollout, self.version, self.scenario.sparse.replica_bytes)
+        self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 
     # --- commits ----------------------------------------------------------------------------------------------------

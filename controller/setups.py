@@ -9,7 +9,7 @@ from typing import Any
 
 from nonet.controller.options import Reinforced, RewardOptions, Schedule, Supervised
 from nonet.controller.scenario import Scenario
-from nonet.controller.tables import table_arguments
+from nonet.controller.tables import table_arguments, tier_arguments
 from nonet.workers.host import RoleSpec
 from nonet.workers.setup import RunSetup, StageSetup
 
@@ -30,6 +30,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         features,
         {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
         scenario.sparse.in_flight,
+        {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
     )
 
 

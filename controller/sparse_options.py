@@ -43,6 +43,30 @@ class Evict(Part):
         return self
 
 
+class TierOptions(Part):
+    device: Annotated[Bytes | None, Field(description="of hot rows on each shard's device")] = None
+    device_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
+    policy: Annotated[
+        Literal["lfu", "lru"], Field(description="which hot rows leave when no coming batch needs them")
+    ] = "lfu"
+    host: Annotated[
+        Bytes | None, Field(description="of rows in each shard's memory; the others go to disk")
+    ] = None
+    host_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
+    folder: Annotated[
+        str | None, Field(description="scratch space on each shard's disk; the system's by default")
+    ] = None
+
+    @model_validator(mode="after")
+    def _some(self) -> TierOptions:
+        for name in ("device", "host"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_rows") is not None:
+                raise ValueError(f"give one of {name} and {name}_rows")
+        if not (self.device or self.device_rows or self.host or self.host_rows):
+            raise ValueError("give device or device_rows, host or host_rows, or both; or leave tiers out")
+        return self
+
+
 class TableDefaults(Part):
     dim: Positive = 32
     optimizer: Optimizer = "rowwise_adagrad"
@@ -71,6 +95,7 @@ class Table(Part):
     admit: Admit | None = None
     evict: Evict | None = None
     budget: Annotated[Bytes | None, Field(description="of the whole table, over all its shards")] = None
+    tiers: TierOptions | None = None
 
     @model_validator(mode="after")
     def _spent(self) -> Table:
@@ -84,6 +109,12 @@ class Table(Part):
 class Sparse(Part):
     defaults: TableDefaults = TableDefaults()
     tables: dict[Word, Table] = {}
+    replica_bytes: Annotated[
+        Bytes,
+        Field(
+            description="rollouts hold copies of tables up to this size together, and read larger ones by key"
+        ),
+    ] = 1 << 30
     in_flight: Annotated[
         Positive | None,
         Field(description="batches under way at once, 1: none overlaps; 3 where rows travel, else 1"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from nonet.controller.options import Supervised
 from nonet.controller.scenario import Scenario
-from nonet.controller.sparse_options import Table, TableDefaults
+from nonet.controller.sparse_options import Table, TableDefaults, TierOptions
 from nonet.errors import ConfigError
 
 _INHERITED = ("init_scale", "weight_decay")
@@ -40,6 +40,19 @@ def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
         "budget_bytes": table.budget,
     }
     return given | {name: value for name, value in (inherited | own).items() if value is not None}
+
+
+def tier_arguments(tiers: TierOptions) -> dict[str, Any]:
+    """What nonet.embedding.Tiers takes, but for the device; `host_bytes` is turned into rows where the spec is known."""
+    given = {
+        "device_rows": tiers.device_rows,
+        "device_bytes": tiers.device,
+        "policy": tiers.policy,
+        "host_rows": tiers.host_rows,
+        "host_bytes": tiers.host,
+        "folder": tiers.folder,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def has_policy(scenario: Scenario) -> bool:

@@ -59,6 +59,10 @@ def _work(report: Mapping[str, Any]) -> str:
         ]
         for name, share in idle.items()
     ]
+    for kind, counts in (report.get("published") or {}).items():
+        if counts.get("updates"):
+            name = f"rows to rollout, {counts['updates']:,} {kind} updates"
+            rows.append([row_name(name), f"<td></td><td>{number(counts['bytes'] / 2**20, 2)} MiB</td>"])
     note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
     return table(["group", "idle", "bytes given back"], rows, caption=f"Work. {note}") if rows else ""
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nonet.embedding.tiered_table import TieredTable
+from nonet.embedding.traffic import report
+
 COUNTED = ("admitted", "refused", "evicted", "dropped", "absent")
 
 
@@ -18,6 +21,7 @@ class Tally:
     admitted   ids that got a row; evicted: that lost it
     refused    positions of training look-ups, absent: of reading ones, that read the default row
     dropped    positions of gradients whose id had no row
+    and of tables in tiers what `traffic.report` says
     """
 
     def __init__(self, tables: Mapping[str, Any]):
@@ -29,7 +33,7 @@ class Tally:
         now = self._totals()
         before, self._before = self._before, now
         return {
-            name: {"rows": len(self._tables[name])}
+            name: {"rows": len(self._tables[name]), **_tiers(self._tables[name])}
             | {what: count - before[name][what] for what, count in counts.items()}
             for name, counts in now.items()
         }
@@ -45,6 +49,13 @@ class Tally:
             }
             for name, table in self._tables.items()
         }
+
+
+def _tiers(table: Any) -> dict[str, int]:
+    """Of a table in tiers: rows in each now, and how many went between them since it was made."""
+    if not isinstance(table, TieredTable):
+        return {}
+    return {name: value for name, value in report(table).items() if isinstance(value, int)}
 
 
 def added_up(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:

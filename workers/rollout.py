@@ -6,12 +6,17 @@ was published is the version it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import ray
 
+from nonet.embedding.publish import Answer
 from nonet.embedding.reader import LocalReader, ReplicaReader, join_updates
+from nonet.embedding.remote import Published, RemoteReader
+from nonet.embedding.slices import SliceMap
 from nonet.errors import StaleVersion
 from nonet.models.model import build_model
 from nonet.random import rng
@@ -24,6 +29,7 @@ from nonet.samples.steps import prompt_step
 from nonet.types import Jagged, Rollouts
 from nonet.workers.device import claim
 from nonet.workers.files import tensors_of
+from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.method import Replicate, Shard, method
 from nonet.workers.setup import RunSetup
 from nonet.workers.worker import DistributeWorker
@@ -58,13 +64,23 @@ class Rollout(DistributeWorker):
             model, self._reader, dict(self.run.features), corpus, self.run.history
         )
 
-    @method(dense=Replicate, sparse=Replicate)
-    def apply(self, version: int, dense: bytes = b"", sparse: list[Mapping[str, Any]] | None = None) -> int:
-        """Move to a published version: dense weights and rows of all shards; what is shared needs neither. Returns it."""
+    @method(dense=Replicate, sparse=Replicate, slices=Replicate, shards=Replicate)
+    def apply(
+        self,
+        version: int,
+        dense: bytes = b"",
+        sparse: list[Mapping[str, Any]] | None = None,
+        slices: SliceMap | None = None,
+        shards: Sequence[Any] = (),
+    ) -> int:
+        """Move to a published version: dense weights, and rows of all shards as updates for the copies held here, or by key
+        from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither. Returns it."""
         if dense and "trainer" not in self.place.peers:
             self._recommender.model.load_state_dict(tensors_of(dense))
         if self._replica is not None and sparse is not None:
             self._replica.apply(join_updates(sparse))
+        if slices is not None:
+            self._read_by_key(Published(version, slices, [partial(_ask, host) for host in shards]))
         self._version = version
         return version
 
@@ -115,10 +131,26 @@ class Rollout(DistributeWorker):
         )
         return to_wire(rollouts) | {"user": np.asarray(users), "position": np.asarray(positions)}
 
+    def _read_by_key(self, published: Published) -> None:
+        """Ask the shards for rows as they were published; what was asked for before is forgotten."""
+        self._published = published
+        if isinstance(self._recommender.reader, RemoteReader):
+            self._recommender.reader.refresh()
+            return
+        self._replica = None  # tables have outgrown copies
+        self._recommender.reader = RemoteReader(self.run.specs(), lambda: self._published)
+
     def _held_out(self) -> np.ndarray:
         if self._kept_out is None:
             self._kept_out = _keep_out(self._corpus.seq, self.run.seed)
         return self._kept_out
+
+
+def _ask(host: Any, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+    try:
+        return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=STEP_DEADLINE_S)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, StaleVersion) else error from None
 
 
 def _keep_out(seq: Sequences, seed: int) -> np.ndarray:

@@ -13,7 +13,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
-    of tables whose features are bags how a bag is pooled, and how many batches are in flight (None: the trainer decides)."""
+    of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
+    and of tables in tiers what each may hold."""
 
     seed: int
     history: int
@@ -22,6 +23,7 @@ class RunSetup:
     features: Mapping[str, str]
     combiners: Mapping[str, str] = field(default_factory=dict)
     in_flight: int | None = None
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nonet.embedding.layout import Layout
 from nonet.embedding.pipeline import Pipeline
+from nonet.embedding.reshard import reshard
 from nonet.embedding.world import SparseWorld
 from nonet.models.loss import sid_loss
 from nonet.models.model import build_model
@@ -158,6 +159,14 @@ class Trainer(DistributeWorker):
         }
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
+    @method(collect="first", shards=Replicate)
+    def reshard(self, shards: Sequence[int]) -> int:
+        """Move rows, between steps, until these shards hold all of them evenly; the version of the slice map after it."""
+        for _ in reshard(self.sparse, shards):
+            pass
+        self.sparse.stop()
+        return self.sparse.slices.version
+
     @method(collect="first")
     def weights(self) -> bytes:
         """The dense weights as safetensors bytes, from rank 0."""
@@ -249,7 +258,7 @@ class Trainer(DistributeWorker):
         """One dense step on rows [M, D] by table; their gradients, and the step's record."""
         device(self.device).seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
         self.model.train()
-        leaves = {table: found.to(self.device).requires_grad_() for table, found in rows.items()}
+        leaves = {table: found.detach().to(self.device).requires_grad_() for table, found in rows.items()}
         loss, count = torch.zeros(()), 0
         if bool(
             read.batch.loss_mask.values.any()
@@ -262,7 +271,7 @@ class Trainer(DistributeWorker):
         if loss.requires_grad:
             (loss / max(total, 1.0)).backward()
         grads = {
-            table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).cpu()
+            table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
             for table, leaf in leaves.items()
         }
         return grads, self._stepped(stage, step, loss_sum / max(total, 1.0), total)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 import time
 
+import numpy as np
 import pytest
 
+import nonet
 from nonet.controller.checkpoint import Checkpoints, read_manifest
+from nonet.controller.players import Prompts
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import run_setup
 from nonet.deploy import api
 from nonet.deploy.panel import Panel
@@ -100,6 +106,63 @@ def test_a_time_to_live_shorter_than_an_epoch_is_refused_with_the_way_out(whole)
     folder, _ = whole
     with pytest.raises(Exception, match=r"evict.ttl: .* days are \d+ steps .* say evict.ttl_steps"):
         run(folder, "short", "sparse.tables.user={dim: 8, evict: {ttl: 1h}}")
+
+
+@pytest.fixture(scope="module")
+def plain(whole):
+    """The ring without policies, rollout and two shards in processes of their own."""
+    folder, _ = whole
+    return run(folder, "plain", APART)
+
+
+def test_replicas_are_sent_everything_once_and_then_what_was_touched(plain):
+    sent = plain.report["published"]
+    assert sent["full"]["updates"] == 1  # of the untrained model, before the baselines
+    assert sent["delta"]["updates"] > 5
+    rows = sum(table["rows"] for table in plain.report["sparse"].values())
+    trained_once = rows * (8 + 4 * 8)
+    # Rows are frozen in RL: one delta carries what the supervised stages trained, the others nothing.
+    assert trained_once <= sent["delta"]["bytes"] < 1.5 * trained_once
+    trace = json.loads((plain.folder.path / "trace.json").read_text())
+    published = [event["args"] for event in trace if event["name"] == "publish"]
+    assert [facts["rows"] for facts in published] == ["full"] + ["delta"] * sent["delta"]["updates"]
+    assert [facts["version"] for facts in published] == list(range(1, len(published) + 1))
+    assert any(event["args"].get("bytes") for event in trace if event["name"] == "embedding.export")
+
+
+def test_a_rollout_that_reads_rows_by_key_gives_the_same_bits_as_one_with_copies(whole, plain):
+    folder, _ = whole
+    by_key = run(folder, "by-key", APART, "sparse.replica_bytes=0")
+    kept = [key for key in COMPARED if key != "sparse"]
+    assert {key: by_key.report[key] for key in kept} == {key: plain.report[key] for key in kept}
+    assert files_of(by_key) == files_of(plain)
+    assert by_key.report["published"]["delta"]["updates"] == 0
+    trace = json.loads((by_key.folder.path / "trace.json").read_text())
+    assert any(event["name"] == "embedding.read" for event in trace)
+
+
+@pytest.mark.parametrize("replica_bytes", [0, 1 << 30])
+def test_a_rollout_serves_the_published_version_while_training_goes_on(whole, replica_bytes):
+    folder, _ = whole
+    scenario, beside = load_scenario(folder / "ring.yaml", [APART, f"sparse.replica_bytes={replica_bytes}"])
+    out = RunFolder(folder / f"during-{replica_bytes}")
+    with nonet.Session(scenario, folder=beside, run=out) as s:
+        stage = s.stages["pretrain"]
+        s.begin("pretrain")
+        s.trainer.train(stage, 0, 6)
+        s.publish()
+        users, positions = s.rollout.group.probe().get(60)
+        asked = Prompts("pretrain", 0, users, positions)
+        before = s.rollout.generate(asked).get(60)
+        training, serving = s.trainer.group.train(stage, 6, 18), s.trainer.shards.serve()
+        during = s.rollout.generate(asked).get(60)
+        training.get(60), serving.get(60)
+        after = s.rollout.generate(asked).get(60)
+        s.publish()
+        moved_on = s.rollout.generate(asked).get(60)
+    for other in (during, after):
+        assert all(np.array_equal(before[name], other[name]) for name in ("item", "logp"))
+    assert not np.array_equal(before["logp"], moved_on["logp"])
 
 
 @pytest.mark.parametrize(
