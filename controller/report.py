@@ -53,6 +53,7 @@ def make_report(
         **work,
         "rows": _rows(run),
         "sparse": _sparse(run, scenario),
+        "absent_reads": _absent(run),
         "peak_rss_bytes": 0,
         "weights": dict(weights),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
@@ -125,6 +126,12 @@ def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
         counts = found[table]
         counts[what] = counts[what] + value if what in COUNTED else value
     return found
+
+
+def _absent(run: RunFolder) -> int:
+    """Positions for which rollouts with copies of the tables, or without, read the default row."""
+    reads = {(r["stage"], r["step"]): int(r["value"]) for r in _records(run) if r["role"] == "rollout"}
+    return sum(reads.values())
 
 
 def _records(run: RunFolder) -> Iterator[dict[str, Any]]:

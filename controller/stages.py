@@ -85,6 +85,8 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             "rows/s": len(prompts.users) / (time.perf_counter() - began),
         }
         _tables(session, recorder, name, step + 1, shown)
+        absent = float(session.rollout.group.absent().get(STEP_DEADLINE_S))
+        recorder.metrics(name, step + 1, {"absent": absent}, role="rollout")
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)

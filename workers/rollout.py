@@ -42,7 +42,7 @@ class Rollout(DistributeWorker):
 
     def __init__(self, run: RunSetup):
         self.run = run
-        self._version = -1
+        self._version, self._absent = -1, 0
         self._kept_out: np.ndarray | None = None
 
     @method(folders=Replicate)
@@ -83,6 +83,14 @@ class Rollout(DistributeWorker):
             self._read_by_key(Published(version, slices, [partial(_ask, host) for host in shards]))
         self._version = version
         return version
+
+    @method(collect="sum")
+    def absent(self) -> int:
+        """Positions that read the default row since the last time asked; live tables count their own."""
+        reader = self._recommender.reader
+        now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
+        before, self._absent = self._absent, now
+        return max(0, now - before)
 
     @method(collect="first")
     def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,27 +18,28 @@ POLICY = [
 
 
 class Plays:
-    """Runs of the ring by name: records of the first trainer, and the tables of its last commit whatever wrote them."""
+    """Runs of a scenario by name: records of the first trainer, and the tables of its last commit whatever wrote them."""
 
-    def __init__(self, folder):
-        from tests_ring import make_ring
-
-        self.folder = make_ring(folder)
+    def __init__(self, scenario):
+        self.scenario, self.folder = scenario, scenario.parent
         self.counts = {}
 
     def play(self, name, trainers, shards, changes=(), acts=ACTS):
         from forked_roles import played
 
-        scenario = self.folder / "ring.yaml"
         ranks = played(
-            scenario, self.folder / name, [*acts, ["save", name]], changes=changes, trainers=trainers,
+            self.scenario, self.folder / name, [*acts, ["save", name]], changes=changes, trainers=trainers,
             shards=shards, data=self.folder,
         )  # fmt: skip
         self.counts[name] = [rank["counts"] for rank in ranks]
         return ranks[0]["records"], self.states(name, changes)
 
+    def total(self, name, table, what):
+        """What the first rank's tables counted over the whole run."""
+        return sum(counts[table][what] for counts in self.counts[name][0])
+
     def states(self, name, changes):
-        loaded, _ = load_scenario(self.folder / "ring.yaml", list(changes))
+        loaded, _ = load_scenario(self.scenario, list(changes))
         found = {}
         for table, spec in run_setup(loaded).specs().items():
             made = make_table(table, spec, 5)
@@ -49,7 +50,9 @@ class Plays:
 
 @pytest.fixture(scope="module")
 def plays(tmp_path_factory):
-    return Plays(tmp_path_factory.mktemp("roles"))
+    from tests_ring import make_ring
+
+    return Plays(make_ring(tmp_path_factory.mktemp("roles")) / "ring.yaml")
 
 
 def test_two_trainers_and_two_shards_train_the_same_bits_with_the_pipeline_and_without(plays):
@@ -65,9 +68,8 @@ def test_one_trainer_carries_rows_in_flight_and_equals_the_fused_trainer(plays):
 
 def test_policies_choose_alike_in_one_process_and_over_shards_and_go_on_at_another_count(plays):
     fused = plays.play("policy", 1, 0, POLICY)
-    counts = plays.counts["policy"][0]
-    assert sum(count["user"]["refused"] for count in counts) > 0
-    assert sum(count["user"]["evicted"] for count in counts) > 0
+    assert plays.total("policy", "user", "refused") > 0
+    assert plays.total("policy", "user", "evicted") > 0
     half = [ACTS[0], ACTS[1]]
     plays.play("half", 1, 2, POLICY, half)
     rest = [["load", "half", "pretrain"], ACTS[2]]
@@ -103,3 +105,20 @@ def test_tables_in_tiers_train_the_same_bits_as_in_memory_and_go_on_from_a_commi
     plays.play("tiers-half", 1, 2, tiers, half)
     gone_on = plays.play("tiers-rest", 1, 0, tiers, [["load", "tiers-half", "pretrain"], ACTS[2]])
     assert gone_on == (memory[0][7:], memory[1])
+
+
+def test_a_click_model_admits_and_evicts_alike_fused_and_over_shards_with_batches_in_flight(tmp_path):
+    from test_run_ctr import make_likes
+
+    policy = [
+        "sparse.tables.user={admit: {count: 2}, evict: {ttl_steps: 9}}",
+        "sparse.tables.item={features: [item, liked], admit: {probability: 0.2}, default: 0.01}",
+    ]
+    likes = Plays(make_likes(tmp_path) / "likes.yaml")
+    acts = [["begin", "train"], ["train", "train", 0, 10]]
+    fused = likes.play("fused", 1, 0, policy, acts)
+    assert likes.total("fused", "user", "refused") > 0
+    assert likes.total("fused", "item", "refused") > 0
+    assert fused == likes.play("apart", 1, 2, policy, acts)
+    on = likes.play("on22", 2, 2, acts=acts)
+    assert on == likes.play("off22", 2, 2, ["sparse.in_flight=1"], acts)
