@@ -28,6 +28,7 @@ POLICY = (
     "sparse.tables.item={dim: 8, admit: {probability: 0.3}}",
 )
 BUDGET = "sparse.tables.item={dim: 8, budget: 1500, evict: {by: lfu}}"  # 23 rows of 64 bytes, of 40 items
+WAIT_S = 120
 APART = "roles={rollout: {workers: 1}, embedding: {workers: 2}}"
 COMPARED = ("stages", "detail", "paired", "rewards", "users", "rows")
 COUNTED = (
@@ -63,7 +64,7 @@ def states_of(finished):
     """Table -> hash of the rows in the newest commit, whatever the shards that wrote them."""
     path, _ = Checkpoints(finished.folder.checkpoints).newest()
     found = {}
-    for name, spec in run_setup(api.scenario(finished.folder.path / "scenario.yaml")).specs().items():
+    for name, spec in run_setup(load_scenario(finished.folder.path / "scenario.yaml")[0]).specs().items():
         table = make_table(name, spec, 5)
         load_table(table, path, [range(SLICES)])
         found[name] = table.state_hash()
@@ -95,9 +96,15 @@ def test_tables_admit_and_evict_as_the_scenario_says_and_the_report_counts_it(wh
     assert '"user.evicted"' in records
 
 
-def test_policies_give_the_same_bits_with_two_shards_apart(whole):
-    folder, finished = whole
-    apart = run(folder, "apart", *POLICY, APART)
+@pytest.fixture(scope="module")
+def apart(whole):
+    """The same with rollout and two shards in processes of their own."""
+    folder, _ = whole
+    return run(folder, "apart", *POLICY, APART)
+
+
+def test_policies_give_the_same_bits_with_two_shards_apart(whole, apart):
+    _, finished = whole
     assert found_by(apart) == found_by(finished)
     assert apart.report["absent_reads"] > 0 == finished.report["absent_reads"]
     assert states_of(apart) == states_of(finished)
@@ -108,6 +115,7 @@ def test_policies_go_on_bit_for_bit_after_a_stop(whole):
     _compare_resumed(folder, finished, *POLICY)
 
 
+@pytest.mark.slow
 def test_a_budget_holds_and_goes_on_bit_for_bit_after_a_stop(whole):
     folder, _ = whole
     finished = run(folder, "budget", BUDGET)
@@ -123,60 +131,89 @@ def test_a_time_to_live_shorter_than_an_epoch_is_refused_with_the_way_out(whole)
         run(folder, "short", "sparse.tables.user={dim: 8, evict: {ttl: 1h}}")
 
 
-@pytest.fixture(scope="module")
-def plain(whole):
-    """The ring without policies, rollout and two shards in processes of their own."""
-    folder, _ = whole
-    return run(folder, "plain", APART)
-
-
-def test_replicas_are_sent_everything_once_and_then_what_was_touched(plain):
-    sent = plain.report["published"]
+def test_replicas_are_sent_everything_once_and_then_what_was_touched(apart):
+    sent, tables = apart.report["published"], apart.report["sparse"].values()
     assert sent["full"]["updates"] == 1  # of the untrained model, before the baselines
     assert sent["delta"]["updates"] > 5
-    rows = sum(table["rows"] for table in plain.report["sparse"].values())
-    trained_once = rows * (8 + 4 * 8)
-    # Rows are frozen in RL: one delta carries what the supervised stages trained, the others nothing.
-    assert trained_once <= sent["delta"]["bytes"] < 1.5 * trained_once
-    trace = json.loads((plain.folder.path / "trace.json").read_text())
+    # Rows are frozen in RL: one delta carries what the supervised stages trained and evicted, the others nothing.
+    row = 8 + 4 * 8
+    held, gone = (sum(table[what] for table in tables) for what in ("rows", "evicted"))
+    assert held * row <= sent["delta"]["bytes"] < (held + gone) * 2 * row
+    trace = json.loads((apart.folder.path / "trace.json").read_text())
     published = [event["args"] for event in trace if event["name"] == "publish"]
     assert [facts["rows"] for facts in published] == ["full"] + ["delta"] * sent["delta"]["updates"]
     assert [facts["version"] for facts in published] == list(range(1, len(published) + 1))
     assert any(event["args"].get("bytes") for event in trace if event["name"] == "embedding.export")
+    assert "rows to rollout" in (apart.folder.path / "report.html").read_text()
 
 
-def test_a_rollout_that_reads_rows_by_key_gives_the_same_bits_as_one_with_copies(whole, plain):
+@pytest.mark.slow
+def test_a_rollout_that_reads_rows_by_key_gives_the_same_bits_as_one_with_copies(whole, apart):
     folder, _ = whole
-    by_key = run(folder, "by-key", APART, "sparse.replica_bytes=0")
-    assert found_by(by_key) == found_by(plain)
-    assert files_of(by_key) == files_of(plain)
+    by_key = run(folder, "by-key", *POLICY, APART, "sparse.replica_bytes=0")
+    assert found_by(by_key) == found_by(apart)
+    assert files_of(by_key) == files_of(apart)
     assert by_key.report["published"]["delta"]["updates"] == 0
     trace = json.loads((by_key.folder.path / "trace.json").read_text())
     assert any(event["name"] == "embedding.read" for event in trace)
 
 
-@pytest.mark.parametrize("replica_bytes", [0, 1 << 30])
-def test_a_rollout_serves_the_published_version_while_training_goes_on(whole, replica_bytes):
+def test_rollouts_serve_the_published_version_while_training_and_moving_rows_go_on(whole):
+    """Copies and reads by key answer alike in the midst of training; keys are first asked for there."""
     folder, _ = whole
-    scenario, beside = load_scenario(folder / "ring.yaml", [APART, f"sparse.replica_bytes={replica_bytes}"])
-    out = RunFolder(folder / f"during-{replica_bytes}")
-    with nonet.Session(scenario, folder=beside, run=out) as s:
-        stage = s.stages["pretrain"]
-        s.begin("pretrain")
-        s.trainer.train(stage, 0, 6)
-        s.publish()
-        users, positions = s.rollout.group.probe().get(60)
-        asked = Prompts("pretrain", 0, users, positions)
-        before = s.rollout.generate(asked).get(60)
-        training, serving = s.trainer.group.train(stage, 6, 18), s.trainer.shards.serve()
-        during = s.rollout.generate(asked).get(60)
-        training.get(60), serving.get(60)
-        after = s.rollout.generate(asked).get(60)
-        s.publish()
-        moved_on = s.rollout.generate(asked).get(60)
-    for other in (during, after):
-        assert all(np.array_equal(before[name], other[name]) for name in ("item", "logp"))
-    assert not np.array_equal(before["logp"], moved_on["logp"])
+    with _session(folder, "copies", 1 << 30) as s:
+        asked = _trained_and_published(s)
+        before = _beams(s, asked)
+        assert _same(before, _beams_while_training(s, asked))
+        _published_after_a_move(s)
+        moved = _beams(s, asked)
+        with pytest.raises(ConfigError, match=r"out of the run's 2 .*roles.embedding.workers"):
+            s.embedding.reshard(3)
+    with _session(folder, "keys", 0) as s:
+        asked = _trained_and_published(s)
+        assert _same(before, _beams_while_training(s, asked))
+        _published_after_a_move(s)
+        assert _same(moved, _beams(s, asked))
+    assert not np.array_equal(before["logp"], moved["logp"])
+
+
+def _session(folder, name, replica_bytes):
+    changes = [APART, f"sparse.replica_bytes={replica_bytes}", "stages.pretrain.epochs=40"]
+    scenario, beside = load_scenario(folder / "ring.yaml", changes)
+    return nonet.Session(scenario, folder=beside, run=RunFolder(folder / name))
+
+
+def _trained_and_published(s):
+    s.begin("pretrain")
+    s.trainer.train(s.stage, 0, 6)
+    s.publish()
+    users, positions = s.rollout.group.probe().get(WAIT_S)
+    return Prompts("pretrain", 0, users, positions)
+
+
+def _beams(s, asked):
+    return s.rollout.generate(asked).get(WAIT_S)
+
+
+def _beams_while_training(s, asked):
+    training, serving = s.trainer.group.train(s.stage, 6, s.stage.steps), s.trainer.shards.serve()
+    beams = _beams(s, asked)
+    assert not training.done()
+    training.get(WAIT_S)
+    serving.get(WAIT_S)
+    return beams
+
+
+def _published_after_a_move(s):
+    spread = s.embedding.rows()
+    held = s.embedding.reshard([1])
+    assert held[0] == {"item": 0, "user": 0}
+    assert held[1] == {name: sum(shard[name] for shard in spread) for name in held[1]}
+    s.publish()
+
+
+def _same(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in ("item", "logp"))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_one_trainer_carries_rows_in_flight_and_equals_the_fused_trainer(plays):
     assert fused == plays.play("apart", 1, 2, ["sparse.in_flight=4"])
 
 
+@pytest.mark.slow
 def test_policies_choose_alike_in_one_process_and_over_shards_and_go_on_at_another_count(plays):
     fused = plays.play("policy", 1, 0, POLICY)
     assert plays.total("policy", "user", "refused") > 0
@@ -77,6 +78,7 @@ def test_policies_choose_alike_in_one_process_and_over_shards_and_go_on_at_anoth
     assert (gone_on, states) == (fused[0][7:], fused[1])
 
 
+@pytest.mark.slow
 def test_rows_that_move_between_shards_while_a_stage_goes_on_change_no_bit(plays):
     fused = plays.play("fused", 1, 0, POLICY)
     acts = [ACTS[0], ["reshard", [2]], ACTS[1], ["reshard", [0, 1, 2]], ACTS[2], ["reshard", [1, 0]]]
@@ -87,6 +89,7 @@ def test_rows_that_move_between_shards_while_a_stage_goes_on_change_no_bit(plays
     assert held[2][-1] == 0 < min(held[0][-1], held[1][-1])
 
 
+@pytest.mark.slow
 def test_tables_in_tiers_train_the_same_bits_as_in_memory_and_go_on_from_a_commit(plays, tmp_path):
     tiers = [
         "sparse.tables.user={dim: 8, tiers: {device_rows: 8, host_rows: 20}}",
@@ -107,6 +110,7 @@ def test_tables_in_tiers_train_the_same_bits_as_in_memory_and_go_on_from_a_commi
     assert gone_on == (memory[0][7:], memory[1])
 
 
+@pytest.mark.slow
 def test_a_click_model_admits_and_evicts_alike_fused_and_over_shards_with_batches_in_flight(tmp_path):
     from test_run_ctr import make_likes
 
