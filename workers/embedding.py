@@ -98,6 +98,7 @@ class EmbeddingShard(DistributeWorker):
     def save(self, folder: str) -> dict[str, int]:
         """Write the owned rows of each table under folder/sparse/; how many there are."""
         save(self.sparse, Path(folder)).wait()
+        self._forget_deletes()
         return self.rows()
 
     @method()
@@ -148,6 +149,12 @@ class EmbeddingShard(DistributeWorker):
                 f"embedding-{self.rank} has published nothing yet; publish a version before readers ask"
             )
         return self._publisher.rows(table, keys, version, wire)
+
+    def _forget_deletes(self) -> None:
+        """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""
+        held = min(self._steps.values(), default=None)
+        for table in self.sparse.tables.values():
+            table.deleted.forget(table.step if held is None else min(held, table.step))
 
     def _made(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
         """A table, in the tiers that the scenario gives it."""
