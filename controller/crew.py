@@ -79,8 +79,9 @@ class Crew:
         found = next(group.name for group in self.binding.groups if role in group.roles)
         return WorkerGroup.of(self.hosts[found], role)
 
-    def open(self, folders: Mapping[str, str]) -> None:
-        """Open the artifacts everywhere and let the gang meet."""
+    def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
+        """Open the artifacts everywhere and let the gang meet; the steps after which a table forgets a row, by table."""
+        self._ttl_steps = ttl_steps
         self._open(folders, {group.name for group in self.binding.groups})
 
     def due(self, stage: str) -> Change:
@@ -120,6 +121,9 @@ class Crew:
         self.evaluator = self.group("evaluator")
         self.rewards = self._reward_players()
         groups = [group for players in self.rewards.values() for group in players.groups.values()]
+        for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
+            if group.hosts.name in fresh:
+                group.settle(self._ttl_steps).get(OPEN_S)
         first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
         waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
         if self.evaluator.hosts.name in fresh:

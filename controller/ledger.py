@@ -17,7 +17,7 @@ from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.memory import PROCESS_BYTES, RUNTIME_BYTES, Need, need
 from nonet.controller.options import Reinforced
 from nonet.controller.scenario import Scenario
-from nonet.controller.sizes import ModelSize, model_size, table_bytes
+from nonet.controller.sizes import ModelSize, model_size, shard_bytes
 from nonet.errors import PlacementError
 
 _WORK = {"activations": "trainer", "beams": "rollout"}  # whose phases a working part belongs to
@@ -171,7 +171,6 @@ def _host_line(
     """The tightest host: processes, CPU groups' models, shards of the tables, and what was offloaded."""
     by_node: dict[str, dict[str, int]] = defaultdict(dict)
     needs: dict[str, Need] = {}
-    rows = sum(filter(None, table_bytes(scenario).values()))
     for group in groups:
         counts = group.on_nodes()
         each: dict[str, float] = {"processes": PROCESS_BYTES}
@@ -179,8 +178,8 @@ def _host_line(
             smallest = min(_host_bytes(view, node) / count for node, count in counts.items())
             needs[group.name] = need(scenario, stage, group.roles, group.workers, size, smallest / 4)
             each |= needs[group.name].fixed | needs[group.name].working
-        if "embedding" in group.roles and rows:
-            each["rows"] = rows / group.workers
+        if "embedding" in group.roles and (rows := shard_bytes(scenario, group.workers)):
+            each["rows"] = rows
         if group.name in aside:
             each["offloaded"] = aside[group.name]
         for node, count in counts.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from nonet.controller.draft import roles_of
 from nonet.controller.options import Deepspeed, Reinforced, Role, Supervised
 from nonet.controller.scenario import Scenario
-from nonet.controller.sizes import ModelSize, feature_dims
+from nonet.controller.sizes import ModelSize, feature_dims, hot_row_bytes
 
 RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
 PROCESS_BYTES = 400_000_000  # Python, torch and Ray in host memory, a process
@@ -53,6 +53,8 @@ def need(
         fixed |= _trained(role, body, workers, size)
     elif {"rollout", "evaluator"} & set(roles):
         fixed["weights"] = float(size.parameters * size.weight_bytes)
+    if "embedding" in roles and (hot := hot_row_bytes(scenario)):
+        fixed["hot rows"] = float(hot)
     room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
     if "trainer" in roles:
         tokens = step_tokens(scenario, body, size) / workers

@@ -58,7 +58,7 @@ class Data(Part):
     split: Split = Split()
 
 
-# --- tokenizer, model, tables -------------------------------------------------------------------------------------
+# --- tokenizer, model -------------------------------------------------------------------------------------
 
 
 class RqKmeans(Part):
@@ -116,50 +116,6 @@ class DeepFm(Part):
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
     shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel, "deepfm": DeepFm}
-
-
-class Admit(Part):
-    count: Positive | None = None
-    probability: Annotated[float, Field(gt=0, le=1)] | None = None
-
-
-class Evict(Part):
-    ttl: Seconds | None = None
-
-
-Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
-
-
-class TableDefaults(Part):
-    dim: Positive = 32
-    optimizer: Optimizer = "rowwise_adagrad"
-    lr: Rate = 0.02
-    init_scale: Annotated[float, Field(ge=0)] | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
-
-
-class Table(Part):
-    features: list[str] | None = None
-    dim: Positive | None = None
-    optimizer: Optimizer | None = None
-    lr: Rate | None = None
-    init_scale: Annotated[
-        float | None, Field(ge=0, description="first values are uniform within this of 0; 0.02 by default")
-    ] = None
-    weight_decay: Annotated[
-        float | None, Field(ge=0, description="decoupled, of the rows a step touches; 0 by default")
-    ] = None
-    combiner: Annotated[
-        Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")
-    ] = None
-    admit: Admit | None = None
-    evict: Evict | None = None
-    budget: Bytes | None = None
-
-
-class Sparse(Part):
-    defaults: TableDefaults = TableDefaults()
-    tables: dict[Word, Table] = {}
 
 
 # --- pools and roles ----------------------------------------------------------------------------------------------

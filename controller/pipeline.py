@@ -176,6 +176,7 @@ class Pipeline:
             "idle": session.trace.idle(),
             "bytes_out": session.trace.bytes_out(),
             "moved": session.crew.moves.counted(),
+            "published": session.trainer.published(),
         }
         make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)
 

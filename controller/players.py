@@ -5,18 +5,21 @@ They pass futures on and hold none of their values; what comes back to the contr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nonet.embedding.tally import added_up
 from nonet.errors import ConfigError, DeadlineExceeded
 from nonet.workers.future import GroupFuture
 from nonet.workers.gang import STEP_DEADLINE_S, Gang
 from nonet.workers.group import WorkerGroup
 from nonet.workers.method import PerRank, Shard
 from nonet.workers.setup import StageSetup
+
+_RESHARD_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,18 @@ class TrainerPlayer:
         self._enter(stage.name, "update")
         return self._with_shards(self.group.update(stage, step, beams, scores), STEP_DEADLINE_S)
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What each sparse table did since the last time asked, over all shards."""
+        return added_up(self.shards.counts().get(STEP_DEADLINE_S))
+
+    def reshard(self, shards: Sequence[int]) -> int:
+        """Move rows until these shards hold all of them; the version of the slice map after it."""
+        return self._with_shards(self.group.reshard(shards), _RESHARD_S)
+
+    def published(self) -> dict[str, dict[str, int]]:
+        """Updates of rows that went to replicas since the processes started: {"full" | "delta": {"updates", "bytes"}}."""
+        return added_up(self.shards.sent().get(STEP_DEADLINE_S))
+
     def _with_shards(self, work: GroupFuture, timeout_s: float) -> Any:
         serving = self.shards.serve() if self.apart else None
         answer = work.get(timeout_s)
@@ -87,11 +102,38 @@ class TrainerPlayer:
         return answer
 
 
+class EmbeddingPlayer:
+    """The sparse tables of a run, over all shards. Between steps only: the trainers take part."""
+
+    def __init__(self, trainer: TrainerPlayer):
+        self._trainer = trainer
+
+    def rows(self) -> list[dict[str, int]]:
+        """Rows of each table that each shard holds."""
+        return self._trainer.shards.rows().get(STEP_DEADLINE_S)
+
+    def reshard(self, shards: int | Sequence[int]) -> list[dict[str, int]]:
+        """Move all rows, with their optimizer state, to these shards evenly (a number: to the first so many), while
+        readers go on with the published version; the rows of each shard after it. Raises ConfigError where there are
+        not so many shards."""
+        world = self._trainer.shards.world
+        wanted = list(range(shards)) if isinstance(shards, int) else list(shards)
+        if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(world)):
+            raise ConfigError(
+                f"reshard wants distinct shards out of the run's {world} (0 to {world - 1}), got {wanted}; "
+                "start with more: roles.embedding.workers"
+            )
+        if world > 1:
+            self._trainer.reshard(wanted)
+        return self.rows()
+
+
 class RolloutPlayer:
     """The rollout group."""
 
     def __init__(self, group: WorkerGroup, width: int, enter: Enter = _nothing):
         self.group, self.width, self.version, self._enter = group, width, 0, enter
+        self.holds: int | None = None  # the version of the rows that its replicas hold
 
     def here(self, stage: str) -> None:
         """Have the rollout on its device in a stage."""

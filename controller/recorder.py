@@ -58,6 +58,11 @@ class Recorder:
         self._metrics.flush()
         board.flush()
 
+    def tables(self, stage: str, step: int, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """What each sparse table did since the record before: `<table>.rows` held, `<table>.admitted` and so on."""
+        values = {f"{name}.{what}": value for name, every in counts.items() for what, value in every.items()}
+        self.metrics(stage, step, values, role="embedding")
+
     def event(self, kind: str, **body: Any) -> None:
         """Something for the driver to show."""
         self._events.append({"kind": kind, "at": time.time() - self._started, **body})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,6 +16,7 @@ from nonet.controller.receipt import facts_of, make_receipt, measured_rates
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.setups import baselines_of
+from nonet.embedding.tally import COUNTED
 from nonet.models.metrics import paired
 
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
@@ -51,6 +52,8 @@ def make_report(
         "wall_s": dict(wall_s),
         **work,
         "rows": _rows(run),
+        "sparse": _sparse(run, scenario),
+        "absent_reads": _absent(run),
         "peak_rss_bytes": 0,
         "weights": dict(weights),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
@@ -110,14 +113,38 @@ def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict
     ]
 
 
+def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
+    """Rows that each table holds, and what it admitted, refused, evicted and read as default over the whole run."""
+    found = {name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables}
+    seen: dict[tuple[str, int, str], int] = {}
+    for record in _records(run):
+        if record["role"] == "embedding":
+            seen[record["stage"], record["step"], record["name"]] = int(record["value"])
+    for (_, _, name), value in seen.items():
+        table, _, what = name.rpartition(".")
+        counts = found[table]
+        counts[what] = counts[what] + value if what in COUNTED else value
+    return found
+
+
+def _absent(run: RunFolder) -> int:
+    """Positions for which rollouts with copies of the tables, or without, read the default row."""
+    reads = {(r["stage"], r["step"]): int(r["value"]) for r in _records(run) if r["role"] == "rollout"}
+    return sum(reads.values())
+
+
+def _records(run: RunFolder) -> Iterator[dict[str, Any]]:
+    for line in run.metrics.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:  # torn by a kill; its step was run and written again
+            continue
+
+
 def _rows(run: RunFolder) -> dict[str, int]:
     """Trained events by stage, from the metrics; a step written twice by a resume counts once."""
     events: dict[tuple[str, int], float] = {}
-    for line in run.metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # torn by a kill; its step was run and written again
-            continue
+    for record in _records(run):
         if record["name"] in ("events", "prompts"):
             events[record["stage"], record["step"]] = record["value"]
     rows: dict[str, int] = {}

@@ -22,11 +22,11 @@ from nonet.controller.options import (
     Pool,
     Reinforced,
     Role,
-    Sparse,
     Supervised,
     Tokenizer,
 )
 from nonet.controller.part import Part, Word
+from nonet.controller.sparse_options import Sparse
 from nonet.errors import ConfigError
 
 LIBRARY = Path(__file__).resolve().parent.parent / "deploy" / "scenarios"

@@ -24,12 +24,14 @@ from nonet.controller.checkpoint import Manifest
 from nonet.controller.crew import OPEN_S, Change, Crew
 from nonet.controller.history import History
 from nonet.controller.placement import plan_live
-from nonet.controller.players import Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.players import EmbeddingPlayer, Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.publish import publish
 from nonet.controller.run_folder import RunFolder, new_run
 from nonet.controller.scenario import Scenario, document, load_scenario
 from nonet.controller.setups import stage_setups
 from nonet.controller.sources import copy_own_files, data_setup
 from nonet.controller.support import check_runnable
+from nonet.controller.tables import ttl_steps
 from nonet.controller.trace import CONTROLLER, open_trace
 from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
 from nonet.workers.gang import STEP_DEADLINE_S
@@ -155,12 +157,18 @@ class Session:
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
         self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained)
-        self.crew.open(self._folders)
+        steps = {name: stage.steps for name, stage in self.stages.items()}
+        self.crew.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
 
     @property
     def trainer(self) -> TrainerPlayer:
         """The trainers, with the shards of the tables."""
         return self.crew.trainer
+
+    @property
+    def embedding(self) -> EmbeddingPlayer:
+        """The sparse tables, over all shards."""
+        return EmbeddingPlayer(self.crew.trainer)
 
     @property
     def rollout(self) -> RolloutPlayer:
@@ -247,22 +255,13 @@ class Session:
 
         `stage` is the RL stage that they are for, the one under way by default.
         """
-        with self.trace.span("publish"):
-            return self._publish(stage or self._stage)
-
-    def _publish(self, stage: str | None) -> int:
+        began = time.time()
         self.version += 1
-        serves = stage is not None and bool(self.stages[stage].weights)
-        if serves:
-            self.trainer.here(self.stages[stage])
-        fused = self.rollout.group.hosts is self.trainer.group.hosts
-        whole = fused and not self.trainer.apart and self.trainer.group.world == 1
-        dense = {} if fused else {"dense": self.trainer.group.weights()}
-        sparse = {} if whole else {"sparse": self.trainer.shards.export(self.version)}
-        if serves:
-            self.rollout.here(stage)
-        self.rollout.group.apply(self.version, **dense, **sparse).get(STEP_DEADLINE_S)
-        self.rollout.version = self.version
+        name = stage or self._stage
+        setup = self.stages[name] if name is not None and self.stages[name].weights else None
+        limit = self.scenario.sparse.replica_bytes
+        facts = publish(self.trainer, self.rollout, self.version, limit, setup)
+        self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 
     # --- commits ----------------------------------------------------------------------------------------------------

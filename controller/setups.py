@@ -9,6 +9,7 @@ from typing import Any
 
 from nonet.controller.options import Reinforced, RewardOptions, Schedule, Supervised
 from nonet.controller.scenario import Scenario
+from nonet.controller.tables import table_arguments, tier_arguments
 from nonet.workers.host import RoleSpec
 from nonet.workers.setup import RunSetup, StageSetup
 
@@ -18,16 +19,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
     tables, features = {}, {}
     defaults = scenario.sparse.defaults
     for name, table in scenario.sparse.tables.items():
-        tables[name] = {
-            "dim": table.dim or defaults.dim,
-            "optimizer": table.optimizer or defaults.optimizer,
-            "lr": table.lr or defaults.lr,
-        }
-        for key in ("init_scale", "weight_decay"):
-            own = getattr(table, key)
-            value = getattr(defaults, key) if own is None else own
-            if value is not None:
-                tables[name][key] = value
+        tables[name] = table_arguments(defaults, table)
         for feature in table.features or [name]:
             features[feature] = name
     return RunSetup(
@@ -37,6 +29,8 @@ def run_setup(scenario: Scenario) -> RunSetup:
         tables,
         features,
         {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
+        scenario.sparse.in_flight,
+        {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
     )
 
 

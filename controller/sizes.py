@@ -166,6 +166,25 @@ def table_bytes(scenario: Scenario) -> dict[str, int | None]:
     return {name: table.budget for name, table in scenario.sparse.tables.items()}
 
 
+def hot_row_bytes(scenario: Scenario) -> int:
+    """Bytes of hot rows on each shard's device, as the tables' tiers say."""
+    return sum(_of_tier(scenario, name, "device") for name in scenario.sparse.tables)
+
+
+def shard_bytes(scenario: Scenario, shards: int) -> float:
+    """Bytes of rows in each shard's memory: what a tier holds there, else the shard's part of the budget, where one is given."""
+    budgets = table_bytes(scenario)
+    parts = [(_of_tier(scenario, name, "host"), (budget or 0) / shards) for name, budget in budgets.items()]
+    return sum(min(tier, part) if tier and part else tier or part for tier, part in parts)
+
+
+def _of_tier(scenario: Scenario, name: str, tier: str) -> int:
+    table, defaults = scenario.sparse.tables[name], scenario.sparse.defaults
+    rows, given = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
+    size = row_bytes(table.dim or defaults.dim, table.optimizer or defaults.optimizer)
+    return int(given or (rows or 0) * size)
+
+
 def _backbone(path: str, precision: str, levels: int) -> ModelSize:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     known = _KNOWN.get(name.lower())

@@ -11,6 +11,7 @@ from nonet.controller.options import Supervised
 from nonet.controller.players import Prompts
 from nonet.controller.recorder import Recorder
 from nonet.controller.session import Session
+from nonet.controller.tables import has_policy
 from nonet.workers.gang import STEP_DEADLINE_S
 
 # A call per chunk, not per step, keeps the controller out of a 20 ms step's way.
@@ -50,6 +51,7 @@ def _supervised(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             "norm": records[-1]["norm"],
             "events": events,
         }
+        _tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
         for passed in range(step, stop):
             session.commit(passed)
@@ -82,12 +84,26 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             "reward": total,
             "rows/s": len(prompts.users) / (time.perf_counter() - began),
         }
+        _tables(session, recorder, name, step + 1, shown)
+        absent = float(session.rollout.group.absent().get(STEP_DEADLINE_S))
+        recorder.metrics(name, step + 1, {"absent": absent}, role="rollout")
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
         if halt:
             return False
     return True
+
+
+def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: dict[str, float]) -> None:
+    """Note what the sparse tables did; where some refuse or forget rows, show it too."""
+    counts = session.trainer.counts()
+    recorder.tables(stage, step, counts)
+    if has_policy(session.scenario):
+        sums = {
+            what: sum(every[what] for every in counts.values()) for what in ("rows", "refused", "evicted")
+        }
+        shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
 
 
 def rehearse(session: Session) -> None:

@@ -31,9 +31,6 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"model.use: {scenario.model.use}"
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
-    for name, table in scenario.sparse.tables.items():
-        if table.admit or table.evict or table.budget:
-            yield f"sparse.tables.{name}: admit, evict, budget"
     yield from _missing_roles("roles", scenario.roles)
     if scenario.evaluate.every:
         yield "evaluate.every"

@@ -13,7 +13,7 @@ from nonet.deploy.scores import label, number
 
 def facts(report: Mapping[str, Any], scenario: str) -> str:
     """The last section: the command, the scenario as resolved, wall time, memory, sizes and versions."""
-    body = _command(report) + _wall(report) + _work(report) + _sizes(report)
+    body = _command(report) + _wall(report) + _work(report) + _tables(report) + _sizes(report)
     if scenario:
         body += collapsed("Scenario as resolved", f"<pre>{escape(scenario)}</pre>")
     return section("How it was made", body) if body else ""
@@ -59,8 +59,26 @@ def _work(report: Mapping[str, Any]) -> str:
         ]
         for name, share in idle.items()
     ]
+    for kind, counts in (report.get("published") or {}).items():
+        if counts.get("updates"):
+            name = f"rows to rollout, {counts['updates']:,} {kind} updates"
+            rows.append([row_name(name), f"<td></td><td>{number(counts['bytes'] / 2**20, 2)} MiB</td>"])
     note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
     return table(["group", "idle", "bytes given back"], rows, caption=f"Work. {note}") if rows else ""
+
+
+def _tables(report: Mapping[str, Any]) -> str:
+    """Sparse tables, where some id was refused, forgotten or read as the default row."""
+    tables = report.get("sparse") or {}
+    if not any(counts.get(what) for counts in tables.values() for what in ("refused", "evicted", "absent")):
+        return ""
+    columns = ["rows", "admitted", "evicted", "refused", "absent"]
+    rows = [
+        [row_name(name), "".join(f"<td>{counts.get(what, 0):,}</td>" for what in columns)]
+        for name, counts in tables.items()
+    ]
+    note = "Refused and absent: look-ups in training and in reading that read the default row."
+    return table(["table", *columns], rows, caption=f"Sparse tables. {note}")
 
 
 def _sizes(report: Mapping[str, Any]) -> str:

@@ -39,7 +39,8 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class BaseTable(ABC):
     """A sparse table's public face but for lookup and apply.
 
-    `absent` counts the keys that `lookup(train=False)` did not find and answered with the default row. `step` is the
+    `absent` counts the keys that `lookup(train=False)` did not find and answered with the default row, `evicted` the rows
+    that the table's own policy has let go. `step` is the
     last step applied; steps count over the whole run and never go back, since `export(since=...)` relies on them.
     """
 
@@ -47,6 +48,7 @@ class BaseTable(ABC):
         self.name, self.dim, self.seed = name, dim, seed
         self.spec = TableSpec(dim, **settings)
         self.absent, self.step = 0, 0
+        self.evicted = 0
         self.deleted = Deleted()
         self._optimizer = row_optimizer(self.spec.optimizer)
         self._state_width = self._optimizer.state_width(dim)

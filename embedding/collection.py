@@ -110,6 +110,13 @@ class _Collection(nn.Module):
             grads = torch.cat([torch.empty(0, config.spec.dim), *(grad.cpu() for _, grad in reached)])
             self.source.push(name, keys, grads, step, lr.get(name) if isinstance(lr, Mapping) else lr)
 
+    def asked(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The keys [N] that a forward of this batch asks each table for, in that order."""
+        return {
+            table: torch.cat([ids for ids, _ in self._asked(batch, table, config).values()])
+            for table, config in self.tables.items()
+        }
+
     def forget(self) -> None:
         """Drop the forwards that no push took up, as after a batch that is left out."""
         for waiting in self._waiting.values():

@@ -157,6 +157,7 @@ class NativeTable(BaseTable):
         gone = np.empty(self._counters["evicted"], dtype=np.int64)
         self._core.nonet_table_take_evicted(self._handle, _at(gone))
         self.deleted.add(gone, step)
+        self.evicted += len(gone)
 
     def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
         after = np.iinfo(np.int64).min if since is None else since

@@ -136,6 +136,7 @@ class NumPyTable(BaseTable):
         gone = self.keys[rows].copy()
         self._delete(gone)
         self.deleted.add(gone, step)
+        self.evicted += len(gone)
 
     def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
         place = slice_of(self.keys)

@@ -117,7 +117,7 @@ class TieredTable(BaseTable):
             self.host.apply(wanted, grads, step, lr)
         else:
             self._apply(self.hot, wanted, grads, step, lr)
-        self.step = self.host.step
+        self.step, self.evicted = self.host.step, self.host.evicted
         self._demote(wanted)
 
     def prefetch(self, keys: Tensor | np.ndarray, step: int) -> None:

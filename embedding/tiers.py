@@ -5,7 +5,11 @@ Rows on the device keep their place in memory, so memory holds more than twice a
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 from nonet.embedding.device_cache import device_row_bytes
 from nonet.embedding.spec import TableSpec
@@ -27,6 +31,17 @@ class Tiers:
     policy: str = "lfu"
     host_rows: int = 0
     folder: str = ""
+
+    @classmethod
+    def of(cls, spec: TableSpec, given: Mapping[str, Any], device: str = "cpu") -> Self:
+        """From a configuration: `host_bytes` in place of host_rows, and the system's scratch space where no folder is named."""
+        settings = dict(given)
+        host_bytes = settings.pop("host_bytes", 0)
+        if host_bytes:
+            settings["host_rows"] = max(1, host_bytes // spec.row_bytes)
+        if settings.get("host_rows"):
+            settings.setdefault("folder", str(Path(tempfile.gettempdir()) / "nonet-cold"))
+        return cls(device=device, **settings)
 
     def rows_on_device(self, spec: TableSpec) -> int:
         """The device's budget in rows; of two the smaller."""

@@ -229,7 +229,8 @@ class SparseWorld:
     def _lookup(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
         history = self.histories[table]
         with history.making(keys) if train else history.lock:
-            return self.tables[table].lookup(keys, train=train)
+            rows = self.tables[table].lookup(keys, train=train)
+        return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
 
     def _lookup_into(self, table: str, keys: np.ndarray, train: bool, out: Tensor) -> None:
         history, held = self.histories[table], self.tables[table]

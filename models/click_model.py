@@ -108,7 +108,7 @@ class ClickModel:
         self.setup = ClickSetup(**config["setup"])
         configs = self.setup.configs()
         specs = {name: table.spec for name, table in configs.items()}
-        reader = ReplicaReader({name: spec.dim for name, spec in specs.items()})
+        reader = ReplicaReader(specs)
         reader.apply(update_of(folder, specs))
         self.bags = EmbeddingBagCollection(configs, ReadRows(reader)).eval()
         self.model = self.setup.build().eval()

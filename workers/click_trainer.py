@@ -6,12 +6,12 @@ step's rows learn without their moment, so that the model can be asked about a m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nonet.embedding.collection import EmbeddingBagCollection
 from nonet.models.click_model import ClickSetup, save_clicks
@@ -20,7 +20,8 @@ from nonet.rl.corpus_items import as_array, read_items
 from nonet.samples.clicks import Clicks
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.steps import step_rows
-from nonet.workers.dense import Dense, LearningRate
+from nonet.workers.asked import Asked, Given
+from nonet.workers.dense import Dense
 from nonet.workers.device import claim, device
 from nonet.workers.method import Replicate, method
 from nonet.workers.setup import RunSetup, StageSetup
@@ -60,37 +61,34 @@ class ClickTrainer(Trainer):
                 as_array(self._items["item_id"]),
             )
 
-    def _supervised(self, stage: StageSetup, step: int) -> dict[str, float]:
-        began = time.perf_counter()
+    def _read(self, stage: StageSetup, step: int) -> Asked:
         clicks = self._clicks(stage.target or "")
         rows = clicks.rows(TRAIN)
         _, places = step_rows(len(rows), stage.users, self.run.seed, stage.name, step)
         timeless = rng(self.run.seed, stage.name, step, "timeless").random(len(places)) < _TIMELESS
         mine = slice(self.rank, None, self.world)
         index = rows[places][mine]
+        bags = clicks.batch(index, timeless=timeless[mine])
+        label = torch.from_numpy(clicks.label[index])
+        return Asked((bags, label, len(places)), self._collection().asked(bags), {})
+
+    def _computed(
+        self, stage: StageSetup, step: int, read: Asked, rows: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        batch, label, events = read.batch
         device(self.device).seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
         self.model.train()
-        loss, bags = torch.zeros(()), self._collection()
-        pooled = bags(clicks.batch(index, timeless=timeless[mine]), self.device)
-        if len(index):  # a rank's share may be empty; it still meets the others
-            label = torch.from_numpy(clicks.label[index]).to(self.device)
+        bags = self._collection()
+        bags.source = given = Given(rows)
+        loss, pooled = torch.zeros(()), bags(batch, self.device)
+        if len(label):  # a rank's share may be empty; it still meets the others
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                self.model(pooled), label, reduction="sum"
+                self.model(pooled), label.to(self.device), reduction="sum"
             )
-            (loss / len(places)).backward()
+            (loss / events).backward()
         total = self.dense.total(float(loss.detach()))[0]
-        rate = LearningRate(**stage.lr).at(step, stage.steps)
-        norm = self.dense.step(rate)
-        rates = {name: table["lr"] * rate / stage.base for name, table in self.run.tables.items()}
-        bags.push(stage.first + step + 1, rates)
-        seconds = time.perf_counter() - began
-        return {
-            "loss": total / len(places),
-            "events": float(len(places)),
-            "lr": rate,
-            "norm": norm,
-            "seconds": seconds,
-        }
+        bags.push(step)
+        return given.grads, self._stepped(stage, step, total / events, float(events))
 
     def _clicks(self, target: str) -> Clicks:
         """The events, labelled by a stage's condition."""
@@ -103,6 +101,6 @@ class ClickTrainer(Trainer):
         return self._known[target]
 
     def _collection(self) -> EmbeddingBagCollection:
-        if self._bags is None or self._bags.source is not self.sparse:
-            self._bags = EmbeddingBagCollection(click_setup(self.run).configs(), self.sparse)
+        if self._bags is None:
+            self._bags = EmbeddingBagCollection(click_setup(self.run).configs(), Given({}))
         return self._bags

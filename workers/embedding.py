@@ -6,17 +6,31 @@ Fused with the trainer, the trainer works on its tables directly (or W fused ran
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from nonet.embedding.base import BaseTable
 from nonet.embedding.checkpoint import load, save
+from nonet.embedding.core import make_table
 from nonet.embedding.layout import Layout
+from nonet.embedding.publish import Answer, Publisher
 from nonet.embedding.reader import make_update
-from nonet.embedding.store import TableSpec
+from nonet.embedding.slices import SliceMap
+from nonet.embedding.spec import TableSpec
+from nonet.embedding.tally import Tally
+from nonet.embedding.tiered_table import TieredTable
+from nonet.embedding.tiers import Tiers
 from nonet.embedding.world import SparseWorld
+from nonet.errors import ConfigError, StaleVersion
+from nonet.workers.device import HOST, claim
 from nonet.workers.gang import Gang, Membership, join, leave
-from nonet.workers.method import PerRank, method
+from nonet.workers.method import PerRank, Replicate, method
 from nonet.workers.setup import RunSetup
+from nonet.workers.spans import size_bytes
 from nonet.workers.worker import DistributeWorker
 
 
@@ -24,20 +38,39 @@ class EmbeddingShard(DistributeWorker):
     """Shards of every sparse table of the run."""
 
     def __init__(self, run: RunSetup):
-        self.specs = {name: TableSpec(**spec) for name, spec in run.tables.items()}
+        self.specs, self._tiers = run.specs(), run.tiers
         self._seed, self._member = run.seed, Membership(0, 1)
         self.world_: SparseWorld | None = None
+        self._tally: Tally | None = None
+        self._publisher: Publisher | None = None
+        self._steps: dict[int, int] = {}  # the version that replicas hold -> the last step in it
+        self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
+
+    def setup(self) -> None:
+        for name, given in self._tiers.items():
+            try:
+                Tiers.of(self.specs[name], given).check(self.specs[name])
+            except ConfigError as error:
+                raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
     @property
     def sparse(self) -> SparseWorld:
         """The shard's part of the sparse world; a world of one until a gang is joined."""
         if self.world_ is None:
-            self.world_ = SparseWorld(self.specs, seed=self._seed)
+            self._hold(SparseWorld(self.specs, seed=self._seed, make=self._made))
+        assert self.world_ is not None
         return self.world_
 
     def enter(self, layout: Layout, member: Membership) -> None:
         """Take this place in a sparse world; a fused trainer calls it with its own membership."""
-        self.world_ = SparseWorld(self.specs, seed=self._seed, layout=layout, group=member.everyone)
+        group = member.everyone
+        self._hold(SparseWorld(self.specs, seed=self._seed, layout=layout, group=group, make=self._made))
+
+    @method(ttl_steps=Replicate)
+    def settle(self, ttl_steps: Mapping[str, int]) -> None:
+        """Times to live by table, known once the data is; before a gang is joined."""
+        for name, steps in ttl_steps.items():
+            self.specs[name] = replace(self.specs[name], ttl_steps=steps)
 
     @method(gang=PerRank)
     def meet(self, gang: Gang) -> None:
@@ -56,20 +89,85 @@ class EmbeddingShard(DistributeWorker):
         return {name: len(table) for name, table in self.sparse.tables.items()}
 
     @method()
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What each table did since the last time asked; see Tally."""
+        self._tally = self._tally or Tally(self.sparse.tables)
+        return self._tally.take()
+
+    @method()
     def save(self, folder: str) -> dict[str, int]:
         """Write the owned rows of each table under folder/sparse/; how many there are."""
         save(self.sparse, Path(folder)).wait()
+        self._forget_deletes()
         return self.rows()
 
     @method()
     def load(self, folder: str) -> None:
         """Read the owned slices out of every shard's file, whatever the number of shards that wrote them."""
         load(self.sparse, Path(folder))
+        self._hold(self.sparse)
+
+    @method()
+    def replica_bytes(self) -> int:
+        """Bytes of the keys and rows that a replica of this shard's tables holds."""
+        return sum(len(table) * (8 + 4 * table.dim) for table in self.sparse.tables.values())
 
     @method(collect="concat")
-    def export(self, version: int) -> list[dict[str, Any]]:
-        """A full update for replicas, at this version: Arrow tables by name; one a shard."""
-        return [make_update(self.sparse.tables, version)]
+    def export(self, version: int, have: int | None = None) -> list[dict[str, Any]]:
+        """An update for replicas to this version, one a shard: from version `have` what was touched since, else everything."""
+        tables = self.sparse.tables
+        since = self._steps.get(have) if have is not None else None
+        base = None if since is None else have
+        update = make_update(tables, version, base=base, since=since)
+        self._steps = {version: min((table.step for table in tables.values()), default=0)}
+        sent = self._sent["full" if base is None else "delta"]
+        sent["updates"] += self.rank == 0
+        sent["bytes"] += size_bytes(update)
+        return [update]
+
+    @method()
+    def sent(self) -> dict[str, dict[str, int]]:
+        """Updates for replicas and their bytes, full ones and deltas; rank 0 counts the updates."""
+        return {kind: dict(counts) for kind, counts in self._sent.items()}
+
+    @method()
+    def publish(self, version: int) -> None:
+        """Keep the rows as they are now readable by key as `version`, whatever is trained from now on."""
+        if self._publisher is None:
+            self._publisher = Publisher(self.sparse)
+        self._publisher.publish(version)
+
+    @method(collect="first")
+    def slice_map(self) -> SliceMap:
+        """Which shard holds which slices."""
+        return self.sparse.slices
+
+    def read(self, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+        """Rows of keys [N] at a published version; readers call it at any time, on a thread of its own."""
+        if self._publisher is None:
+            raise StaleVersion(
+                f"embedding-{self.rank} has published nothing yet; publish a version before readers ask"
+            )
+        return self._publisher.rows(table, keys, version, wire)
+
+    def _forget_deletes(self) -> None:
+        """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""
+        held = min(self._steps.values(), default=None)
+        for table in self.sparse.tables.values():
+            table.deleted.forget(table.step if held is None else min(held, table.step))
+
+    def _made(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
+        """A table, in the tiers that the scenario gives it."""
+        if name not in self._tiers:
+            return make_table(name, spec, seed)
+        given = self._tiers[name]
+        wants_device = given.get("device_rows") or given.get("device_bytes")
+        tiers = Tiers.of(spec, given, claim(self.device) if wants_device else HOST)
+        return TieredTable.over(make_table(name, spec, seed), tiers)
+
+    def _hold(self, world: SparseWorld) -> None:
+        self.world_, self._tally = world, Tally(world.tables)
+        self._publisher, self._steps = None, {}
 
     def teardown(self) -> None:
         leave(self._member)

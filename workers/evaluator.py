@@ -17,7 +17,6 @@ import torch
 
 from nonet.embedding.checkpoint import update_of
 from nonet.embedding.reader import ReplicaReader
-from nonet.embedding.store import TableSpec
 from nonet.models.baselines import BASELINES, Popularity
 from nonet.models.metrics import paired, per_event, rank_of_target_np, summarise, tie_order
 from nonet.models.model import build_model
@@ -198,8 +197,8 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
     """The model of a commit on a device, with its sparse rows, ready to be asked."""
     model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
     load_model(model, folder / "dense")
-    reader = ReplicaReader({name: spec["dim"] for name, spec in run.tables.items()})
-    reader.apply(update_of(folder, {name: TableSpec(**spec) for name, spec in run.tables.items()}))
+    reader = ReplicaReader(run.specs())
+    reader.apply(update_of(folder, run.specs()))
     return Recommender(model, reader, dict(run.features), corpus, run.history)
 
 

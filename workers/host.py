@@ -1,7 +1,8 @@
 """The process behind a worker: one Ray actor that holds one role, or several fused ones.
 
-Two concurrency groups: `work` (one thread: role methods and collectives, in order) and `control` (two threads: ping,
-stacks, counters), which never touches a process group, so a worker deep in a collective still answers. A host that Ray
+Three concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads: ping, stacks,
+counters) and `read` (two threads: rows of a published version), which never touch a process group, so a worker deep in a
+collective still answers. A host that Ray
 restarted holds no roles and takes no calls until its group has built it again.
 """
 
@@ -49,7 +50,7 @@ class Whereabouts:
     devices: tuple[str, ...]
 
 
-@ray.remote(concurrency_groups={"work": 1, "control": 2})
+@ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2})
 class Host:
     """One worker process. `orphan_timeout_s`: it exits when it hears nothing from its controller for so long (0: never)."""
 
@@ -175,6 +176,14 @@ class Host:
             faulthandler.dump_traceback(out, all_threads=True)
             out.seek(0)
             return out.read().decode()
+
+    @ray.method(concurrency_group="read")
+    def read(self, role: str, *asked: Any) -> Any:
+        """What a role answers to readers while it works."""
+        start = time.time()
+        answer = self._roles[role].read(*asked)  # type: ignore[attr-defined]
+        self._spans.add(f"{role}.read", start, time.time(), getattr(answer, "data", None))
+        return answer
 
     @ray.method(concurrency_group="work")
     def stop(self) -> None:

@@ -6,13 +6,18 @@ was published is the version it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import ray
 from torch import Tensor
 
+from nonet.embedding.publish import Answer
 from nonet.embedding.reader import LocalReader, ReplicaReader, join_updates
+from nonet.embedding.remote import Published, RemoteReader
+from nonet.embedding.slices import SliceMap
 from nonet.errors import StaleVersion
 from nonet.models.model import build_model
 from nonet.random import rng
@@ -25,6 +30,7 @@ from nonet.samples.steps import prompt_step
 from nonet.types import Jagged, Rollouts
 from nonet.workers.device import claim
 from nonet.workers.files import tensors_of
+from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.method import Replicate, Shard, method
 from nonet.workers.residency import tensors_of as buffers_of
 from nonet.workers.setup import RunSetup
@@ -38,7 +44,7 @@ class Rollout(DistributeWorker):
 
     def __init__(self, run: RunSetup):
         self.run = run
-        self._version = -1
+        self._version, self._absent = -1, 0
         self._kept_out: np.ndarray | None = None
 
     @method(folders=Replicate)
@@ -54,23 +60,39 @@ class Rollout(DistributeWorker):
             )
         )
         whole = shard is not None and shard.sparse.layout.world == 1
-        self._replica = (
-            None if whole else ReplicaReader({name: spec["dim"] for name, spec in self.run.tables.items()})
-        )
+        self._replica = None if whole else ReplicaReader(self.run.specs())
         self._reader = LocalReader(shard.sparse.tables) if whole else self._replica
         self._recommender = Recommender(
             model, self._reader, dict(self.run.features), corpus, self.run.history
         )
 
-    @method(dense=Replicate, sparse=Replicate)
-    def apply(self, version: int, dense: bytes = b"", sparse: list[Mapping[str, Any]] | None = None) -> int:
-        """Move to a published version: dense weights and rows of all shards; what is shared needs neither. Returns it."""
+    @method(dense=Replicate, sparse=Replicate, slices=Replicate, shards=Replicate)
+    def apply(
+        self,
+        version: int,
+        dense: bytes = b"",
+        sparse: list[Mapping[str, Any]] | None = None,
+        slices: SliceMap | None = None,
+        shards: Sequence[Any] = (),
+    ) -> int:
+        """Move to a published version: dense weights, and rows of all shards as updates for the copies held here, or by key
+        from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither. Returns it."""
         if dense and "trainer" not in self.place.peers:
             self._recommender.model.load_state_dict(tensors_of(dense))
         if self._replica is not None and sparse is not None:
             self._replica.apply(join_updates(sparse))
+        if slices is not None:
+            self._read_by_key(Published(version, slices, [partial(_ask, host) for host in shards]))
         self._version = version
         return version
+
+    @method(collect="sum")
+    def absent(self) -> int:
+        """Positions that read the default row since the last time asked; live tables count their own."""
+        reader = self._recommender.reader
+        now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
+        before, self._absent = self._absent, now
+        return max(0, now - before)
 
     @method(collect="first")
     def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
@@ -123,10 +145,26 @@ class Rollout(DistributeWorker):
         """The model, which is the trainer's where they are fused."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 
+    def _read_by_key(self, published: Published) -> None:
+        """Ask the shards for rows as they were published; what was asked for before is forgotten."""
+        self._published = published
+        if isinstance(self._recommender.reader, RemoteReader):
+            self._recommender.reader.refresh()
+            return
+        self._replica = None  # tables have outgrown copies
+        self._recommender.reader = RemoteReader(self.run.specs(), lambda: self._published)
+
     def _held_out(self) -> np.ndarray:
         if self._kept_out is None:
             self._kept_out = _keep_out(self._corpus.seq, self.run.seed)
         return self._kept_out
+
+
+def _ask(host: Any, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+    try:
+        return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=STEP_DEADLINE_S)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, StaleVersion) else error from None
 
 
 def _keep_out(seq: Sequences, seed: int) -> np.ndarray:

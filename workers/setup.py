@@ -13,7 +13,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
-    and of tables whose features are bags how a bag is pooled."""
+    of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
+    and of tables in tiers what each may hold."""
 
     seed: int
     history: int
@@ -21,6 +22,14 @@ class RunSetup:
     tables: Mapping[str, Mapping[str, Any]]
     features: Mapping[str, str]
     combiners: Mapping[str, str] = field(default_factory=dict)
+    in_flight: int | None = None
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def specs(self) -> dict[str, Any]:
+        """The TableSpec of each sparse table."""
+        from nonet.embedding.spec import TableSpec
+
+        return {name: TableSpec(**spec) for name, spec in self.tables.items()}
 
     def feature_dims(self) -> dict[str, int]:
         """Width of each sparse feature."""

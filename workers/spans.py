@@ -46,7 +46,7 @@ class Spans:
         return self._metrics
 
 
-def size_bytes(value: Any, depth: int = 3) -> int:
+def size_bytes(value: Any, depth: int = 4) -> int:
     """Bytes of the arrays, tensors, tables and byte strings in a value; what has none counts nothing."""
     size = getattr(value, "nbytes", None)
     if size is not None:

@@ -104,7 +104,13 @@ def _lengths(seq: Any) -> dict[str, Any]:
     train = seq.split == TRAIN
     lengths = np.add.reduceat(train.astype(np.int64), seq.offsets[:-1])
     shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}
-    return {"train_spread": float(lengths.std() / max(1e-9, lengths.mean())), "trained_share": shares}
+    times = seq.time[train]
+    span_s = int(times.max() - times.min()) if len(times) else 0
+    return {
+        "train_span_s": span_s,
+        "train_spread": float(lengths.std() / max(1e-9, lengths.mean())),
+        "trained_share": shares,
+    }
 
 
 def write_sequences(folder: Path, seq: Any, items: pa.Table) -> None:

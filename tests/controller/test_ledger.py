@@ -11,8 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from views import RL, gpu_nodes, scenario
 
 from nonet.controller.ledger import phases
+from nonet.controller.memory import need
 from nonet.controller.plan import plan
-from nonet.controller.sizes import model_size, sid_decoder_parameters
+from nonet.controller.scenario import load_scenario
+from nonet.controller.sizes import hot_row_bytes, model_size, shard_bytes, sid_decoder_parameters
 from nonet.errors import PlacementError
 
 GB = 10**9
@@ -135,3 +137,14 @@ def test_memory_that_the_view_does_not_know_is_said_and_not_checked():
 def test_with_staleness_rollout_and_update_are_one_phase():
     assert "rollout + update" in phases(scenario(stages=rl(staleness=1)).stages["rl"])
     assert list(phases(scenario(stages=rl()).stages["rl"])) == ["rollout", "score", "update", "publish"]
+
+
+def test_tiers_bound_what_a_shard_keeps_in_memory_and_add_its_hot_rows():
+    tiers = "sparse.tables.item={dim: 32, budget: 8GB, tiers: {device: 1GB, host: 3GB}}"
+    tiered, _ = load_scenario("quickstart", [tiers])
+    whole, _ = load_scenario("quickstart", ["sparse.tables.item={dim: 32, budget: 8GB}"])
+    assert (hot_row_bytes(tiered), hot_row_bytes(whole)) == (1_000_000_000, 0)
+    assert (shard_bytes(tiered, 2), shard_bytes(whole, 2)) == (3e9, 4e9)
+    assert shard_bytes(tiered, 8) == 1e9  # the shard's part of the budget is less
+    size = model_size(tiered)
+    assert need(tiered, "pretrain", ("trainer", "embedding"), 1, size, 0).fixed["hot rows"] == 1e9

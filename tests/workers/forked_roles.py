@@ -1,0 +1,170 @@
+"""Trainers and embedding shards of a run as forked processes, without Ray: one import of torch for all of them.
+
+    python forked_roles.py ASK.json
+
+ASK: scenario, changes, trainers, shards apart (0: fused), folder, acts. Acts are done in order by every rank:
+["begin", stage], ["train", stage, start, stop], ["save", name], ["load", name, stage], ["reshard", shards]. Rank r writes
+FOLDER/<r>.json: what `train` gave and what the tables counted. `played` runs it from a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+WAIT_S = 90
+
+
+def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=None):
+    """The ranks' results; `data` is a folder with artifacts of an earlier call, to be made in this one by default."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ask = {"scenario": str(scenario), "changes": list(changes), "trainers": trainers, "shards": shards,
+           "folder": str(folder), "data": str(data or folder), "acts": acts}  # fmt: skip
+    (folder / "ask.json").write_text(json.dumps(ask))
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder / "ask.json")],
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(trainers + shards)]
+
+
+class Rank:
+    """One process: a trainer, with its shard where fused, or a shard."""
+
+    def __init__(self, ask, rank, material):
+        from nonet.workers.embedding import EmbeddingShard
+        from nonet.workers.trainer import Trainer
+        from nonet.workers.worker import Place
+
+        self.ask, self.rank = ask, rank
+        self.setup, self.stages, folders, ttl, trainer_class = material
+        trains = rank < ask["trainers"]
+        self.shard = None if trains and ask["shards"] else EmbeddingShard(self.setup)
+        self.trainer = (trainer_class or Trainer)(self.setup) if trains else None
+        peers = {"embedding": self.shard} if self.shard else {}
+        for role in filter(None, (self.trainer, self.shard)):
+            apart = rank - ask["trainers"]
+            name, at, world = (
+                ("trainer", rank, ask["trainers"]) if trains else ("embedding", apart, ask["shards"])
+            )
+            role.place = Place(role=name, rank=at, world=world, peers=peers)
+            role.settle(ttl)
+        if self.trainer:
+            self.trainer.open(folders)
+        self._meet()
+
+    def _meet(self):
+        from nonet.workers.gang import Gang
+
+        trainers, shards = self.ask["trainers"], self.ask["shards"]
+        if trainers + shards == 1:
+            return
+        where = Path(self.ask["folder"]) / "store.json"
+        if self.rank == 0:
+            found = self.trainer.host_gang()
+            where.with_suffix(".tmp").write_text(json.dumps(found))
+            where.with_suffix(".tmp").rename(where)
+        until = time.monotonic() + WAIT_S
+        while not where.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        host, port = json.loads(where.read_text())
+        (self.trainer or self.shard).meet(Gang(host, port, 0, trainers, shards))
+
+    def play(self):
+        found = {"records": [], "counts": []}
+        for what, *args in self.ask["acts"]:
+            answer = getattr(self, what)(*args)
+            if what == "train" and self.trainer:
+                found["records"] += [{k: v for k, v in r.items() if k != "seconds"} for r in answer]
+            if self.shard:
+                found["counts"].append(self.shard.counts())
+        return found
+
+    def begin(self, stage):
+        if self.trainer:
+            self.trainer.begin(self.stages[stage])
+
+    def train(self, stage, start, stop):
+        return self.trainer.train(self.stages[stage], start, stop) if self.trainer else self.shard.serve()
+
+    def reshard(self, shards):
+        return self.trainer.reshard(shards) if self.trainer else self.shard.serve()
+
+    def save(self, name):
+        for role in filter(None, (self.trainer, self.shard)):
+            role.save(str(Path(self.ask["data"]) / name))
+
+    def load(self, name, stage):
+        if self.trainer:
+            self.trainer.load(str(Path(self.ask["data"]) / name), self.stages[stage])
+        if self.shard:
+            self.shard.load(str(Path(self.ask["data"]) / name))
+
+
+def _material(ask):
+    from nonet.controller.scenario import load_scenario
+    from nonet.controller.setups import predicts_clicks, run_setup, stage_setups
+    from nonet.controller.sources import data_setup
+    from nonet.controller.tables import ttl_steps
+    from nonet.workers.click_tokenise import ClickTokeniser
+    from nonet.workers.click_trainer import ClickTrainer
+    from nonet.workers.tokenise import Tokeniser
+
+    scenario, beside = load_scenario(ask["scenario"], ask["changes"])
+    clicks = predicts_clicks(scenario)
+    kept = Path(ask["data"]) / "facts.json"
+    if not kept.exists():
+        tokeniser = ClickTokeniser() if clicks else Tokeniser()
+        kept.write_text(json.dumps(tokeniser.prepare(data_setup(scenario, beside), ask["data"])))
+    facts = json.loads(kept.read_text())
+    folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    stages = stage_setups(scenario, facts["data"]["users"], facts["data"]["trained_events"])
+    ttl = ttl_steps(scenario, facts["data"], {name: stage.steps for name, stage in stages.items()})
+    return run_setup(scenario), stages, folders, ttl, ClickTrainer if clicks else None
+
+
+def _forked(ask, rank, material):
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        found = Rank(ask, rank, material).play()
+        (Path(ask["folder"]) / f"{rank}.json").write_text(json.dumps(found))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _main(ask):
+    import torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    material = _material(ask)
+    children = [_forked(ask, rank, material) for rank in range(ask["trainers"] + ask["shards"])]
+    until, codes = time.monotonic() + WAIT_S, {}
+    while len(codes) < len(children) and time.monotonic() < until and not any(codes.values()):
+        for child in set(children) - codes.keys():
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                codes[child] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    for child in set(children) - codes.keys():
+        os.kill(child, 9)
+    return 0 if len(codes) == len(children) and not any(codes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main(json.loads(Path(sys.argv[1]).read_text())))
