@@ -25,6 +25,9 @@ _KNOWN = {
     "llama-3.2-1b": (1.24e9, 16, 2048, 8192, 512, 128256),
 }
 _DEPTH_RANK, _DEPTH_ROWS = 16, 1 << 14  # nonet.models.depth
+_DEPTH_VECTORS = (
+    16  # a level and position, at ahead: 3 (quickstart: 219 vectors a position are kept, with depth: mlp 154)
+)
 _GAPS, _RATINGS, _TYPES = 28, 21, 32  # nonet.models.sid_decoder
 _BUCKETS = 64  # nonet.models.hstu
 _STATES = {
@@ -49,15 +52,17 @@ class ModelSize:
     positions_an_event: int
     weight_bytes: int
     assumed: str = ""
+    depth_vectors: int = 0
 
     def activation_bytes(self, tokens: float) -> float:
         """Kept for the backward pass of this many positions; attention without its score matrix.
 
         A layer keeps about 10 vectors of the width, 2 of the feed-forward and 2 of keys and values; the head keeps its
-        logits twice in fp32 (softmax and gradient).
+        logits twice in fp32 (softmax and gradient). `depth_vectors` are those that a level of the depth decoder adds.
         """
         layer = 10 * self.width + 2 * self.feed_forward + 2 * self.kv_width
-        return tokens * (self.layers * layer * self.weight_bytes + 8 * self.vocabulary)
+        kept = self.layers * layer + self.levels * self.depth_vectors * self.width
+        return tokens * (kept * self.weight_bytes + 8 * self.vocabulary)
 
     def kv_bytes(self, tokens: float) -> float:
         """Keys and values of this many cached tokens."""
@@ -95,6 +100,7 @@ def model_size(scenario: Scenario) -> ModelSize:
         ""
         if scenario.model.use == "sid_decoder"
         else f"sizes of {scenario.model.use} as those of the SID decoder",
+        _DEPTH_VECTORS if options.get("depth") == "attention" else 0,
     )
 
 

@@ -125,9 +125,11 @@ class DepthAttention(DepthDecoder):
     def _asked(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
         """Queries [.., D], not turned: one state for each prefix, or one of the two broadcast over the second dimension."""
         asked = self.query[level](state)
-        for place, table in enumerate(self.sought[level]):  # type: ignore[arg-type]
-            asked = asked + table(prefix[..., place])
-        return asked
+        if level == 0:
+            return asked
+        tables = self.sought[level]
+        codes = [table(prefix[..., place]) for place, table in enumerate(tables)]  # type: ignore[arg-type]
+        return asked + sum(codes[1:], codes[0])  # codes first: for all prompts at once where they share them
 
     def _history(self, state_TD: Tensor, cuts_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [T, H, E] of the states, each turned by its place in its sequence."""

@@ -103,7 +103,7 @@ class SidDecoder(nn.Module):
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """The weights between hidden states: those that gain from Muon."""
-        return [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]
+        return [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]  # type: ignore[misc]
 
     def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
         sid_ML = self.targets(batch)

@@ -45,11 +45,12 @@ def test_parameters_are_those_of_the_real_module():
 
 
 def test_a_plan_knows_the_size_of_the_model_that_the_scenario_asks_for():
-    sizes = [
-        model_size(scenario(model={"use": "sid_decoder", **options})).parameters
+    plain, depth, hstu = (
+        model_size(scenario(model={"use": "sid_decoder", **options}))
         for options in ({}, {"depth": "attention"}, {"block": "hstu"})
-    ]
-    assert sizes[1] > sizes[0] > sizes[2]
+    )
+    assert depth.parameters > plain.parameters > hstu.parameters
+    assert depth.activation_bytes(100) > plain.activation_bytes(100)
 
 
 def test_collocated_groups_that_fit_stay_resident():
