@@ -44,9 +44,11 @@ TARGET static void write_row(Format format, char* to, const float* from, int64_t
   narrow_row<Fp16>(to, from, width);
 }
 
+// The last byte too: Adam's count of steps lies there, and a step waits for it first (a third of Adam's time on cold rows).
 TARGET static inline void prefetch(const char* at, int64_t bytes) {
-  if (bytes > 512) bytes = 512;
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, kToL2);
+  int64_t most = bytes < 1024 ? bytes : 1024;
+  for (int64_t line = 0; line < most; line += 64) __builtin_prefetch(at + line, 0, kToL2);
+  __builtin_prefetch(at + bytes - 1, 0, kToL2);
 }
 
 // Index::probe, a line at a time: no branch waits for which of its four slots it is.
