@@ -39,7 +39,7 @@ def checksum_numpy(data: np.ndarray) -> int:
 def _native() -> Callable[[int, int], int] | None:
     try:
         call = library().nonet_checksum
-    except (NativeUnavailable, AttributeError):
+    except NativeUnavailable:
         return None
     call.restype, call.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_int64]
     return call

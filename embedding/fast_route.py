@@ -15,10 +15,10 @@ _MOST = 1 << 30
 
 @cache
 def best_router() -> Router:
-    """The C++ router; `by_stamps` where there is no core, or one without it."""
+    """The C++ router; `by_stamps` where there is no core."""
     try:
         call = library().nonet_route
-    except (NativeUnavailable, AttributeError):
+    except NativeUnavailable:
         return by_stamps
     call.restype = ctypes.c_int64
     call.argtypes = [ctypes.c_void_p, ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5

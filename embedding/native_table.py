@@ -29,7 +29,8 @@ _PART_SLICES = (
     64  # an export looks at the rows of this many slices at a time, so it never lists a whole table
 )
 _I64, _F32 = torch.int64, torch.float32
-_empty = torch.empty
+# Takes 0.6 us; torch.empty with a shape and a dtype 1.2.
+_new_rows = torch.empty(0, dtype=torch.float32).new_empty
 
 
 class NativeTable(BaseTable):
@@ -45,7 +46,8 @@ class NativeTable(BaseTable):
         if not handle:
             raise _out_of_memory(self)
         self._handle = handle
-        self._lookup, self._apply = self._core.nonet_table_lookup, self._core.nonet_table_apply
+        self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
+        self._apply = self._core.nonet_table_apply
         weakref.finalize(self, self._core.nonet_table_free, handle)
 
     def __len__(self) -> int:
@@ -87,33 +89,26 @@ class NativeTable(BaseTable):
 
         `out`, float32 [N, D] and contiguous, saves the allocation.
         """
-        if type(keys) is not Tensor or keys.dtype is not _I64 or keys.dim() != 1 or not keys.is_contiguous():
+        if not _plain(keys):
             keys = _tensor(keys)
         count = keys.numel()
-        rows = _empty((count, self.dim), dtype=_F32) if out is None else self._checked_out(out, count)
-        if train:
-            code = self._lookup(
-                self._handle,
-                keys.data_ptr(),
-                count,
-                rows.data_ptr(),
-                1,
-                self.step + 1 if step is None else step,
-            )
-            if code < 0:
-                raise _out_of_memory(self)
-        else:
-            self.absent += self._lookup(self._handle, keys.data_ptr(), count, rows.data_ptr(), 0, 0)
+        rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, count)
+        if not train:
+            self.absent += self._look(self._handle, keys.data_ptr(), count, rows.data_ptr())
+            return rows
+        step = self.step + 1 if step is None else step
+        if self._lookup(self._handle, keys.data_ptr(), count, rows.data_ptr(), step) < 0:
+            raise _out_of_memory(self)
         return rows
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
-        if type(keys) is not Tensor or keys.dtype is not _I64 or keys.dim() != 1 or not keys.is_contiguous():
+        if not _plain(keys):
             keys = _tensor(keys)
         count = keys.numel()
         if grads.shape != (count, self.dim):
             self._check_grads(keys, grads)
-        if grads.dtype is not _F32 or not grads.is_contiguous() or grads.device.type != "cpu":
+        if grads.dtype is not _F32 or not grads.is_contiguous() or not grads.is_cpu:
             grads = grads.detach().to("cpu", _F32).contiguous()
         before = self.step
         if step < before:
@@ -141,9 +136,15 @@ class NativeTable(BaseTable):
         return self._core.nonet_table_score(self._handle, _at(wanted), _at(values), len(wanted))
 
     def _checked_out(self, out: Tensor, count: int) -> Tensor:
-        if out.dtype is not _F32 or out.shape != (count, self.dim) or not out.is_contiguous():
+        if (
+            out.dtype is not _F32
+            or out.shape != (count, self.dim)
+            or not out.is_contiguous()
+            or not out.is_cpu
+        ):
             raise DataError(
-                f"table {self.name!r} writes float32 [{count}, {self.dim}], contiguous; out is {out.dtype} {list(out.shape)}"
+                f"table {self.name!r} writes float32 [{count}, {self.dim}], contiguous, in host memory; "
+                f"out is {out.dtype} {list(out.shape)} on {out.device}"
             )
         return out
 
@@ -243,6 +244,17 @@ def _config(table: NativeTable) -> Config:
         spec.weight_decay,
         policy,
         table._counters.words,
+    )
+
+
+def _plain(keys: Tensor | np.ndarray) -> bool:
+    """Whether the core can read these keys where they lie."""
+    return (
+        type(keys) is Tensor
+        and keys.dtype is _I64
+        and keys.dim() == 1
+        and keys.is_contiguous()
+        and keys.is_cpu
     )
 
 

@@ -1,4 +1,4 @@
-// The C ABI, version 1: opaque tables, plain pointers, 64-bit counts; a negative answer is an error code.
+// The C ABI, version 2: opaque tables, plain pointers, 64-bit counts; a negative answer is an error code.
 
 #include <cstdlib>
 #include <new>
@@ -12,7 +12,7 @@ using nonet::Table;
 
 static Table* of(void* table) { return static_cast<Table*>(table); }
 
-NONET_API int32_t nonet_abi() { return 1; }
+NONET_API int32_t nonet_abi() { return 2; }
 
 NONET_API int32_t nonet_config_bytes() { return static_cast<int32_t>(sizeof(nonet::Config)); }
 
@@ -42,9 +42,12 @@ NONET_API void nonet_table_free(void* table) {
 
 NONET_API int32_t nonet_table_clear(void* table) { return of(table)->clear() ? 0 : -1; }
 
-NONET_API int64_t nonet_table_lookup(void* table, const int64_t* keys, int64_t count, float* out, int32_t train,
-                                     int64_t step) {
-  return of(table)->lookup(keys, count, out, train != 0, step);
+NONET_API int64_t nonet_table_lookup(void* table, const int64_t* keys, int64_t count, float* out, int64_t step) {
+  return of(table)->lookup(keys, count, out, step);
+}
+
+NONET_API int64_t nonet_table_look(void* table, const int64_t* keys, int64_t count, float* out) {
+  return of(table)->look(keys, count, out);
 }
 
 NONET_API int64_t nonet_table_apply(void* table, const int64_t* keys, int64_t count, const float* grads,

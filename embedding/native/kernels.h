@@ -44,9 +44,11 @@ TARGET static void write_row(Format format, char* to, const float* from, int64_t
   narrow_row<Fp16>(to, from, width);
 }
 
+// The last byte too: Adam's count of steps lies there, and a step waits for it first (a third of Adam's time on cold rows).
 TARGET static inline void prefetch(const char* at, int64_t bytes) {
-  if (bytes > 512) bytes = 512;
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, kToL2);
+  int64_t most = bytes < 1024 ? bytes : 1024;
+  for (int64_t line = 0; line < most; line += 64) __builtin_prefetch(at + line, 0, kToL2);
+  __builtin_prefetch(at + bytes - 1, 0, kToL2);
 }
 
 // Index::probe, a line at a time: no branch waits for which of its four slots it is.
@@ -71,8 +73,8 @@ TARGET static inline void copy_lines(char* __restrict to, const char* __restrict
     *reinterpret_cast<Lanes*>(to + 64 * line) = *reinterpret_cast<const Lanes*>(from + 64 * line);
 }
 
-// Finds every key; its row's number or -1 goes to `found`, its row, or the default, to `out`; returns how many keys are
-// absent. Rows of kLines cache lines of float32; 0 is for all other widths and formats, -1 when only `found` is wanted.
+// Finds every key; its row's number or -1 goes to `found` if given, its row, or the default, to `out`; returns how many
+// keys are absent. Rows of kLines cache lines of float32; 0 is for all other widths and formats, -1 when only `found` is wanted.
 template <int kLines>
 TARGET static int64_t gather_rows(const Index::View& index, const Rows::View& rows, Format format, const float* fill,
                                   const int64_t* keys, const uint64_t* hash, int64_t count, int64_t width,
@@ -93,7 +95,7 @@ TARGET static int64_t gather_rows(const Index::View& index, const Rows::View& ro
     }
     if (i >= 0 && i < count) {
       int64_t row = probe_line(home[i & 63], masks[i & 63], hash[i], keys[i]);
-      found[i] = row;
+      if (found) found[i] = row;
       absent += row < 0;
       if (kLines >= 0) {
         const char* place = row < 0 ? nullptr : store.row(row);

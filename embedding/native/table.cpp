@@ -6,7 +6,7 @@
 
 namespace nonet {
 
-constexpr int64_t kReadBatch = 2048;  // keys that a reader hashes on its stack at a time
+constexpr int64_t kReadBatch = 8192;  // keys that a reader hashes on its stack at a time; 2,048 cost 9 %: each batch fills its pipeline anew
 constexpr int64_t kMakeAhead = 8, kTailAhead = 64;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
 
 bool Table::clear() {
@@ -31,9 +31,8 @@ void Table::tally() {
   counters[kBytes] = static_cast<int64_t>(rows_.bytes() + index_.bytes() + admission_.waiting.bytes());
 }
 
-int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, bool train, int64_t step) {
+int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, int64_t step) {
   if (!count) return 0;
-  if (!train) return look(keys, count, out);
   WriteLock lock(&lock_);
   batch_ = -1;
   if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
@@ -54,12 +53,12 @@ int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, bool train
 int64_t Table::look(const int64_t* keys, int64_t count, float* out) {
   ReadLock lock(&lock_);
   uint64_t hash[kReadBatch];
-  int64_t found[kReadBatch], absent = 0;
+  int64_t absent = 0;
   for (int64_t at = 0; at < count; at += kReadBatch) {
     int64_t some = std::min(kReadBatch, count - at);
     kernels_->hash_keys(keys + at, some, hash);
     absent += kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys + at, hash, some,
-                               config_.width, found, out + at * config_.width);
+                               config_.width, nullptr, out + at * config_.width);
   }
   return absent;
 }

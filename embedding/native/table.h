@@ -59,7 +59,8 @@ class Table {
   ~Table() { pthread_rwlock_destroy(&lock_); }
 
   bool clear();
-  int64_t lookup(const int64_t* keys, int64_t count, float* out, bool train, int64_t step);
+  int64_t look(const int64_t* keys, int64_t count, float* out);  // for readers: makes nothing
+  int64_t lookup(const int64_t* keys, int64_t count, float* out, int64_t step);
   int64_t apply(const int64_t* keys, int64_t count, const float* grads, int64_t before, int64_t step, double lr);
   int64_t find(const int64_t* keys, int64_t count, int64_t* found);
   int64_t upsert(const int64_t* keys, int64_t count, const float* rows, const float* state, const int64_t* step,
@@ -77,7 +78,6 @@ class Table {
   bool evicts() const { return config_.policy.evicts(); }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
-  int64_t look(const int64_t* keys, int64_t count, float* out);
   int64_t make(uint64_t hash, int64_t key, int64_t step);
   int64_t take_row(uint64_t hash, int64_t key);
   int64_t fill_absent(const int64_t* keys, int64_t count, float* out, int64_t step);

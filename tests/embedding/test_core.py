@@ -1,5 +1,6 @@
 """Getting the core: built, refused, compiled once for a node, or replaced by the twin with one warning."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nonet.embedding.native_library import compiler, sources
+from nonet.embedding.native_library import ABI, Config, _open, compiler, declared, sources
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 
@@ -48,12 +49,14 @@ def test_many_processes_of_a_node_compile_the_core_once(node):
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["another architecture", "another ABI", "torn"])
+@pytest.mark.parametrize("kind", ["another architecture", "another ABI", "no such function", "torn"])
 def test_a_library_that_does_not_fit_is_replaced_by_one_compiled_here(tmp_path, node, kind):
     foreign = tmp_path / "_core.so"
-    if kind == "another ABI":
-        source = tmp_path / "old.c"
-        source.write_text("int nonet_abi(void) { return 0; } int nonet_config_bytes(void) { return 8; }")
+    if kind in ("another ABI", "no such function"):
+        source, abi = tmp_path / "old.c", ABI - (kind == "another ABI")
+        source.write_text(
+            f"int nonet_abi(void) {{ return {abi}; }} int nonet_config_bytes(void) {{ return {ctypes.sizeof(Config)}; }}"
+        )
         subprocess.run(["cc", "-shared", "-fPIC", source, "-o", foreign], check=True)
     else:
         whole = bytearray(Path("/bin/true").resolve().read_bytes())
@@ -63,6 +66,16 @@ def test_a_library_that_does_not_fit_is_replaced_by_one_compiled_here(tmp_path, 
     found = run(code + STATUS + "; print(n.library()._name)", node).stdout.splitlines()
     assert found[0].startswith("C++ core (")
     assert Path(found[1]).parent == node / "nonet" / "core"
+
+
+@needs_compiler
+def test_a_library_without_a_function_of_its_sources_is_refused_by_name(tmp_path):
+    source, made = tmp_path / "old.c", tmp_path / "_core.so"
+    had = [name for name in declared() if name not in ("nonet_table_look", "nonet_route")]
+    answers = {"nonet_abi": ABI, "nonet_config_bytes": ctypes.sizeof(Config)}
+    source.write_text(" ".join(f"int {name}(void) {{ return {answers.get(name, 0)}; }}" for name in had))
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", made], check=True)
+    assert _open(made) == (None, "has no nonet_route, nonet_table_look")
 
 
 def test_without_a_compiler_tables_run_on_the_twin_with_one_warning_that_says_why(tmp_path):

@@ -16,7 +16,8 @@ extern "C" {
 void* nonet_table_new(const nonet::Config*, const char*);
 void nonet_table_free(void*);
 int32_t nonet_table_clear(void*);
-int64_t nonet_table_lookup(void*, const int64_t*, int64_t, float*, int32_t, int64_t);
+int64_t nonet_table_look(void*, const int64_t*, int64_t, float*);
+int64_t nonet_table_lookup(void*, const int64_t*, int64_t, float*, int64_t);
 int64_t nonet_table_apply(void*, const int64_t*, int64_t, const float*, int64_t, int64_t, double);
 int64_t nonet_table_forget(void*, const int64_t*, int64_t);
 int64_t nonet_table_upsert(void*, const int64_t*, int64_t, const float*, const float*, const int64_t*, const int64_t*,
@@ -67,7 +68,7 @@ static void against_a_map(const char* isa, int64_t width, nonet::Format format) 
     std::vector<int64_t> keys(count);
     for (int64_t& key : keys) key = draw() % 50 ? static_cast<int64_t>(draw() % 9000) << (draw() % 3 * 20) : odd[draw() % 4];
     std::vector<float> rows(count * width + 1), ones(count * width + 1, 1.0f);
-    CHECK(nonet_table_lookup(table, keys.data(), count, rows.data(), 1, step) == 0);
+    CHECK(nonet_table_lookup(table, keys.data(), count, rows.data(), step) == 0);
     for (int64_t i = 0; i < count; ++i) CHECK(rows[i * width + width - 1] == -float(oracle[keys[i]]));
     CHECK(nonet_table_apply(table, keys.data(), count, ones.data(), step - 1, step, 1.0) == 0);
     for (int64_t key : keys) ++oracle[key];
@@ -102,10 +103,10 @@ static void every_rule(const char* isa, int64_t width, nonet::Format format) {
     for (int64_t step = 1; step <= 3; ++step) {
       for (int64_t& key : keys) key = draw() % 90;
       for (float& grad : grads) grad = float(int64_t(draw() % 200) - 100) / 50;
-      CHECK(nonet_table_lookup(table, keys.data(), 300, rows.data(), 1, step) == 0);
+      CHECK(nonet_table_lookup(table, keys.data(), 300, rows.data(), step) == 0);
       CHECK(nonet_table_apply(table, keys.data(), 300, grads.data(), step - 1, step, 0.1) == 0);
     }
-    CHECK(nonet_table_lookup(table, keys.data(), 300, rows.data(), 0, 0) == 0);
+    CHECK(nonet_table_look(table, keys.data(), 300, rows.data()) == 0);
     for (float number : rows) CHECK(std::isfinite(number));
     nonet_table_free(table);
   }
@@ -121,7 +122,7 @@ static void admission_and_eviction(const char* isa) {
     int64_t evicted = 0;
     for (int64_t step = 1; step <= 60; ++step) {
       for (int64_t& key : keys) key = draw() % 20000;
-      CHECK(nonet_table_lookup(table, keys.data(), 900, rows.data(), 1, step) >= 0);
+      CHECK(nonet_table_lookup(table, keys.data(), 900, rows.data(), step) >= 0);
       CHECK(nonet_table_apply(table, keys.data(), 900, grads.data(), step - 1, step, 0.1) >= 0);
       std::vector<int64_t> gone(counters[nonet::kEvicted] + 1);
       evicted += counters[nonet::kEvicted];
@@ -137,7 +138,7 @@ static void* read_on(void* table) {
   std::vector<int64_t> keys(5000);
   std::vector<float> rows(5000 * 8);
   for (int64_t i = 0; i < 5000; ++i) keys[i] = i;
-  for (int turn = 0; turn < 60; ++turn) nonet_table_lookup(table, keys.data(), 5000, rows.data(), 0, 0);
+  for (int turn = 0; turn < 60; ++turn) nonet_table_look(table, keys.data(), 5000, rows.data());
   return nullptr;
 }
 
@@ -150,7 +151,7 @@ static void readers_beside_a_writer(const char* isa) {
   std::vector<float> rows(500 * 8, 1.0f);
   for (int64_t step = 1; step <= 80; ++step) {
     for (int64_t i = 0; i < 500; ++i) keys[i] = step * 400 + i;
-    nonet_table_lookup(table, keys.data(), 500, rows.data(), 1, step);
+    nonet_table_lookup(table, keys.data(), 500, rows.data(), step);
     nonet_table_apply(table, keys.data(), 500, rows.data(), step - 1, step, 0.1);
     nonet_table_forget(table, keys.data(), 200);
   }
