@@ -72,9 +72,7 @@ def _keys(rows: int) -> np.ndarray:
     return (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
-def _writes(
-    world: Any, folder: Path, rounds: int
-) -> tuple[int, list[float], list[float], float, int]:
+def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float, int]:
     from nonet.embedding.checkpoint import load, save
 
     saves, plains, size = [], [], 0

@@ -119,9 +119,7 @@ def _trains(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
     return found
 
 
-def _timed(
-    keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: int
-) -> tuple[float, float]:
+def _timed(keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: int) -> tuple[float, float]:
     """Milliseconds a step, and how many of them are dense."""
     import torch
 

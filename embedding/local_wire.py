@@ -25,7 +25,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_MESSAGE = struct.Struct("<qqq")  # where the bytes begin in the sender's memory, how many, the size of that memory
+_MESSAGE = struct.Struct(
+    "<qqq"
+)  # where the bytes begin in the sender's memory, how many, the size of that memory
 _TOKEN_BYTES, _LEAST_BYTES, _ALIGN = 16, 1 << 20, 64
 _CONNECT_S = 10.0
 
@@ -37,7 +39,9 @@ class LocalWire:
         self._rank, self._peers, self._timeout_s = rank, peers, timeout_s
         self._half, self._size, self._file = 0, 0, -1
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._knows: dict[int, int] = dict.fromkeys(peers, 0)  # the size of our memory that each peer has mapped
+        self._knows: dict[int, int] = dict.fromkeys(
+            peers, 0
+        )  # the size of our memory that each peer has mapped
         self._theirs: dict[int, Tensor] = {}
 
     def all_to_all(
@@ -62,14 +66,18 @@ class LocalWire:
         while waiting:
             ready = poll.poll(1e3 * max(0.0, until - time.monotonic()))
             if not ready:
-                raise RuntimeError(f"no message from rank {sorted(waiting.values())} in {self._timeout_s:g} s")
+                raise RuntimeError(
+                    f"no message from rank {sorted(waiting.values())} in {self._timeout_s:g} s"
+                )
             for file, _ in ready:
                 rank = waiting.pop(file)
                 poll.unregister(file)
                 came[rank].copy_(self._receive(rank, came[rank].numel()))
 
     def _send(self, parts: list[Tensor]) -> None:
-        need = sum(-(-part.numel() // _ALIGN) * _ALIGN for rank, part in enumerate(parts) if rank in self._peers)
+        need = sum(
+            -(-part.numel() // _ALIGN) * _ALIGN for rank, part in enumerate(parts) if rank in self._peers
+        )
         if 2 * need > self._size:
             self._grow(2 * max(need * 3 // 2, _LEAST_BYTES))
         self._half ^= 1
@@ -104,7 +112,7 @@ class LocalWire:
             os.close(files[0])
         if count != expected:
             raise RuntimeError(f"rank {rank} sent {count} bytes where {expected} were expected")
-        return self._theirs[rank][at : at + count]
+        return self._theirs[rank][at : at + count] if count else torch.empty(0, dtype=torch.uint8)
 
     def _grow(self, size: int) -> None:
         """New memory; the old one lives on where a peer still reads it."""

@@ -116,7 +116,10 @@ class Pieces:
     def keep(self, keys: np.ndarray, given: np.ndarray) -> None:
         """Keep the version's rows of keys [N], as they are, but for the slices of `given` [65536]."""
         wanted = np.ascontiguousarray(keys)
-        if self._core.nonet_keep(byref(self._version), wanted.ctypes.data, len(wanted), given.ctypes.data) < 0:
+        if (
+            self._core.nonet_keep(byref(self._version), wanted.ctypes.data, len(wanted), given.ctypes.data)
+            < 0
+        ):
             raise self._no_memory()
 
     def kept(self, keys: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:

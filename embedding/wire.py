@@ -3,7 +3,8 @@
 An exchange is two all-to-alls where header, counts, keys and rows would be four: a block of fixed length carries the
 header, the count and the keys, and its length is the most keys that lately followed the same exchange, plus an eighth. Both
 ends know that count, so they agree without asking; keys that do not fit follow in one more all-to-all. Buffers are kept
-between exchanges; ranks that are all on one machine exchange through shared memory (`local_wire`). The waits' deadline is the process group's timeout; a rank that is gone is named in WorkerLost.
+between exchanges; ranks that are all on one machine exchange through shared memory (`local_wire`). The waits' deadline is
+the process group's timeout; a rank that is gone is named in WorkerLost.
 """
 
 # Shapes: W ranks, U keys of this rank, M keys that this rank is asked for, D width, B bytes a row on the wire.

@@ -41,7 +41,8 @@ class SparseWorld:
     """This rank's part of the sparse world; `tables` are the rows it holds (none on a rank that only trains).
 
     `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` builds a table, `router` finds
-    distinct keys and their owners; without `local`, ranks of one machine exchange over the network as well. The waits' deadline is the process group's timeout.
+    distinct keys and their owners; without `local`, ranks of one machine exchange over the network as well. The waits'
+    deadline is the process group's timeout.
     """
 
     def __init__(
