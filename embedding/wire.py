@@ -3,7 +3,8 @@
 An exchange is two all-to-alls where header, counts, keys and rows would be four: a block of fixed length carries the
 header, the count and the keys, and its length is the most keys that lately followed the same exchange, plus an eighth. Both
 ends know that count, so they agree without asking; keys that do not fit follow in one more all-to-all. Buffers are kept
-between exchanges. The waits' deadline is the process group's timeout; a rank that is gone is named in WorkerLost.
+between exchanges; ranks that are all on one machine exchange through shared memory (`local_wire`). The waits' deadline is
+the process group's timeout; a rank that is gone is named in WorkerLost.
 """
 
 # Shapes: W ranks, U keys of this rank, M keys that this rank is asked for, D width, B bytes a row on the wire.
@@ -23,6 +24,7 @@ from torch import Tensor
 from nonet.embedding.codec import Codec
 from nonet.embedding.header import COUNT, MORE, PULL, READ, SAME, WORDS, Header, agreed
 from nonet.embedding.layout import Layout
+from nonet.embedding.local_wire import LocalWire, connect
 from nonet.embedding.lost import gone
 from nonet.embedding.route import Route
 from nonet.errors import WorkerLost
@@ -73,8 +75,10 @@ class _Buffer:
 class Wire:
     """This rank's end of the exchanges; all ranks call `ask` and then `rows` in the same order."""
 
-    def __init__(self, layout: Layout, group: Any, names: Sequence[str]):
+    def __init__(self, layout: Layout, group: Any, names: Sequence[str], local: bool = True):
         self._layout, self._group, self._names = layout, group, names
+        self._local: LocalWire | None = None
+        self._may_be_local = local  # asked once, at the first exchange, which all ranks take part in
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._last = (0, 0)
         self._pulled: dict[int, tuple[Asked, np.ndarray]] = {}
@@ -225,6 +229,10 @@ class Wire:
             self.traffic.row_bytes += given.nbytes
         self.traffic.collectives += 1
         try:
+            if self._may_be_local:
+                self._may_be_local, self._local = False, connect(self._layout.rank, self._group)
+            if self._local is not None:
+                return self._local.all_to_all(got, given, got_counts, given_counts, meanwhile)
             work = dist.all_to_all_single(
                 got, given, got_counts, given_counts, group=self._group, async_op=meanwhile is not None
             )

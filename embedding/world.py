@@ -41,7 +41,8 @@ class SparseWorld:
     """This rank's part of the sparse world; `tables` are the rows it holds (none on a rank that only trains).
 
     `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` builds a table, `router` finds
-    distinct keys and their owners. The waits' deadline is the process group's timeout.
+    distinct keys and their owners; without `local`, ranks of one machine exchange over the network as well. The waits'
+    deadline is the process group's timeout.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class SparseWorld:
         make: MakeTable = make_table,
         router: Router | None = None,
         slices: SliceMap | None = None,
+        local: bool = True,
     ):
         self.specs = dict(specs)
         self.layout = Layout.single() if layout is None else layout
@@ -65,7 +67,7 @@ class SparseWorld:
         self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in held}
         self.histories = {name: History(table) for name, table in self.tables.items()}
         self._check()
-        self.wire = Wire(self.layout, group, self._names)
+        self.wire = Wire(self.layout, group, self._names, local)
         self._routes: dict[str, Route] = {}
 
     @property

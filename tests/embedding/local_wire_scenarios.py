@@ -1,0 +1,64 @@
+"""What three ranks do for test_local_wire.py: the same all-to-alls through shared memory and through gloo."""
+
+import json
+import os
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from nonet.embedding.layout import Layout
+from nonet.embedding.local_wire import connect
+from nonet.embedding.store import TableSpec
+from nonet.embedding.world import SparseWorld
+from nonet.errors import WorkerLost
+
+
+def exchanges(rank, world):
+    """Sizes from nothing to more than the first memory, of several types, with something done meanwhile."""
+    wire, same, done = connect(rank, None), 0, []
+    for number in range(12):
+        source = np.random.default_rng(number)
+        counts = source.integers(0, 3 if number % 3 else 9000, (world, world))
+        counts[number % world] = 0
+        dtype, width = [(torch.float32, 40), (torch.int64, 1), (torch.uint8, 7)][number % 3]
+        given_counts, got_counts = counts[rank].tolist(), counts[:, rank].tolist()
+        given = torch.arange(sum(given_counts) * width).reshape(-1, width).to(dtype) * (rank + 1)
+        first, second = (torch.zeros(sum(got_counts), width, dtype=dtype) for _ in range(2))
+        wire.all_to_all(first, given, got_counts, given_counts, lambda: done.append(1))
+        dist.all_to_all_single(second, given, got_counts, given_counts)
+        same += torch.equal(first, second)
+    return {"same": same, "done": len(done)}
+
+
+def trained(rank, local):
+    world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=local)
+    for step in range(1, 5):
+        keys = torch.from_numpy(np.random.default_rng([step, rank]).zipf(1.3, 50 * step))
+        rows = world.pull("item", keys)
+        world.push("item", keys, torch.sin(rows), step)
+    return [world.tables["item"].state_hash(), world.wire._local is not None]
+
+
+def lost(rank):
+    """A rank that dies ends the others' waits long before the group's timeout."""
+    world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3))
+    world.pull("item", torch.arange(10))
+    if rank == 2:
+        os._exit(0)
+    began = time.monotonic()
+    try:
+        world.pull("item", torch.arange(10))
+    except WorkerLost as error:
+        return [str(error), time.monotonic() - began]
+    return ["no error", 0.0]
+
+
+def main(rank, world_size, folder):
+    results = {"exchanges": exchanges(rank, world_size)}
+    results |= {"local": trained(rank, True), "network": trained(rank, False)}
+    if rank == 2:
+        (folder / "2.json").write_text(json.dumps(results))
+    results["lost"] = lost(rank)
+    return results

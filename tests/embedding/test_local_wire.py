@@ -1,0 +1,25 @@
+import pytest
+
+
+@pytest.fixture(scope="module")
+def ranks(forked):
+    """What three ranks of one machine found."""
+    return forked("local_wire_scenarios.py", 3)
+
+
+def test_shared_memory_moves_the_bytes_that_gloo_moves(ranks):
+    assert [rank["exchanges"] for rank in ranks] == [{"same": 12, "done": 12}] * 3
+
+
+def test_rows_trained_through_shared_memory_have_the_bits_of_rows_trained_over_the_network(ranks):
+    for rank in ranks:
+        assert rank["local"][0] == rank["network"][0]
+        assert rank["local"][1]
+        assert not rank["network"][1]
+
+
+def test_a_rank_that_dies_ends_the_others_waits_at_once_and_is_named(ranks):
+    for rank in ranks[:2]:
+        error, seconds = rank["lost"]
+        assert "no sign of life from rank 2" in error
+        assert seconds < 15  # the group's timeout is 30 s; survivors wait a second for each other's marks

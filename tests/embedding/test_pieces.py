@@ -1,0 +1,129 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from nonet.embedding.base import ALL_SLICES
+from nonet.embedding.bulk import joined
+from nonet.embedding.pieces import Pieces, Room
+from nonet.embedding.step_lock import StepLock
+from nonet.embedding.store import TableSpec
+from nonet.embedding.table import NumPyTable
+from nonet.embedding.world import SparseWorld
+
+KEYS = np.concatenate([np.arange(3000), [-1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]])
+
+
+def worlds(**settings):
+    """The same rows on the core and on NumPy."""
+    spec = {"item": TableSpec(5, lr=0.1, **settings)}
+    return SparseWorld(spec, seed=7), SparseWorld(spec, seed=7, make=NumPyTable.of)
+
+
+def train(world, step, seed, push=True):
+    keys = torch.from_numpy(np.random.default_rng(seed).choice(KEYS, 700))
+    rows = world.pull("item", keys)
+    if push:
+        world.push("item", keys, torch.cos(rows + step), step)
+
+
+def columns(part):
+    order = np.argsort(part.key, kind="stable")
+    return [column[order].tolist() for column in (part.key, part.row, part.state, part.step)]
+
+
+def parts(snapshot, slices, **options):
+    return joined([snapshot.part(block, **options) for block in slices], snapshot.spec)
+
+
+BLOCKS = [range(start, start + 8192) for start in range(0, 1 << 16, 8192)]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("since", [None, 3])
+def test_a_version_read_by_the_core_is_the_one_that_numpy_reads_while_steps_go_on(dtype, since):
+    found = []
+    for world in worlds(dtype=dtype):
+        for step in range(1, 6):
+            train(world, step, step)
+        train(world, 6, 60, push=False)  # rows that are made and not trained yet
+        snapshot = world.histories["item"].open()
+        assert (snapshot._pieces is None) == isinstance(world.tables["item"], NumPyTable)
+        got = []
+        for number, block in enumerate(BLOCKS):
+            train(world, 6 + number, 100 + number)
+            got.append(snapshot.part(block, since))
+        found.append(columns(joined(got, snapshot.spec)))
+        assert snapshot.kept_rows > 0
+        snapshot.close()
+    assert found[0] == found[1]
+    assert len(set(found[0][0])) == len(found[0][0]) > 500
+
+
+def test_rows_of_a_version_come_by_slice_and_key_whether_or_not_they_changed_since():
+    still, moving = worlds()[0], worlds()[0]
+    for world in (still, moving):
+        for step in (1, 2, 3):
+            train(world, step, step)
+    snapshots = [world.histories["item"].open() for world in (still, moving)]
+    for step in (4, 5, 6):
+        train(moving, step, step)
+    first, second = (parts(snapshot, BLOCKS) for snapshot in snapshots)
+    for name in ("key", "row", "state", "step"):
+        assert np.array_equal(getattr(first, name), getattr(second, name)), name
+
+
+def test_changes_of_a_version_leave_its_slices_to_be_asked_for():
+    world = worlds()[0]
+    for step in (1, 2, 3):
+        train(world, step, step)
+    snapshot = world.histories["item"].open()
+    train(world, 4, 4)
+    changed = columns(snapshot.changes(2))
+    assert changed == columns(snapshot.changes(2))
+    assert set(changed[3]) == {3}
+    assert columns(parts(snapshot, BLOCKS, since=2)) == changed
+
+
+def test_a_room_grows_by_what_is_there_and_is_used_again():
+    world = worlds()[0]
+    for start in range(0, 20_000, 5000):
+        world.pull("item", torch.arange(start, start + 5000))
+    world.push("item", torch.arange(20_000), torch.ones(20_000, 5), 1)
+    snapshot, room = world.histories["item"].open(), Room(world.specs["item"])
+    pieces = Pieces.of(world.tables["item"], 1)
+    for slices in (range(30_000), range(30_000, 1 << 16)):
+        pieces.read(slices, None, room)
+    every = room.taken()
+    assert sorted(every.key) == list(range(20_000))
+    assert np.array_equal(every.row, world.tables["item"].lookup(every.key, train=False).numpy())
+    assert room.used == 0
+    pieces.read(ALL_SLICES, 1, room)
+    assert len(room.taken().key) == 0
+    snapshot.close()
+
+
+def test_a_step_waits_for_one_holder_and_not_for_a_queue_of_them():
+    lock, over, held = StepLock(), threading.Event(), []
+
+    def reads():
+        while not over.is_set():
+            with lock.patient():
+                held.append(time.perf_counter())
+                time.sleep(0.002)
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    turns = []
+    for _ in range(20):
+        time.sleep(0.003)
+        before = len(held)
+        with lock, lock:  # re-entrant
+            turns.append(len(held) - before)
+    over.set()
+    reader.join()
+    # One that holds it, and one that may have begun before this thread said that it waits.
+    assert max(turns) <= 2
+    assert len(held) > 5
