@@ -158,6 +158,7 @@ def test_a_rollout_that_reads_rows_by_key_gives_the_same_bits_as_one_with_copies
     assert any(event["name"] == "embedding.read" for event in trace)
 
 
+@pytest.mark.slow
 def test_rollouts_serve_the_published_version_while_training_and_moving_rows_go_on(whole):
     """Copies and reads by key answer alike in the midst of training; keys are first asked for there."""
     folder, _ = whole
