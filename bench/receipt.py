@@ -60,9 +60,8 @@ def receipt(rounds: int = 2, folder: Path | None = None, most_s: float = 1e9) ->
         with tempfile.TemporaryDirectory() as fresh:
             return receipt(rounds, Path(fresh), most_s)
     os.environ["XDG_CACHE_HOME"] = str(folder)  # the user's own calibration stays as it is
-    os.environ["RAY_worker_niceness"] = (
-        "0"  # Ray's workers yield to everybody else by default: not while they are timed
-    )
+    # Ray's workers yield to everybody else by default: not while they are timed
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling
     if not _measure(folder, rounds, time.monotonic() + most_s):
         return {"rows": [], "ratio": {}}
     return _judged(folder, rounds)

@@ -76,9 +76,9 @@ def _copies(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> I
     memory = view.node(node).total.get(MEMORY, 0.0)
     if memory and count * rows > memory:
         yield (
-            f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)} and {count} of them on {node}, "
-            f"which has {gigabytes(memory)}; reading rows from the shards instead (embedding.RemoteReader) is not wired to rollout, "
-            "and the ledger above does not count these copies"
+            f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)}, {count} of them on {node}, "
+            f"which has {gigabytes(memory)}; reading rows from the shards instead (embedding.RemoteReader) is not wired to "
+            "rollout, and the ledger above does not count these copies"
         )
 
 

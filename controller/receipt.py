@@ -112,5 +112,6 @@ def _doubt(rates: Sequence[float], error: float) -> str:
     if (high - low) / middle > _UNEVEN:
         return f"its calls differ too much (middle half {low:,.0f} to {high:,.0f} rows/s): the node was busy"
     if not calibration.sound(error):
-        return f"off by {max(error, 1 / error) if math.isfinite(error) and error > 0 else math.inf:.3g} times: look before you trust it"
+        times = max(error, 1 / error) if math.isfinite(error) and error > 0 else math.inf
+        return f"off by {times:.3g} times: look before you trust it"
     return ""

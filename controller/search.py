@@ -1,8 +1,8 @@
 """Variants of a scenario's placement, ranked by prediction: fused, apart, collocated, stale, and how many workers of each.
 
-Only `roles` and the rollout's staleness differ between variants; all else that is trained stays the same. A variant that cannot be
-placed or remembered in memory is listed with its reason instead of a time; one that this version only plans never is the
-choice, however fast.
+Only `roles` and the rollout's staleness differ between variants; all else stays the same. A variant that cannot be placed, or
+does not fit in memory, is listed with its reason instead of a time; one that this version only plans never is the choice,
+however fast.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class StepCosts:
         return self.cost.reduce.seconds(4 * self.parameters) + _TOTALS * self.cost.reduce.seconds()
 
     def publish(self) -> float:
-        """Fused on one rank nothing moves; else rows go to a replica in every rollout, and weights where its process is another."""
+        """Fused on one rank nothing moves; else rows go to a replica in every rollout, and weights to another process."""
         rollout = self.plan.group_of("rollout")
         fused = rollout.name == self.trainer.name
         if fused and self.alone():

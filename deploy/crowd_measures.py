@@ -18,7 +18,7 @@ from nonet.deploy.probes import train_step, update_step
 from nonet.workers.gang import Gang, join, leave, open_store
 
 _SHAPES = ((train_step, (64, 3, 8, 50, 3)), (update_step, (64, 3, 32, 16)))
-_ROUNDS, _STEPS, _MOST = 9, 3, 16
+_ROUNDS, _STEPS, _MOST = 5, 2, 16
 
 
 def measure_crowd() -> tuple[tuple[float, float], ...]:

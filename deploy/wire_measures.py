@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class Echo(DistributeWorker):
         return self._replica.apply(join_updates(updates))
 
 
-def line(points: list[tuple[float, float]]) -> Line:
+def line(points: Sequence[tuple[float, float]]) -> Line:
     """The line through two measures, neither part below zero."""
     (small, at_small), (large, at_large) = points
     unit = max(1e-12, (at_large - at_small) / (large - small))

@@ -1,4 +1,7 @@
-"""The search's ranking as files a person reads; after an intended change rewrite them with `python tests/controller/test_search.py`."""
+"""The search: its rankings as files that a person reads, and its choice.
+
+After an intended change rewrite them with `python tests/controller/test_search.py`.
+"""
 
 from __future__ import annotations
 
