@@ -1,7 +1,7 @@
 """Shipped tile configurations: block sizes, warps and pipeline stages by device class, width and dtype.
 
 Each was chosen from what the compiler says offline (spills, shared memory, matrix instructions), not from times, and
-tests/attention/test_offline.py compiles them for sm_80, sm_90 and sm_100. float32 dQ of width 256 still spills.
+tests/attention/test_offline.py compiles them for sm_80, sm_90 and sm_100.
 """
 
 from __future__ import annotations
