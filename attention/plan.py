@@ -2,7 +2,7 @@
 
 `plan(table, block_q, block_k)` reads a mask's integers once per batch; forward, backward and all layers share it. Tiles
 never straddle sequences, long tiles come first, and the backward's view by key tile is the exact transpose. 65,536
-tokens take 2 to 4 ms on one CPU thread; 1 to 3 bytes a token beside the mask's own integers.
+tokens take 2 to 5 ms on one CPU thread; 1 to 3 bytes a token beside the mask's own integers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nonet.attention.configs import Config
-from nonet.attention.plan_pairs import refined
+from nonet.attention.plan_refine import Side, refined
 from nonet.attention.plan_runs import transposed
 from nonet.attention.plan_spans import disjoint, slot_spans
 from nonet.attention.table import IntervalTable
@@ -82,13 +82,12 @@ def plan(table: IntervalTable, block_q: int, block_k: int) -> Plan:
 
         return plan_on_device(table, block_q, block_k)
     query, key = _tiles(table.cu_q, block_q), _tiles(table.cu_k, block_k)
-    spans_NS4 = _spans(table, query, block_q, block_k)
-    base_B1 = tile_base(table.cu_k, block_k)
+    spans_NS4 = _spans(table, query, block_k)
     if table.column_start is None and table.sees is None:
-        by_key = transposed(spans_NS4, query[0], query[2] == block_q, base_B1)
+        by_key = transposed(spans_NS4, query.place, query.rows == block_q, key.base)
     else:
-        spans_NS4, by_key = refined(table, spans_NS4, query, key, base_B1, (block_q, block_k))
-    return Plan(block_q, block_k, by_work(query[0], spans_NS4), by_work(key[0], by_key))
+        spans_NS4, by_key = refined(table, spans_NS4, query, key)
+    return Plan(block_q, block_k, by_work(query.place, spans_NS4), by_work(key.place, by_key))
 
 
 def most_tiles(tokens: int, sequences: int, block: int) -> int:
@@ -112,17 +111,16 @@ def by_work(place_N2: Tensor, spans_NS4: Tensor) -> Tiles:
     return Tiles(place_N3[order_N].int().contiguous(), spans_NS4[order_N].int().contiguous())
 
 
-def _tiles(cuts_B1: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sequence and tile number [N, 2], first packed token [N] and rows [N] of every tile, in packed order."""
-    count_B = -(-cuts_B1.diff() // block)
+def _tiles(cuts_B1: Tensor, block: int) -> Side:
+    count_B, base_B1 = -(-cuts_B1.diff() // block), tile_base(cuts_B1, block)
     sequence_N = torch.arange(len(count_B)).repeat_interleave(count_B)
-    tile_N = torch.arange(len(sequence_N)) - tile_base(cuts_B1, block).long()[sequence_N]
+    tile_N = torch.arange(len(sequence_N)) - base_B1.long()[sequence_N]
     first_N = cuts_B1.long()[sequence_N] + tile_N * block
     rows_N = (cuts_B1.long()[sequence_N + 1] - first_N).clamp_max(block)
-    return torch.stack([sequence_N, tile_N], 1), first_N, rows_N
+    return Side(torch.stack([sequence_N, tile_N], 1), first_N, rows_N, base_B1, block)
 
 
-def _spans(table: IntervalTable, query: tuple[Tensor, Tensor, Tensor], block_q: int, block_k: int) -> Tensor:
-    if not len(query[1]):
+def _spans(table: IntervalTable, query: Side, block_k: int) -> Tensor:
+    if not len(query.first):
         return torch.zeros(0, len(table.start), 4, dtype=torch.int32)
-    return disjoint(slot_spans(table.start, table.stop, query[1], query[2], (block_q, block_k)))
+    return disjoint(slot_spans(table.start, table.stop, query.first, query.rows, (query.size, block_k)))

@@ -7,11 +7,15 @@ has its last ones merged: more is computed under the mask, the result is the sam
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 MOST_RUNS = 4
-_WIDE = 2**31
+WIDE = 2**31
+_MOST_STACKED = 32
+Runs: TypeAlias = tuple[Tensor, Tensor]  # sorted codes, group * WIDE + place, of begins and of ends
 
 # Shapes: N query tiles in packed order, B sequences, S spans of a tile, M key tiles, E events.
 
@@ -24,30 +28,44 @@ def transposed(spans_NS4: Tensor, place_N2: Tensor, full_rows_N: Tensor, key_bas
     """
     tiles, outer = int(key_base_B1[-1]), spans_NS4[..., [0, 3]]
     inner = spans_NS4[..., 1:3].masked_fill(~full_rows_N[:, None, None], 0)
-    begin, end = _runs(outer, place_N2, key_base_B1)
-    core_begin, core_end = _runs(inner, place_N2, key_base_B1)
-    return _spans(begin, end, core_begin, core_end, tiles)
+    hull, core = runs_of(outer, place_N2, key_base_B1), runs_of(inner, place_N2, key_base_B1)
+    return spans_of(hull, core, tiles)
 
 
-def spans_of_pairs(group_P: Tensor, member_P: Tensor, full_P: Tensor, groups: int) -> Tensor:
-    """[groups, 4, 4]: spans over the members of each group. Pairs come sorted by group, then member."""
-    code = group_P * _WIDE + member_P
-    begin, end = _runs_of_sorted(code)
-    core_begin, core_end = _runs_of_sorted(code[full_P])
-    return _spans(begin, end, core_begin, core_end, groups)
+def joined(begin_R: Tensor, end_R: Tensor) -> Runs:
+    """Sorted runs with those that touch made one."""
+    if not len(begin_R):
+        return begin_R, end_R
+    apart = torch.ones(len(begin_R) + 1, dtype=torch.bool, device=begin_R.device)
+    apart[1:-1] = begin_R[1:] != end_R[:-1]
+    return begin_R[apart[:-1]], end_R[apart[1:]]
 
 
-def _runs_of_sorted(code_P: Tensor) -> tuple[Tensor, Tensor]:
-    """Begin and end codes of the maximal runs of consecutive codes."""
-    jump = torch.ones(len(code_P) + 1, dtype=torch.bool, device=code_P.device)
-    if len(code_P) > 1:
-        jump[1:-1] = code_P[1:] != code_P[:-1] + 1
-    if not len(code_P):
-        return code_P, code_P
-    return code_P[jump[:-1]], code_P[jump[1:]] + 1
+def stacked(runs: Runs, groups: int, swallow: bool) -> Tensor:
+    """Runs as intervals [groups, R, 2], empty ones (0, 0). Past the 32nd of a group they are left out; with `swallow`
+    the 32nd takes them all.
+    """
+    (begin, end), group = runs, runs[0] // WIDE
+    number = _numbers(group, groups)
+    if not swallow:
+        begin, end, group, number = (x[number < _MOST_STACKED] for x in (begin, end, group, number))
+    number = number.clamp_max(_MOST_STACKED - 1)
+    most = int(number.max()) + 1 if len(number) else 1
+    slot = group * most + number
+    stack = begin.new_full((groups * most, 2), WIDE)
+    stack[:, 0].scatter_reduce_(0, slot, begin % WIDE, "amin")
+    stack[:, 1] = stack.new_zeros(len(stack)).scatter_reduce(0, slot, (end - 1) % WIDE + 1, "amax")
+    stack[stack[:, 1] == 0] = 0
+    return stack.view(groups, most, 2).int()
 
 
-def _runs(interval_NS2: Tensor, place_N2: Tensor, key_base_B1: Tensor) -> tuple[Tensor, Tensor]:
+def _numbers(group_R: Tensor, groups: int) -> Tensor:
+    """Place of each run among those of its group; groups rise."""
+    counts = group_R.bincount(minlength=groups)
+    return torch.arange(len(group_R), device=group_R.device) - (counts.cumsum(0) - counts)[group_R]
+
+
+def runs_of(interval_NS2: Tensor, place_N2: Tensor, key_base_B1: Tensor) -> Runs:
     """Sorted codes (key tile, query tile) of where runs begin, and of where the same runs end."""
     rows, tiles_B = len(interval_NS2), place_N2[:, 0].bincount(minlength=len(key_base_B1) - 1)
     sequences = len(tiles_B)
@@ -81,7 +99,7 @@ def _events(of_NS2: Tensor, without_NS2: Tensor, base_N: Tensor, tile_N: Tensor)
     count = end[at, span, gap].long() - first
     block = _ramps(first, count)
     at = at.repeat_interleave(count)
-    return ((base_N[at] + block) * _WIDE + tile_N[at]).sort().values
+    return ((base_N[at] + block) * WIDE + tile_N[at]).sort().values
 
 
 def _ramps(first_E: Tensor, count_E: Tensor) -> Tensor:
@@ -92,26 +110,19 @@ def _ramps(first_E: Tensor, count_E: Tensor) -> Tensor:
     )
 
 
-def ramps(first_E: Tensor, count_E: Tensor) -> tuple[Tensor, Tensor]:
-    """Which ramp, and its value, for ramps first, first + 1, ... of `count` steps."""
-    which = torch.arange(len(first_E), device=first_E.device).repeat_interleave(count_E)
-    return which, _ramps(first_E, count_E)
-
-
-def _spans(begin: Tensor, end: Tensor, core_begin: Tensor, core_end: Tensor, groups: int) -> Tensor:
+def spans_of(hull: Runs, core: Runs, groups: int) -> Tensor:
     """Runs by group (codes) into [groups, 4, 4]; of a run's cores the longest is kept."""
-    group = begin // _WIDE
-    counts = group.bincount(minlength=groups)
-    number = torch.arange(len(group), device=group.device) - (counts.cumsum(0) - counts)[group]
-    slot = group * MOST_RUNS + number.clamp_max(MOST_RUNS - 1)
+    (begin, end), (core_begin, core_end) = hull, core
+    group = begin // WIDE
+    slot = group * MOST_RUNS + _numbers(group, groups).clamp_max(MOST_RUNS - 1)
     spans = begin.new_zeros(groups * MOST_RUNS, 4)
-    spans[:, 0] = begin.new_full((len(spans),), _WIDE).scatter_reduce(0, slot, begin % _WIDE, "amin")
-    spans[:, 3].scatter_reduce_(0, slot, (end - 1) % _WIDE + 1, "amax")
+    spans[:, 0] = begin.new_full((len(spans),), WIDE).scatter_reduce(0, slot, begin % WIDE, "amin")
+    spans[:, 3].scatter_reduce_(0, slot, (end - 1) % WIDE + 1, "amax")
     home = slot[torch.searchsorted(begin, core_begin, right=True) - 1]
-    core = spans.new_zeros(len(spans)).scatter_reduce(
-        0, home, (core_end - core_begin) * _WIDE + core_begin % _WIDE, "amax"
+    best = spans.new_zeros(len(spans)).scatter_reduce(
+        0, home, (core_end - core_begin) * WIDE + core_begin % WIDE, "amax"
     )
-    length, at = core // _WIDE, core % _WIDE
+    length, at = best // WIDE, best % WIDE
     spans[:, 1] = torch.where(length > 0, at, spans[:, 0])
     spans[:, 2] = spans[:, 1] + length
     spans[spans[:, 3] == 0] = 0

@@ -15,19 +15,17 @@ from torch import Tensor
 FAR = 2**30
 
 
-def rows_of_tiles(first_N: Tensor, rows_N: Tensor, size: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Packed token of each tile's rows [N, R], and which of these rows exist."""
-    row_R = torch.arange(size, device=first_N.device)
-    return (first_N[:, None] + row_R).clamp_max(max(tokens - 1, 0)), row_R < rows_N[:, None]
+def tokens_of(first_N: Tensor, rows_N: Tensor, size: int) -> Tensor:
+    """Packed token of each tile's rows [N, R]; rows that a tile lacks repeat its last one: no reduction needs a mask."""
+    row_NR = torch.minimum(torch.arange(size, device=first_N.device), rows_N[:, None] - 1)
+    return first_N[:, None] + row_NR
 
 
 def slot_spans(
     start_KT: Tensor, stop_KT: Tensor, first_N: Tensor, rows_N: Tensor, sizes: tuple[int, int]
 ) -> Tensor:
     """[N, K, 4]: hull and core of every slot, in blocks; an empty slot is (FAR, FAR, FAR, FAR). sizes: rows, block."""
-    # Rows that a tile lacks repeat its last one, which changes neither hull nor core and needs no mask.
-    place_NR = torch.minimum(torch.arange(sizes[0], device=first_N.device), rows_N[:, None] - 1)
-    token_NR, block = first_N[:, None] + place_NR, sizes[1]
+    token_NR, block = tokens_of(first_N, rows_N, sizes[0]), sizes[1]
     shape = (len(start_KT), *token_NR.shape)
     start_KNR = start_KT.index_select(1, token_NR.flatten()).view(shape)
     stop_KNR = stop_KT.index_select(1, token_NR.flatten()).view(shape)
@@ -52,6 +50,8 @@ def disjoint(spans_NK4: Tensor) -> Tensor:
     Where hulls overlap, a span ends behind its core and the next takes over the rest; no core of an earlier span is
     lost, and of a later one only what the earlier already covers or what lies before the cut.
     """
+    if spans_NK4.shape[1] == 1:
+        return spans_NK4.masked_fill(spans_NK4[..., :1] >= FAR, 0)
     order_NK = spans_NK4[..., 0].argsort(dim=1, stable=True)
     begin, inner, outer, end = spans_NK4.gather(1, order_NK[..., None].expand_as(spans_NK4)).unbind(-1)
     done, current = [], [x[:, 0] for x in (begin, inner, outer, end)]

@@ -27,6 +27,7 @@ from nonet.attention.triton_score import (
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
 _CHUNK = tl.constexpr(64)  # columns of out and grad that are multiplied at a time for delta
+_SLICE = tl.constexpr(32)  # columns of a wide float32 product that are multiplied at a time
 
 
 @triton.jit
@@ -83,7 +84,7 @@ def product_of(
     float32 products hold a row of each operand in every thread's registers: 512 of them for width 256, half of which
     spill. The barrier keeps the compiler from loading the next chunk's early.
     """
-    CHUNK: tl.constexpr = WIDTH if WIDTH < _CHUNK else _CHUNK
+    CHUNK: tl.constexpr = WIDTH if WIDTH < _SLICE else _SLICE
     acc = tl.zeros([BM, BN], tl.float32)
     for at in tl.static_range(0, WIDTH, CHUNK):
         a = load_rows(A + at, a_first, a_rows, width - at, stride_a, True, BM, CHUNK, FULL)

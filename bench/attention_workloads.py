@@ -39,11 +39,17 @@ class Workload:
         return 4.0 * visible_pairs(self.table) * self.heads * self.width
 
 
-def workloads(width: int, seed: int = 0) -> list[Workload]:
-    """The table's rows: one long sequence, ragged histories as recommenders have them, and a beam search's step."""
+def workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]:
+    """The table's rows: one long sequence, ragged histories as recommenders have them, and a beam search's step.
+
+    shrink: how many times shorter, for a run that only shows that it runs.
+    """
+    one, past = [8192 // shrink], [4096 // shrink] * 16
     short, long = ragged(64, 512, 2048, seed), ragged(8, 4096, 8192, seed)
+    if shrink > 1:
+        short, long, past = ([max(n // shrink, 1) for n in x[:2]] for x in (short, long, past))
     rows = [
-        _row("dense causal 8k", masks.causal([8192]), _causal([8192]), (-1, 0)),
+        _row("dense causal 8k", masks.causal(one), _causal(one), (-1, 0)),
         _row("jagged causal, 64 rows of 512", masks.causal(short), _causal(short), (-1, 0)),
         _row("jagged causal, 8 rows of 4k", masks.causal(long), _causal(long), (-1, 0)),
         _row("prefix-LM 256, 64 rows", masks.prefix_lm(short, 256), _prefix(short, 256)),
@@ -51,7 +57,11 @@ def workloads(width: int, seed: int = 0) -> list[Workload]:
         _row("256 candidates, 64 rows", *_candidates([n + 256 for n in short], 256)),
         _row("HSTU, 64 rows", *_general(masks.hstu([n + 64 for n in short], 64, 256, 8, 64))),
         _row("sessions of 128, 8 rows of 4k", masks.sessions(long, 128), _sessions(long, 128)),
-        _row("beam tree 64 x 3, 16 histories of 4k", *_general(beam_step([4096] * 16, 64)), backward=False),
+        _row(
+            "beam tree 64 x 3, 16 histories of 4k",
+            *_general(beam_step(past, max(64 // shrink, 2))),
+            backward=False,
+        ),
     ]
     return [Workload(name, table, predicate, width=width, **more) for name, table, predicate, more in rows]
 

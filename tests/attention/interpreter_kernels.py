@@ -132,20 +132,24 @@ def compare(table, blocks=(32, 32), dtype=torch.float32, sizes=(2, 2, 16, 16), l
         assert float((difference / size).abs().max()) <= FORWARD, "relative: float32 is 1e-6 wide at 10"
     names = [name for name in found if name != "lse"]
     assert set(names) == set(want) - {"lse"}
-    errors = {name: _furthest(found[name], want[name]) for name in names}
+    errors = {name: _error(name, found[name], want[name]) for name in names}
     if dtype == torch.float32:
         allowed = {name: FORWARD if name == "out" else GRADIENT for name in names}
     else:
         same = dense(table, leaves, grad, features, dtype, grad_lse)
-        allowed = {name: 2 * _furthest(same[name], want[name]) for name in names}
+        allowed = {name: 2 * _error(name, same[name], want[name]) for name in names}
     assert all(errors[name] <= allowed[name] for name in names), (errors, allowed)
     return found
 
 
-def _furthest(found, want):
+def _error(name, found, want):
+    """The largest; of sinks, one number a head, the root of the mean square: the largest of so few is a lottery."""
     assert found.shape == want.shape
     assert torch.isfinite(found).all()
-    return float((found.double() - want).abs().max()) if found.numel() else 0.0
+    if not found.numel():
+        return 0.0
+    error = found.double() - want
+    return float(error.square().mean().sqrt() if name == "sink" else error.abs().max())
 
 
 @pytest.mark.parametrize("name", masks.CHECKED)
@@ -183,12 +187,9 @@ def test_half_precision_errs_at_most_twice_as_much_as_dense_torch_in_the_same_dt
 @pytest.mark.parametrize("feature", [None, "SiLU", "soft cap", "sink", "bias"])
 @pytest.mark.parametrize("name", ["causal", "HSTU", "candidates", "beam tree"])
 def test_half_precision_errs_at_most_twice_as_much_under_features_and_masks(name, feature, dtype):
-    compare(
-        masks.CHECKED[name]([100, 1, 30]),
-        dtype=dtype,
-        sizes=(2, 1, 32, 32),
-        **(FEATURES[feature] if feature else {}),
-    )
+    lengths, sizes = ([40, 1, 20], (16, 4, 16, 16)) if feature == "sink" else ([100, 1, 30], (2, 1, 32, 32))
+    options = FEATURES[feature] if feature else {}
+    compare(masks.CHECKED[name](lengths), dtype=dtype, sizes=sizes, **options)
 
 
 @pytest.mark.parametrize("sizes", [(4, 2, 16, 16), (4, 1, 24, 40)], ids=str)

@@ -139,6 +139,16 @@ def test_random_intervals_with_empty_rows_and_overlaps_are_covered(seed):
     check(table, 16, 64, exact_transpose=False)
 
 
+def test_more_runs_than_are_kept_lose_no_visible_tile_and_unmask_no_hidden_one():
+    place = torch.arange(1300)
+    odd = place // 16 % 2 == 1  # 40 runs of query tiles see the first keys
+    slots = [(place * 0, torch.where(odd, 200, 0)), (place, place + 1)]
+    column = {"column_start": place.int() * 0, "column_stop": (place * 0 + 1290).int()}
+    check(masks.table_of(slots, [1300], **column), 16, 16, exact_transpose=False)
+    words = {"sees": (1 + place // 48 % 3).int(), "word": (1 << (place // 32 % 2)).int()}
+    check(masks.table_of(slots, [1300], **words), 16, 16, exact_transpose=False)
+
+
 def test_a_dense_window_of_tiles_is_transposed_exactly_whatever_the_shape():
     for block_q, block_k in BLOCKS:
         check(masks.causal([517, 3, 200], 100), block_q, block_k)
@@ -175,12 +185,21 @@ def test_a_plan_of_65k_tokens_is_small(lengths):
     assert made.bytes() + integers <= 32 * sum(lengths)
 
 
-def test_a_plan_of_65k_tokens_takes_at_most_5_ms_of_one_thread():
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda lengths: masks.candidates(lengths, 200),
+        lambda lengths: masks.bos(lengths, 4),
+        lambda lengths: masks.classes(lengths, 200),
+    ],
+    ids=["candidates", "BOS columns", "classes"],
+)
+def test_a_plan_of_65k_tokens_takes_at_most_5_ms_of_one_thread(mask):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for lengths in ([1024] * 64, [65536]):
-            table = masks.candidates(lengths, 200)
+            table = mask(lengths)
             spent = []
             for _ in range(25):  # the best of many: neighbours on a shared core only add
                 began = time.thread_time()

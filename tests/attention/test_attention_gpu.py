@@ -1,0 +1,47 @@
+"""The GPU bench run small on a CPU: every cell is there, what fails says why and the rest is measured."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nonet.bench.attention_gpu import Run, main
+
+pytest.importorskip("triton", reason="the kernels are Triton's; its Linux wheel also runs without a GPU")
+
+
+def test_a_failing_cell_leaves_its_error_and_the_next_one_runs(tmp_path, capsys):
+    run = Run(tmp_path / "out.json", budget_s=100.0)
+    assert run.cell("bad", lambda: 1 / 0) == {"error": "ZeroDivisionError: division by zero"}
+    run.found["good"] = run.cell("good", lambda: {"ms": 1.0})
+    run.save()
+    assert json.loads(run.path.read_text()) == {"good": {"ms": 1.0}}
+    late = Run(None, budget_s=-1.0)
+    assert "not begun" in late.cell("late", lambda: pytest.fail("no cell begins after the budget"))
+    assert '"good"' in capsys.readouterr().out
+
+
+def test_without_a_gpu_nothing_is_measured_and_the_exit_code_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["--only", "x"]) == 2
+    assert "there is no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_dry_run_goes_through_every_row_on_a_cpu(tmp_path):
+    out = tmp_path / "dry.json"
+    command = [sys.executable, "-m", "nonet.bench.attention_gpu", "--dry", "--widths", "16", "--json", str(out)]
+    command += ["--budget-s", "1200"]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert found["checks"]["causal"]["plan equals the host's"] is True
+    assert found["checks"]["gradients equal over runs"] is True
+    assert len(found["rows"]) == 9
+    for row in found["rows"]:
+        assert row["ours forward ms"] > 0, row
+        assert row["flex forward ms"] > 0, row
+        assert "NotImplementedError" in row["flex backward error"] or row["name"].startswith("beam"), row
