@@ -89,7 +89,11 @@ def _memory(ledger: Ledger) -> Iterator[str]:
 
 
 def _line(place: str, line: Line) -> str:
-    what = f"node {line.example}" if line.resource == MEMORY else f"a {line.resource} of {place}"
+    what = (
+        f"node {line.example}"
+        if line.resource == MEMORY
+        else f"a {'bundle' if line.resource == 'CPU' else line.resource} of {place}"
+    )
     limit = (
         f" of {gigabytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
     )
