@@ -248,7 +248,7 @@ def _refusal(line: Line, scenario: Scenario) -> str:
         if stale
         else "Lower the table budgets or processes a node, or spread over more nodes."
         if line.resource == MEMORY
-        else f"Raise the memory of the pool of {line.place}, or give a group that shares it a bundle of its own."
+        else "Raise pools.X.memory of its pool, or give a group that shares the bundle one of its own."
         if line.resource == "CPU"
         else "More workers with engine {use: deepspeed, zero: 3}, a shorter history, or devices with more memory."
     )

@@ -134,7 +134,8 @@ def _memory(ledger: Ledger) -> Iterator[str]:
 
 def _line(place: str, line: Line) -> str:
     article = "an" if line.resource.startswith("N") else "a"  # an NPU
-    what = f"node {line.example}" if line.resource == MEMORY else f"{article} {line.resource} of {place}"
+    device = f"{article} {'bundle' if line.resource == 'CPU' else line.resource} of {place}"
+    what = f"node {line.example}" if line.resource == MEMORY else device
     limit = (
         f" of {gigabytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
     )

@@ -12,14 +12,12 @@ Entering plans, binds, tokenises and opens; leaving stops every process. A kille
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nonet.controller import yaml
 from nonet.controller.checkpoint import Manifest
 from nonet.controller.crew import OPEN_S, Change, Crew
 from nonet.controller.history import History
@@ -27,9 +25,9 @@ from nonet.controller.placement import plan_live
 from nonet.controller.players import EmbeddingPlayer, Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.publish import publish
 from nonet.controller.run_folder import RunFolder, new_run
-from nonet.controller.scenario import Scenario, document, load_scenario
+from nonet.controller.scenario import Scenario, load_scenario
 from nonet.controller.setups import stage_setups
-from nonet.controller.sources import copy_own_files, data_setup
+from nonet.controller.sources import data_setup, write_run
 from nonet.controller.support import check_runnable
 from nonet.controller.tables import ttl_steps
 from nonet.controller.trace import CONTROLLER, open_trace
@@ -97,7 +95,9 @@ class Session:
     def bind(self) -> None:
         """Write the folder, plan on the live cluster, start every process of the first stage to do."""
         ensure_ray()
-        self._write_folder()
+        scenario = write_run(self.scenario, self.folder, self.run)
+        self.history = History(self.run, scenario, self.scenario.checkpoint.keep.last)
+        self.trace = open_trace(self.run.trace)
         first = next(iter(self.scenario.stages))
         if self.resume:
             first = self.history.find()[1].stage
@@ -119,23 +119,6 @@ class Session:
             return str(error)
         dead = self.dead
         return f"{', '.join(dead)} died: {error}" if dead else None
-
-    def _write_folder(self) -> None:
-        text = yaml.dump(document(self.scenario))
-        self.scenario_hash = hashlib.sha256(text.encode()).hexdigest()
-        if self.run.scenario.exists():
-            if self.run.scenario.read_text(encoding="utf-8") != text:
-                raise ConfigError(
-                    f"{self.run.path} is a run of another scenario ({self.run.scenario}); "
-                    "choose another --run-dir, or resume it with `nonet resume`"
-                )
-        else:
-            self.run.path.mkdir(parents=True, exist_ok=True)
-            self.run.sources.mkdir(exist_ok=True)
-            copy_own_files(self.scenario, self.folder, self.run.sources)
-            self.run.scenario.write_text(text, encoding="utf-8")
-        self.history = History(self.run, self.scenario_hash, self.scenario.checkpoint.keep.last)
-        self.trace = open_trace(self.run.trace)
 
     # --- artifacts --------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from nonet.controller import yaml
 from nonet.controller.part import is_reference
-from nonet.controller.scenario import Scenario
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.scenario import Scenario, document
 from nonet.controller.setups import reward_options, targets
 from nonet.errors import ConfigError
 from nonet.workers.tokenise import DataSetup
@@ -51,3 +54,23 @@ def _own_files(scenario: Scenario) -> Iterator[str]:
 def _beside(folder: Path, path: str) -> str:
     """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are."""
     return path if ":" in path or Path(path).is_absolute() else str(folder / path)
+
+
+def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
+    """Put the scenario and its own files into the run's folder, or find them there; the scenario's hash.
+
+    Raises ConfigError where the folder is that of another scenario.
+    """
+    text = yaml.dump(document(scenario))
+    if run.scenario.exists():
+        if run.scenario.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"{run.path} is a run of another scenario ({run.scenario}); "
+                "choose another --run-dir, or resume it with `nonet resume`"
+            )
+    else:
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.sources.mkdir(exist_ok=True)
+        copy_own_files(scenario, folder, run.sources)
+        run.scenario.write_text(text, encoding="utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()

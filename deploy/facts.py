@@ -64,7 +64,22 @@ def _work(report: Mapping[str, Any]) -> str:
             name = f"rows to rollout, {counts['updates']:,} {kind} updates"
             rows.append([row_name(name), f"<td></td><td>{number(counts['bytes'] / 2**20, 2)} MiB</td>"])
     note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
-    return table(["group", "idle", "bytes given back"], rows, caption=f"Work. {note}") if rows else ""
+    shown = table(["group", "idle", "bytes given back"], rows, caption=f"Work. {note}") if rows else ""
+    return shown + _turns(report.get("moved") or {})
+
+
+def _turns(moved: Mapping[str, Any]) -> str:
+    """What groups that share a device moved to host memory and back; nothing where they fit together."""
+    rows = [
+        [
+            row_name(name),
+            f"<td>{found['offload']}</td><td>{found['resume']}</td>"
+            f"<td>{number(found['bytes'] / 2**20, 1)} MiB</td><td>{number(found['seconds'], 2)} s</td>",
+        ]
+        for name, found in moved.items()
+    ]
+    note = "Turns: groups that don't fit on their device together wait in host memory while another works."
+    return table(["group", "offloads", "resumes", "moved", "time"], rows, caption=note) if rows else ""
 
 
 def _tables(report: Mapping[str, Any]) -> str:

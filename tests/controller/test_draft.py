@@ -144,3 +144,16 @@ def test_a_new_node_changes_nothing_that_stands():
     made = plan(asked, gpu_nodes(1))
     change = replan(asked, gpu_nodes(3), None, made.groups)
     assert (change.stops, change.starts) == ((), ())
+
+
+def test_a_group_whose_bundle_must_hold_another_beside_it_starts_anew():
+    stages = {
+        "pretrain": {"epochs": 1},
+        "finetune": {"epochs": 1, "roles": {"rollout": {"collocate": "trainer"}}},
+    }
+    apart = scenario(roles={"rollout": {"workers": 1}}, stages=stages)
+    made = plan(apart, gpu_nodes(1))
+    (change,) = made.changes
+    assert set(change.stops) == {"trainer", "rollout"}, "0.25 CPU of a bundle have no room for two processes"
+    (trainer,) = (group for group in made.groups_at("finetune") if group.name == "trainer")
+    assert trainer.bundle == {"CPU": 0.5}

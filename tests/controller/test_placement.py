@@ -118,3 +118,51 @@ def test_collocated_groups_sit_in_the_bundles_of_their_host(taken):
     finally:
         binding.stop()
     assert made_groups() == []
+
+
+def test_a_re_plan_that_finds_its_room_taken_is_refused_and_leaves_no_group_of_the_run(taken):
+    from nonet.controller.placement import Binding, plan_live
+
+    wide = {"epochs": 1, "roles": {"trainer": {"workers": 14}}}
+    made = plan_live(scenario(stages={"pretrain": {"epochs": 1}, "finetune": wide}))
+    binding = Binding(made, SPECS, stage="pretrain")
+    assert [len(hosts.ready()) for hosts in binding.hosts.values()] == [1, 1]
+    taken("quick-thief", 2.0)
+    (change,) = made.changes
+    assert (change.stage, change.stops) == ("finetune", ("trainer",))
+    with pytest.raises(
+        PlacementError, match=r"group 'trainer' .* was planned 3\.5 CPU.*Held by quick-thief 2\."
+    ):
+        binding.change(change.stops, change.starts)
+    assert binding.hosts == {}
+    assert made_groups() == ["quick-thief"]
+
+
+def test_a_re_plan_ends_and_starts_what_changes_and_leaves_the_rest_where_it_is(taken):
+    from nonet.controller.placement import Binding, plan_live
+
+    own = {"epochs": 1, "roles": {"rollout": {"workers": 2}}}
+    made = plan_live(scenario(stages={"pretrain": {"epochs": 1}, "finetune": own, "last": {"epochs": 1}}))
+    binding = Binding(made, SPECS, stage="pretrain")
+    hosts = binding.hosts
+    try:
+        before = {name: [found["pid"] for found in each.ready()] for name, each in hosts.items()}
+        for change, roles in zip(
+            made.changes, (("trainer", "embedding"), ("trainer", "rollout", "embedding")), strict=True
+        ):
+            binding.change(change.stops, change.starts)
+            after = {name: [found["pid"] for found in each.ready()] for name, each in hosts.items()}
+            assert binding.hosts is hosts
+            assert after["evaluator"] == before["evaluator"]
+            assert after["trainer"] != before["trainer"]
+            assert tuple(hosts["trainer"].specs) == roles
+            assert [g.name for g in binding.groups if g.name != "evaluator"] == [
+                g.name for g in change.starts
+            ]
+            before = after
+        assert [group.roles for group in made.groups_at("last")] == [
+            group.roles for group in (made.groups[-1], *made.groups[:-1])
+        ]
+    finally:
+        binding.stop()
+    assert made_groups() == []

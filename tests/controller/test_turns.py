@@ -107,7 +107,7 @@ def test_of_a_trainer_fused_with_the_rollout_only_what_it_alone_holds_is_offload
 
 def test_a_bundle_that_cannot_hold_one_of_its_groups_is_refused_with_its_numbers():
     with pytest.raises(
-        PlacementError, match=r"each bundle of group 'trainer' would hold .* Raise the memory"
+        PlacementError, match=r"each bundle of group 'trainer' would hold .* Raise pools.X.memory"
     ):
         on_cpu("4MB", COLLOCATED)
 

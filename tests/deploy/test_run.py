@@ -106,9 +106,35 @@ def test_collocated_rollout_gives_the_same_bits(whole):
     assert groups["rollout"]["shares"] == "trainer"
 
 
-def _same_bits(whole, name, change):
+def test_groups_that_take_turns_in_a_stage_of_its_own_roles_give_the_same_bits(whole):
+    found = _same_bits(
+        whole,
+        "turns",
+        "pools={small: {memory: 6.2MB}}",
+        "roles={trainer: {pool: small}}",
+        "stages.rl.roles={rollout: {collocate: trainer}}",
+    )
+    moved = found.report["moved"]
+    assert moved["rollout"]["offload"] >= 4, "it makes room for every update"
+    assert moved["trainer"]["offload"] >= 4, "and gets it for every rollout"
+    assert moved["trainer"]["bytes"] > 8 * 4e6
+    events = json.loads((found.folder.path / "trace.json").read_text())
+    moves = {
+        (e["name"], e["args"].get("bytes", 0) > 1e6)
+        for e in events
+        if "load" in e["name"] or "resume" in e["name"]
+    }
+    assert moves == {
+        (f"{who}{what}", True) for who in ("", "trainer.", "rollout.") for what in ("offload", "resume")
+    }
+    assert "rebind rl" in found.report["wall_s"]
+    (rebound,) = (r for r in read_journal(found.folder.journal) if "rebound" in r)
+    assert (rebound["rebound"], rebound["starts"]) == ("rl", {"trainer": 1, "rollout": 1})
+
+
+def _same_bits(whole, name, *changes):
     folder, finished = whole
-    other = run(folder, name, change)
+    other = run(folder, name, *changes)
     assert {key: other.report[key] for key in COMPARED} == {key: finished.report[key] for key in COMPARED}
     assert last_commit(other) == last_commit(finished)
     return other
