@@ -67,6 +67,7 @@ class Contenders:
         self.offsets = torch.arange(keys + 1)
         self._makers = {
             "torch index_select": self._index_select,
+            "torch index_select again": self._index_select,  # what two equal sides differ by
             "core lookup": self._lookup,
             "TBE forward (CPU)": lambda: self._tbe("EXACT_SGD", train=False),
             "TBE forward as it comes (CPU)": lambda: self._tbe("EXACT_SGD", train=False, checks="WARNING"),

@@ -23,11 +23,13 @@ from nonet.embedding.core import core_status
 KEYS, WIDTH, BATCHES = 8192, 64, 96  # of a million rows, uniform batches touch every second one
 _GIB = 1 << 30
 _FORWARDS = ("TBE forward (CPU)", "TBE forward as it comes (CPU)")
+_DENSE = "torch index_select"  # the floor of a call: no hashing, one gather
 _RATIOS = [
     ("core lookup", "torch index_select"),
     ("core train step", "TBE train step (CPU, no hashing)"),
     ("core train step", "TBE SGD step (CPU, no hashing)"),
     ("core train step", "torch Embedding(sparse) SGD step"),
+    ("torch index_select again", "torch index_select"),
 ]
 
 
@@ -43,14 +45,15 @@ def rows_8m(seed: int) -> dict[str, Any]:
 
 
 def small(seed: int) -> dict[str, Any]:
-    """Calls of 64, 256 and 1,024 keys: what a call costs before it does anything."""
+    """Calls of 64, 256 and 1,024 keys: what a call costs before it does anything; dense gathers show the floor."""
     found: dict[str, Any] = {"rows": [], "ratio": {}}
     for keys in (64, 256, 1024):
         made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
-        calls = made.calls("core lookup", *_FORWARDS)
+        calls = made.calls("core lookup", _DENSE, *_FORWARDS)
         for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
             times = run(calls, BATCHES)
-            _add(found, times, [(name, "core lookup") for name in _FORWARDS], f"{keys} keys, {protocol}")
+            pairs = [(name, ours) for ours in ("core lookup", _DENSE) for name in _FORWARDS]
+            _add(found, times, [*pairs, ("core lookup", _DENSE)], f"{keys} keys, {protocol}")
         del made, calls
         gc.collect()
     return found
