@@ -1,4 +1,4 @@
-"""docs/scale.md is arithmetic over its own table of measurements: every number that follows from others is worked out again here."""
+"""docs/scale.md is arithmetic over its own table of measurements: every number that follows from others is worked out again."""
 
 import re
 from pathlib import Path
