@@ -2,7 +2,10 @@
 
 Two processes, one thread each, both train and hold half the rows; 8,192 keys x 64 floats a rank. The bare side sends the
 same keys and rows (sizes, keys, rows: three all-to-alls into kept buffers), one `index_select` at the owner, one permute at
-the asker; no hashing, no dedup, no agreement. All variants take turns in one loop, so they meet the same noise.
+the asker; no hashing, no dedup, no agreement. "pull" is over gloo too; "pull local" is what ranks of one machine do, through
+shared memory. All variants take turns in one loop, so they meet the same noise. Then one trainer asks one shard apart, both
+ways in turns, as one caller asks one actor: Ray keeps results on one machine in shared memory as well. The actor holds a
+dense table without hashing, keys go as an argument, rows come back through the object store, one permute at the caller.
 """
 
 from __future__ import annotations
@@ -52,12 +55,17 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
         / found["times"]["bare uniform"]["p10_us"],
         "pull / bare, uniform, CPU time of the process": found["times"]["pull uniform"]["cpu_us"]
         / found["times"]["bare uniform"]["cpu_us"],
+        "pull local / bare, uniform": medians["pull local uniform"] / medians["bare uniform"],
         "pull / bare, zipf": medians["pull zipf"] / medians["bare zipf"],
         **{f"bytes {name} / naive": share for name, share in found["bytes"].items()},
     }
     if ray:
-        rows.append({"variant": "ray calls uniform", **_through_ray(max(20, rounds // 4))})
-        ratio["ray calls / pull apart, uniform"] = rows[-1]["median_us"] / medians["pull apart uniform"]
+        from nonet.bench.embedding_ray import through_ray
+
+        rows.append({"variant": "ray calls uniform", **through_ray(max(20, rounds // 4))})
+        for name in ("pull apart local", "pull apart"):
+            ratio[f"ray calls / {name}, uniform"] = rows[-1]["median_us"] / medians[f"{name} uniform"]
+            ratio[f"the same, p10, {name}"] = rows[-1]["p10_us"] / found["times"][f"{name} uniform"]["p10_us"]
     return {"rows": rows, "ratio": ratio}
 
 
@@ -126,32 +134,49 @@ def _rank(rank: int, folder: Path, rounds: int, kind: str) -> None:
             name: _summary(values[rounds // 5 :]) | {"cpu_us": statistics.median(worked[name][rounds // 5 :])}
             for name, values in taken.items()
         }
-        times["pull apart uniform"] = _summary(apart[rounds // 5 :])
+        times |= {name: _summary(values[rounds // 5 :]) for name, values in apart.items()}
         (folder / "0.json").write_text(json.dumps({"times": times, "bytes": bytes_of()}))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _apart(rank: int, rounds: int) -> list[float]:
-    """Microseconds of pulls by one trainer from one shard: the work that one caller of Ray's actors asks for."""
+def _apart(rank: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of pulls by one trainer from one shard: the work that one caller of Ray's actors asks for.
+
+    Over gloo and through shared memory, in turns of ten.
+    """
     import torch
+    import torch.distributed as dist
 
     from nonet.embedding.layout import Layout
     from nonet.embedding.store import TableSpec
     from nonet.embedding.world import SparseWorld
 
-    world, taken = SparseWorld({"item": TableSpec(DIM)}, seed=_SEED, layout=Layout.apart(rank, 1, 1)), []
-    if rank:
-        world.serve()
-        return []
-    for part in np.array_split(scattered(np.arange(ROWS)), 64):
-        world.pull("item", torch.from_numpy(part))
+    worlds = {
+        name: SparseWorld(
+            {"item": TableSpec(DIM)},
+            seed=_SEED,
+            layout=Layout.apart(rank, 1, 1),
+            local=name.endswith("local"),
+        )
+        for name in ("pull apart", "pull apart local")
+    }
+    taken: dict[str, list[float]] = {f"{name} uniform": [] for name in worlds}
     keys = [torch.from_numpy(batch) for batch in batches("uniform", 0)]
-    for number in range(rounds):
-        began = time.perf_counter()
-        world.pull("item", keys[number % len(keys)], train=False)
-        taken.append(1e6 * (time.perf_counter() - began))
-    world.stop()
+    for turn in range(-1, -(-rounds // 10)):
+        for name, world in worlds.items():
+            dist.barrier()
+            if rank:
+                world.serve()
+                continue
+            for part in np.array_split(scattered(np.arange(ROWS)), 64) if turn < 0 else ():
+                world.pull("item", torch.from_numpy(part))
+            for number in range(12):
+                began = time.perf_counter()
+                world.pull("item", keys[(turn + number) % len(keys)], train=False)
+                if turn >= 0 and number >= 2:  # the first two fit the blocks to the batch
+                    taken[f"{name} uniform"].append(1e6 * (time.perf_counter() - began))
+            world.stop()
     return taken
 
 
@@ -169,9 +194,14 @@ def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], di
     make = {} if kind == "default" else {"make": lambda name, spec, seed: DenseRows(name, spec.dim)}
     worlds = {
         codec: SparseWorld(
-            {"item": TableSpec(DIM)}, seed=_SEED, layout=Layout.fused(rank, 2), wire=codec, **make
+            {"item": TableSpec(DIM)},
+            seed=_SEED,
+            layout=Layout.fused(rank, 2),
+            wire=codec.removesuffix(" local"),
+            local=codec.endswith("local"),
+            **make,
         )
-        for codec in ("fp32", "fp16", "int8")
+        for codec in ("fp32", "fp16", "int8", "fp32 local")
     }
     keys = {name: [torch.from_numpy(batch) for batch in batches(name, rank)] for name in ("uniform", "zipf")}
     _fill(worlds, rank)
@@ -183,12 +213,15 @@ def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], di
     def shares() -> dict[str, float]:
         naive = KEYS * (8 + 4 * DIM) * len(keys["zipf"])
         distinct = sum(len(batch.unique()) for batch in keys["zipf"])
-        of_row = {codec: world.wire_bytes("item") for codec, world in worlds.items()}
+        of_row = {
+            codec: world.wire_bytes("item") for codec, world in worlds.items() if not codec.endswith("local")
+        }
         return {codec: distinct * (8 + width) / naive for codec, width in of_row.items()}
 
     variants: dict[str, Variant] = {
         "bare uniform": bare["uniform"],
         "pull uniform": pull("fp32", "uniform"),
+        "pull local uniform": pull("fp32 local", "uniform"),
         "bare zipf": bare["zipf"],
         "pull zipf": pull("fp32", "zipf"),
         "pull zipf fp16": pull("fp16", "zipf"),
@@ -246,38 +279,6 @@ class _Bare:
         torch.index_select(self._table, 0, self._numbers[at], out=self._selected[:count])
         dist.all_to_all_single(self._rows, self._selected[:count], given, got)
         return torch.index_select(self._rows, 0, self._back[at], out=self._out)
-
-
-def _through_ray(rounds: int) -> dict[str, float]:
-    """One caller's lookup from one actor: keys as arguments, rows as results, a dense table, no hashing."""
-    import ray
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-
-    @ray.remote(num_cpus=0.5)
-    class Shard:
-        def __init__(self) -> None:
-            import torch
-
-            torch.set_num_threads(1)
-            self._table = torch.full((ROWS, DIM), 0.5)
-
-        def rows(self, numbers: np.ndarray) -> np.ndarray:
-            import torch
-
-            return self._table.index_select(0, torch.from_numpy(numbers.copy())).numpy()
-
-    try:
-        shard, source, taken = Shard.remote(), np.random.default_rng(2), []
-        back = source.permutation(KEYS)
-        for _ in range(rounds):
-            numbers = source.integers(0, ROWS, KEYS)
-            began = time.perf_counter()
-            ray.get(shard.rows.remote(numbers))[back]
-            taken.append(1e6 * (time.perf_counter() - began))
-        return _summary(taken[rounds // 5 :])
-    finally:
-        ray.shutdown()
 
 
 def main() -> None:

@@ -82,7 +82,8 @@ class Saving:
         table, snapshot = self._world.tables[name], self._snapshots[name]
         many = _segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges, since)
-        room = Room(table.spec)
+        # With an eighth to spare, for it must not grow while a step waits.
+        room = Room(table.spec, len(table) * many // SLICES * 9 // 8)
         try:
             for block in self._ranges:
                 for start in range(block.start, block.stop, many):

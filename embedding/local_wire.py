@@ -1,4 +1,4 @@
-"""All-to-alls between ranks of one machine: payloads in shared memory, a small message over a Unix socket for each.
+"""All-to-alls between ranks of one machine: payloads in shared memory, a small message over a Unix socket and a bell for each.
 
 A byte is copied once into memory that its receiver has mapped and once out of it, where loopback TCP copies it through the
 kernel in packets. An exchange sends every peer a message even when it has nothing for it, so ranks stay in step: who has
@@ -37,6 +37,11 @@ class LocalWire:
 
     def __init__(self, rank: int, peers: dict[int, socket.socket], timeout_s: float):
         self._rank, self._peers, self._timeout_s = rank, peers, timeout_s
+        # A socket's wake-up lets the scheduler put the woken beside the waker, on one core; an eventfd's does not.
+        self._bells = {peer: os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC) for peer in peers}
+        for peer, bell in self._bells.items():
+            socket.send_fds(peers[peer], [b"bell"], [bell])
+        self._heard = {peer: socket.recv_fds(peers[peer], 4, 1)[1][0] for peer in peers}
         self._half, self._size, self._file = 0, 0, -1
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._knows: dict[int, int] = dict.fromkeys(
@@ -58,10 +63,11 @@ class LocalWire:
         if meanwhile is not None:
             meanwhile()
         came[self._rank].copy_(sent[self._rank])
-        waiting = {peer.fileno(): rank for rank, peer in self._peers.items()}
+        waiting = {file: rank for rank, file in self._heard.items()}
         poll = select.poll()
-        for file in waiting:
+        for rank, file in self._heard.items():
             poll.register(file, select.POLLIN)
+            poll.register(self._peers[rank].fileno(), 0)  # only its end
         until = time.monotonic() + self._timeout_s
         while waiting:
             ready = poll.poll(1e3 * max(0.0, until - time.monotonic()))
@@ -69,10 +75,16 @@ class LocalWire:
                 raise RuntimeError(
                     f"no message from rank {sorted(waiting.values())} in {self._timeout_s:g} s"
                 )
-            for file, _ in ready:
+            rung = [file for file, _ in ready if file in waiting]
+            for file in rung:
                 rank = waiting.pop(file)
+                os.eventfd_read(file)
                 poll.unregister(file)
+                poll.unregister(self._peers[rank].fileno())
                 came[rank].copy_(self._receive(rank, came[rank].numel()))
+            if not rung:  # nobody's message, so somebody's end
+                ended = {peer.fileno(): rank for rank, peer in self._peers.items()}
+                raise RuntimeError(f"rank {ended[ready[0][0]]} closed its connection")
 
     def _send(self, parts: list[Tensor]) -> None:
         need = sum(
@@ -95,6 +107,8 @@ class LocalWire:
                     self._knows[rank] = self._size
             except OSError as error:
                 lost.append(f"rank {rank}: {error}")
+            else:
+                os.eventfd_write(self._bells[rank], 1)
             at += -(-count // _ALIGN) * _ALIGN
         if lost:
             raise RuntimeError(f"could not send to {'; '.join(lost)}")
@@ -126,9 +140,9 @@ class LocalWire:
         """Hang up."""
         for peer in self._peers.values():
             peer.close()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        for file in (*self._bells.values(), *self._heard.values(), *[self._file] * (self._file >= 0)):
+            os.close(file)
+        self._peers, self._bells, self._heard, self._file = {}, {}, {}, -1
 
     __del__ = close
 
@@ -136,7 +150,7 @@ class LocalWire:
 def connect(rank: int, group: Any) -> LocalWire | None:
     """Every rank of the group calls it at once: a LocalWire when all are on this machine and can connect, else None on all."""
     world = dist.get_world_size(group)
-    if dist.get_backend(group) != "gloo" or not hasattr(os, "memfd_create"):
+    if dist.get_backend(group) != "gloo" or not (hasattr(os, "memfd_create") and hasattr(os, "eventfd")):
         return None
     token, address = secrets.token_bytes(_TOKEN_BYTES), "\0nonet-" + secrets.token_hex(16)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:

@@ -47,11 +47,11 @@ class _Columns(ctypes.Structure):
 class Room:
     """Columns that pieces are read into, used again and again; they grow where a piece needs it."""
 
-    def __init__(self, spec: TableSpec):
+    def __init__(self, spec: TableSpec, rows: int = _LEAST_ROWS):
         self._spec = spec
         self._arrays: dict[str, np.ndarray] = {}
         self.rows, self.used = 0, 0
-        self._resize(_LEAST_ROWS)
+        self._resize(max(rows, _LEAST_ROWS))
 
     def need(self, rows: int) -> None:
         """Have room for so many rows after those that are there."""

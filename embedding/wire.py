@@ -3,7 +3,7 @@
 An exchange is two all-to-alls where header, counts, keys and rows would be four: a block of fixed length carries the
 header, the count and the keys, and its length is the most keys that lately followed the same exchange, plus an eighth. Both
 ends know that count, so they agree without asking; keys that do not fit follow in one more all-to-all. Buffers are kept
-between exchanges; ranks that are all on one machine exchange through shared memory (`local_wire`). The waits' deadline is
+between exchanges; ranks that are all on one machine may exchange through shared memory (`local_wire`). The waits' deadline is
 the process group's timeout; a rank that is gone is named in WorkerLost.
 """
 
@@ -75,7 +75,7 @@ class _Buffer:
 class Wire:
     """This rank's end of the exchanges; all ranks call `ask` and then `rows` in the same order."""
 
-    def __init__(self, layout: Layout, group: Any, names: Sequence[str], local: bool = True):
+    def __init__(self, layout: Layout, group: Any, names: Sequence[str], local: bool = False):
         self._layout, self._group, self._names = layout, group, names
         self._local: LocalWire | None = None
         self._may_be_local = local  # asked once, at the first exchange, which all ranks take part in

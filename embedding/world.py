@@ -41,8 +41,8 @@ class SparseWorld:
     """This rank's part of the sparse world; `tables` are the rows it holds (none on a rank that only trains).
 
     `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` builds a table, `router` finds
-    distinct keys and their owners; without `local`, ranks of one machine exchange over the network as well. The waits'
-    deadline is the process group's timeout.
+    distinct keys and their owners; with `local`, ranks that are all on one machine exchange through shared memory. The
+    waits' deadline is the process group's timeout.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SparseWorld:
         make: MakeTable = make_table,
         router: Router | None = None,
         slices: SliceMap | None = None,
-        local: bool = True,
+        local: bool = False,
     ):
         self.specs = dict(specs)
         self.layout = Layout.single() if layout is None else layout

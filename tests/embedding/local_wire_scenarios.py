@@ -43,7 +43,7 @@ def trained(rank, local):
 
 def lost(rank):
     """A rank that dies ends the others' waits long before the group's timeout."""
-    world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3))
+    world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=True)
     world.pull("item", torch.arange(10))
     if rank == 2:
         os._exit(0)

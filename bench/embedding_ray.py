@@ -1,0 +1,45 @@
+"""A remote lookup through Ray's actor calls, as one would write it by hand: the other side of `embedding_wire`.
+
+A shard is an actor that holds a dense table (no hashing, which flatters it). Keys are an argument, inline below Ray's 100 kB; the
+rows are the call's result, which on one machine Ray writes into shared memory once and the caller reads without a copy.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+
+
+def through_ray(rounds: int, rows_held: int = 1_000_000, dim: int = 64, keys: int = 8192) -> dict[str, float]:
+    """Median and p10 microseconds of one caller's lookup from one actor."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    @ray.remote(num_cpus=0.5)
+    class Shard:
+        def __init__(self) -> None:
+            import torch
+
+            torch.set_num_threads(1)
+            self._table = torch.full((rows_held, dim), 0.5)
+
+        def rows(self, numbers: np.ndarray) -> np.ndarray:
+            import torch
+
+            return self._table.index_select(0, torch.from_numpy(numbers.copy())).numpy()
+
+    try:
+        shard, source, taken = Shard.remote(), np.random.default_rng(2), []
+        back = source.permutation(keys)
+        for _ in range(rounds):
+            numbers = source.integers(0, rows_held, keys)
+            began = time.perf_counter()
+            ray.get(shard.rows.remote(numbers))[back]
+            taken.append(1e6 * (time.perf_counter() - began))
+        kept = taken[rounds // 5 :]
+        return {"median_us": statistics.median(kept), "p10_us": statistics.quantiles(kept, n=10)[0]}
+    finally:
+        ray.shutdown()
