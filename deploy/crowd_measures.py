@@ -1,7 +1,7 @@
-"""What a step gains from torch threads, and loses when several processes compute at once: caches, memory, shared cores, the slowest.
+"""What a step gains from torch threads, and loses when several processes compute at once and wait for the slowest.
 
 Rank 0 takes a step alone with one thread, alone with several, then all ranks take it in lockstep with one thread each, round by
-round: threads and processes are compared on the same minutes of the same cores, so that a busy neighbour, or cores that
+round: threads and processes are compared on the same seconds of the same cores, so that a busy neighbour, or cores that
 are halves of one, cannot favour either. Wall clock, medians.
 """
 
