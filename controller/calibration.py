@@ -11,7 +11,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from nonet.errors import ConfigError
 
 _FORMAT = 2
 _KEPT = 7  # newest runs
-_LINES = ("pull", "push", "exchange", "reduce", "call", "publish")
+_LINES = ("pull", "push", "exchange", "reduce", "call", "hop", "weights", "publish")
 LIMITS = (0.2, 5.0)  # beyond them it is not this node that differs, but the measure, the run or the model
 
 
@@ -38,13 +38,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One node's costs. Compute is a core's; `threads_gain` is what each further thread adds to one.
+    """One node's costs. Compute is one thread's on a core.
 
     train, update, decode   of the SID decoder (nonet.controller.work)
     pull, push   a sparse table in process, unit: a row; exchange: pull and push by all-to-all between two processes, unit: a key
     reduce   all-reduce, unit: a byte; call: a Ray call and its answer, unit: a byte; process_s: starting a worker
+    hop   an answer that goes from one worker to the next unfetched, unit: a byte; weights: the same, packed and loaded there
     publish   rows to a replica, through Ray, unit: a row
-    crowded   (busy processes, slowdown of each) of compute in lockstep; up to the cores there are
+    crowded   (processes that compute at once, slowdown of each), by kind of step; up to the cores there are
+    threads   (torch threads, speed over one) of a train step, an update and a decode; more may well be slower
     matmul_gflops, copy_gbps   for people
     seen   measured over uncorrected predicted seconds of the newest finished runs, by kind of stage
     """
@@ -58,10 +60,12 @@ class Calibration:
     exchange: Line
     reduce: Line
     call: Line
+    hop: Line
+    weights: Line
     publish: Line
-    crowded: tuple[tuple[float, float], ...]
+    crowded: Mapping[str, tuple[tuple[float, float], ...]]
     process_s: float
-    threads_gain: float
+    threads: Mapping[str, tuple[tuple[float, float], ...]]
     matmul_gflops: float
     copy_gbps: float
     seen: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -72,17 +76,16 @@ class Calibration:
         found = self.seen.get(kind)
         return math.exp(statistics.median(map(math.log, found))) if found else 1.0
 
-    def slowdown(self, processes: float, threads: float, cores: float) -> float:
-        """How much longer compute takes than alone: so many busy processes, and threads of all of them, on so many cores.
+    def slowdown(self, kind: str, processes: float, threads: float, cores: float) -> float:
+        """How much longer a "train", "update" or "decode" step takes than alone: so many processes, and threads of all, on cores.
 
         Processes slow each other down by caches, memory and waiting for the slowest, as measured; threads beyond the cores wait.
         """
-        points = [(1.0, 1.0), *self.crowded]
-        inside = max(1.0, min(processes, cores))
-        below = max(point for point in points if point[0] <= inside)
-        above = min((point for point in points if point[0] >= inside), default=below)
-        share = (inside - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
-        return (below[1] + share * (above[1] - below[1])) * max(1.0, threads / cores)
+        return _at(self.crowded.get(kind, ()), min(processes, cores)) * max(1.0, threads / cores)
+
+    def speed(self, kind: str, threads: float) -> float:
+        """Of a "train", "update" or "decode" step with so many torch threads, over one thread's."""
+        return _at(self.threads.get(kind, ()), threads)
 
     def learned(self, errors: Mapping[str, float]) -> Calibration:
         """With a run's measured over predicted seconds, by kind of stage; what lies beyond LIMITS teaches nothing."""
@@ -91,6 +94,19 @@ class Calibration:
             if sound(error):
                 seen[kind] = (*seen.get(kind, ()), self.factor(kind) * error)[-_KEPT:]
         return replace(self, seen=seen, runs=self.runs + 1)
+
+
+def _at(points: Iterable[tuple[float, float]], where: float) -> float:
+    """Between measured points by a straight line, beyond the last as the last; 1 at 1."""
+    found = [(1.0, 1.0), *points]
+    where = min(max(1.0, where), max(found)[0])
+    below, above = max(p for p in found if p[0] <= where), min(p for p in found if p[0] >= where)
+    share = (where - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
+    return below[1] + share * (above[1] - below[1])
+
+
+def _points(found: Iterable[Iterable[float]]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(count), float(factor)) for count, factor in found)
 
 
 def sound(error: float) -> bool:
@@ -109,10 +125,12 @@ NOMINAL = Calibration(
     exchange=Line(4e-3, 8e-7),
     reduce=Line(8e-4, 1e-9),
     call=Line(2e-3, 1e-9),
+    hop=Line(4e-3, 1e-9),
+    weights=Line(8e-3, 5e-9),
     publish=Line(6e-3, 1e-6),
-    crowded=((2.0, 1.1),),
+    crowded=dict.fromkeys(("train", "update", "decode"), ((2.0, 1.1),)),
     process_s=4.0,
-    threads_gain=0.15,
+    threads=dict.fromkeys(("train", "update", "decode"), ((2.0, 1.15), (8.0, 2.0))),
     matmul_gflops=60.0,
     copy_gbps=8.0,
 )
@@ -135,9 +153,12 @@ def load() -> Calibration:
             raise ValueError(f"format is not {_FORMAT}")
         rates = {name: Rates(**found.pop(name)) for name in ("train", "update", "decode")}
         lines = {name: Line(**found.pop(name)) for name in _LINES}
-        crowded = tuple((float(busy), float(slower)) for busy, slower in found.pop("crowded"))
+        threads, crowded = (
+            {kind: _points(points) for kind, points in found.pop(name).items()}
+            for name in ("threads", "crowded")
+        )
         seen = {kind: tuple(map(float, errors)) for kind, errors in found.pop("seen").items()}
-        return Calibration(**rates, **lines, **found, crowded=crowded, seen=seen)
+        return Calibration(**rates, **lines, **found, crowded=crowded, threads=threads, seen=seen)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file} is no calibration ({error}): write it again with `nonet doctor --calibrate`"

@@ -16,7 +16,7 @@ from nonet.controller.fit import Capacity, Wanted
 from nonet.controller.shortage import shortage
 from nonet.errors import PlacementError
 
-_MOST_THREADS = 8
+MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
                     evaluators[node] += count
                 else:
                     widest[node] = max(widest[node], count)
-    least = float(_MOST_THREADS)
+    least = float(MOST_THREADS)
     for node in {*widest, *evaluators}:
         least = min(least, view.node(node).total.get("CPU", 1.0) / (evaluators[node] + widest[node]))
     return max(1, int(least))

@@ -142,7 +142,7 @@ class _Here:
         positions = rank * (1 + 1 / self.scenario.data.history) + users / trainer.workers
         work = train_work(self.shape, positions, rank * share, body.ahead)
         parts = {
-            "compute": self.cost.train.seconds(work) * self.costs.slowdown(trainer),
+            "compute": self.cost.train.seconds(work) * self.costs.slowdown(trainer, "train"),
             **self.costs.sparse(rank, users / trainer.workers),
             "reduce": self.costs.reduce(),
             "calls": self.cost.call.seconds() / CHUNK_STEPS,
@@ -163,15 +163,15 @@ class _Here:
         decode = decode_work(self.shape, body.users / rollout.workers, history, width)
         users = body.users / trainer.workers
         update = update_work(self.shape, users, history, width)
-        rewards = len(body.rewards)
+        rewards, beams = len(body.rewards), body.users * width * (self.shape.levels * 8 + 30)
         parts = {
-            "rollout": self.cost.decode.seconds(decode) * self.costs.slowdown(rollout),
-            "reward": self.cost.call.seconds(body.users * width * 30) * rewards,
-            "update": self.cost.update.seconds(update) * self.costs.slowdown(trainer),
+            "rollout": self.cost.decode.seconds(decode) * self.costs.slowdown(rollout, "decode"),
+            "reward": self.cost.hop.seconds(beams) * rewards,
+            "update": self.cost.update.seconds(update) * self.costs.slowdown(trainer, "update"),
             **self.costs.read(users * history, users),
             "reduce": self.costs.reduce(),
             "publish": self.costs.publish(),
-            "calls": 4 * self.cost.call.seconds(),
+            "calls": 2 * self.cost.call.seconds() + self.cost.hop.seconds(beams),
         }
         factor = self.cost.factor("rl")
         parts = {part: factor * seconds for part, seconds in parts.items()}
@@ -184,7 +184,6 @@ class _Here:
             waits[rollout.name] = 1 - parts["rollout"] / whole
         for reward in body.rewards:
             waits[f"{name}.reward.{reward}"] = 1 - parts["reward"] / rewards / whole
-        beams = body.users * width * (self.shape.levels * 8 + 30)
         apart = 4 * self.costs.parameters * rollout.workers if rollout.name != trainer.name else 0
         rows, moved = body.steps * body.users, beams + apart
         return self._answer(name, "rl", body.steps, rows, parts, waits, moved, hidden)

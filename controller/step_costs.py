@@ -28,21 +28,25 @@ class StepCosts:
     cost: Calibration
     parameters: int
 
-    def slowdown(self, group: GroupPlan) -> float:
-        """How much longer compute takes than on a core of its own: the group's workers on its fullest node, and their threads."""
+    def slowdown(self, group: GroupPlan, kind: str) -> float:
+        """How much longer compute takes than one thread on a core of its own: neighbours of the group, and its own threads."""
         fullest, threads = max(group.on_nodes().values()), max(1, group.threads)
-        gain = 1 + (threads - 1) * self.cost.threads_gain
-        return self.cost.slowdown(fullest, fullest * threads, self.cores(group)) / gain
+        crowd = self.cost.slowdown(kind, fullest, fullest * threads, self.cores(group))
+        return crowd / self.cost.speed(kind, threads)
 
-    def both(self, one: GroupPlan, other: GroupPlan) -> float:
-        """How much longer two groups take when they compute at once than in turn, on the node where they meet most."""
+    def both(self, rollout: GroupPlan, trainer: GroupPlan) -> float:
+        """How much longer a rollout and an update take at once than each alone, on the node where they meet most."""
         slower = 1.0
-        for node, here in one.on_nodes().items():
-            there, cores = other.on_nodes()[node], max(1.0, self.plan.cores[node])
-            mine, its = here * max(1, one.threads), there * max(1, other.threads)
+        for node, here in rollout.on_nodes().items():
+            there, cores = trainer.on_nodes()[node], max(1.0, self.plan.cores[node])
+            mine, its = here * max(1, rollout.threads), there * max(1, trainer.threads)
             if there:
-                alone = max(self.cost.slowdown(here, mine, cores), self.cost.slowdown(there, its, cores))
-                slower = max(slower, self.cost.slowdown(here + there, mine + its, cores) / alone)
+                together = here + there, mine + its, cores
+                slower = max(
+                    slower,
+                    self.cost.slowdown("decode", *together) / self.cost.slowdown("decode", here, mine, cores),
+                    self.cost.slowdown("update", *together) / self.cost.slowdown("update", there, its, cores),
+                )
         return slower
 
     def cores(self, group: GroupPlan) -> float:
@@ -90,9 +94,9 @@ class StepCosts:
         fused = rollout.name == self.trainer.name
         if fused and self.alone():
             return self.cost.call.seconds()
-        dense = 0.0 if fused else 4.0 * self.parameters
-        sent = self.cost.call.seconds(dense) + self.cost.publish.seconds(self.rows_published())
-        return sent + self.cost.call.seconds() + self.cost.publish.seconds(0) * (rollout.workers - 1)
+        dense = 0.0 if fused else self.cost.weights.seconds(4.0 * self.parameters)
+        others = (rollout.workers - 1) * self.cost.call.seconds()
+        return dense + self.cost.publish.seconds(self.rows_published()) + others
 
     def rows_published(self) -> float:
         """Rows of all tables: each user one, each item one where items are a feature."""

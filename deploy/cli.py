@@ -247,7 +247,7 @@ def new(
 @app.command()
 def doctor(
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this node for predictions (about half a minute).")
+        bool, typer.Option("--calibrate", help="Measure this node for predictions (about 40 seconds).")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,6 +1,8 @@
-"""How much slower compute gets when several processes compute at once: caches, memory and waiting for the slowest of each step.
+"""What a step gains from torch threads, and loses when several processes compute at once and wait for the slowest.
 
-Ranks take train steps alone and in lockstep, in turn, round by round, so that a neighbour's noise falls on both. Wall clock.
+Rank 0 takes a step alone with one thread, alone with several, then all ranks take it in lockstep with one thread each, round by
+round: threads and processes are compared on the same seconds of the same cores, so that a busy neighbour, or cores that
+are halves of one, cannot favour either. Wall clock, medians.
 """
 
 from __future__ import annotations
@@ -11,23 +13,39 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from nonet.deploy.probes import train_step, update_step
+from nonet.controller.groups import MOST_THREADS
+from nonet.deploy.probes import decode_step, train_step, update_step
 from nonet.workers.gang import Gang, join, leave, open_store
 
-_SHAPES = ((train_step, (64, 3, 8, 50, 3)), (update_step, (64, 3, 32, 16)))
-_ROUNDS, _STEPS, _MOST = 5, 2, 16
+Points = dict[str, tuple[tuple[float, float], ...]]
+_STEPS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "train": (train_step, (64, 3, 8, 50, 3)),
+    "update": (update_step, (64, 3, 32, 16)),
+    "decode": (decode_step, (64, 3, 32, 16)),
+}
+_ROUNDS, _MOST = 9, 16
 
 
-def measure_crowd() -> tuple[tuple[float, float], ...]:
-    """(busy processes, slowdown) for two, and for as many as there are cores; nothing on one core."""
+def measure_crowd() -> tuple[Points, Points]:
+    """(torch threads, speed over one) and (busy processes, slowdown of each), by kind of step, for two and for as many
+    as there are cores; nothing on one core.
+    """
     cores = min(_MOST, len(os.sched_getaffinity(0)))
-    return tuple((float(ranks), _crowd(ranks)) for ranks in sorted({2, cores}) if 1 < ranks <= cores)
+    speeds: Points = dict.fromkeys(_STEPS, ())
+    slowdowns: Points = dict.fromkeys(_STEPS, ())
+    for ranks in sorted({2, cores}):
+        if 1 < ranks <= cores:
+            for kind, (speed, slowdown) in _crowd(ranks).items():
+                speeds[kind] += ((float(min(ranks, MOST_THREADS)), speed),)
+                slowdowns[kind] += ((float(ranks), slowdown),)
+    return speeds, slowdowns
 
 
-def _crowd(ranks: int) -> float:
+def _crowd(ranks: int) -> dict[str, tuple[float, float]]:
     host, port, store = open_store()
     code = "from nonet.deploy.crowd_measures import crowd_rank; crowd_rank({!r}, {}, {}, {})"
     others = [
@@ -45,32 +63,42 @@ def _crowd(ranks: int) -> float:
         del store
 
 
-def crowd_rank(host: str, port: int, rank: int, ranks: int) -> float:
-    """One of the processes: the slowdown of lockstep over rank 0 alone, a median over rounds and kinds of step."""
+def crowd_rank(host: str, port: int, rank: int, ranks: int) -> dict[str, tuple[float, float]]:
+    """One of the processes: (speed of threads, slowdown of lockstep) by kind; rank 0's are the ones that mean something."""
     torch.set_num_threads(1)
     member = join(Gang(host, port, 0, ranks, 0), rank)
     try:
-        found = []
-        for make, shape in _SHAPES:
-            step = make(*shape)[1]
-            step()
-            found += [_slowdown(step, rank, member.trainers) for _ in range(_ROUNDS)]
-        return max(1.0, statistics.median(found))
+        return {
+            kind: _compared(make(*shape)[1], rank, min(ranks, MOST_THREADS), member.trainers)
+            for kind, (make, shape) in _STEPS.items()
+        }
     finally:
         leave(member)
 
 
-def _slowdown(step: Callable[[], None], rank: int, group: object) -> float:
-    """Seconds of steps in lockstep over seconds of as many on rank 0 while the others wait."""
-    torch.distributed.barrier(group)
-    began = time.perf_counter()
-    if rank == 0:
-        for _ in range(_STEPS):
+def _compared(step: Callable[[], None], rank: int, threads: int, group: Any) -> tuple[float, float]:
+    step()
+    alone, threaded, crowded = [], [], []
+    for _ in range(_ROUNDS):
+        torch.distributed.barrier(group)
+        if rank == 0:
+            alone.append(_seconds(step))
+            torch.set_num_threads(threads)
             step()
-    alone = time.perf_counter() - began
-    torch.distributed.barrier(group)
-    began = time.perf_counter()
-    for _ in range(_STEPS):
+            threaded.append(_seconds(step))
+            torch.set_num_threads(1)
+        torch.distributed.barrier(group)
+        began = time.perf_counter()
         step()
         torch.distributed.barrier(group)
-    return (time.perf_counter() - began) / max(alone, 1e-9)
+        crowded.append(time.perf_counter() - began)
+    if rank:
+        return 1.0, 1.0
+    one = statistics.median(alone)
+    return one / statistics.median(threaded), max(1.0, statistics.median(crowded) / one)
+
+
+def _seconds(step: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began

@@ -1,13 +1,12 @@
 """Measures of a node for `nonet doctor --calibrate`: real model steps at a few sizes, a sparse table, all-to-all, a Ray call.
 
 Compute is timed by the thread's own CPU clock on one torch thread, medians of several, so that a busy neighbour doesn't
-enter; what crosses processes is timed by the wall. About 30 s in all, most of it the start of processes.
+enter; what crosses processes is timed by the wall. About 40 s in all, most of it the start of processes.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import torch
 
 from nonet.controller.calibration import Calibration, Line
 from nonet.controller.work import Rates, Work, fit
-from nonet.deploy.crowd_measures import measure_crowd
+from nonet.deploy.crowd_measures import Points, measure_crowd
 from nonet.deploy.probes import decode_step, train_step, update_step
 from nonet.deploy.wire_measures import line, measure_calls, measure_exchange
 from nonet.embedding.store import TableSpec
@@ -55,8 +54,7 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
         gbps = _copy()
         say(f"copy         {gbps:.3g} GB/s")
         train = fit([timed(train_step, probe) for probe in TRAINED])
-        gain = _threads_gain()
-        say(f"train step   {_told(train)}; a second thread adds {gain:.0%}")
+        say(f"train step   {_told(train)}")
         decode = fit([timed(decode_step, probe) for probe in ROLLED])
         say(f"decode       {_told(decode)}")
         update = fit([timed(update_step, probe) for probe in ROLLED])
@@ -70,12 +68,14 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
             f"all-to-all   {exchange.call_s * 1e3:.3g} ms + {exchange.unit_s * 1e6:.3g} us a key, two processes, both ways"
         )
         say(f"all-reduce   {reduce.call_s * 1e3:.3g} ms, {1e-9 / reduce.unit_s:.3g} GB/s")
-        crowded = measure_crowd()
-        told = ", ".join(f"{busy:g} at once {slower:.3g}x slower" for busy, slower in crowded)
-        say(f"crowding     {told or 'one core'}")
-        call, publish, process_s = measure_calls()
-        say(f"Ray call     {call.call_s * 1e3:.3g} ms; a worker starts in {process_s:.3g} s")
-        say(f"publish      {publish.call_s * 1e3:.3g} ms + {publish.unit_s * 1e6:.3g} us a row")
+        threads, crowded = measure_crowd()
+        say(f"threads      {_factors(threads)}")
+        say(f"processes    {_factors(crowded)} as long, each")
+        lines, process_s = measure_calls()
+        for name, unit in (("call", "byte"), ("hop", "byte"), ("weights", "byte"), ("publish", "row")):
+            found = lines[name]
+            say(f"{name:<12} {found.call_s * 1e3:.3g} ms + {found.unit_s * 1e6:.2g} us a {unit}")
+        say(f"worker       starts in {process_s:.3g} s")
     finally:
         torch.set_num_threads(before)
     costs: dict[str, Any] = {"train": train, "update": update, "decode": decode, "pull": pull, "push": push}
@@ -84,11 +84,10 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
         **costs,
         exchange=exchange,
         reduce=reduce,
-        call=call,
-        publish=publish,
+        **lines,
         crowded=crowded,
         process_s=process_s,
-        threads_gain=gain,
+        threads=threads,
         matmul_gflops=gflops,
         copy_gbps=gbps,
     )
@@ -117,24 +116,6 @@ def _matmul() -> float:
     return flops * times / _cpu_seconds(many) / 1e9
 
 
-def _threads_gain() -> float:
-    """What a second thread adds to a train step's speed, at the best of several by the wall; 0 on one core."""
-    if len(os.sched_getaffinity(0)) < 2:
-        return 0.0
-    step, best = train_step(*TRAINED[0])[1], []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        step()
-        found = []
-        for _ in range(_REPEATS):
-            began = time.perf_counter()
-            step()
-            found.append(time.perf_counter() - began)
-        best.append(min(found))
-    torch.set_num_threads(1)
-    return min(1.0, max(0.0, best[0] / best[1] - 1))
-
-
 def _copy() -> float:
     source = torch.zeros(32 << 20, dtype=torch.uint8)
     target = torch.empty_like(source)
@@ -157,6 +138,13 @@ def _lookup() -> tuple[Line, Line]:
         pulls.append((keys, _cpu_seconds(lambda w=wanted: world.pull("item", w))))
         pushes.append((keys, _cpu_seconds(lambda w=wanted, g=grads: world.push("item", w, g, next(steps)))))
     return line(pulls), line(pushes)
+
+
+def _factors(found: Points) -> str:
+    return "; ".join(
+        f"{kind} {', '.join(f'{count:g}: {factor:.2f}x' for count, factor in points) or 'one core'}"
+        for kind, points in found.items()
+    )
 
 
 def _told(rates: Rates) -> str:

@@ -22,6 +22,7 @@ from nonet.embedding.layout import Layout
 from nonet.embedding.reader import ReplicaReader, join_updates, make_update
 from nonet.embedding.store import TableSpec
 from nonet.embedding.world import SparseWorld
+from nonet.workers.files import tensor_bytes, tensors_of
 from nonet.workers.gang import Gang, join, leave, open_store
 from nonet.workers.method import Replicate, method
 from nonet.workers.worker import DistributeWorker
@@ -31,12 +32,29 @@ _TABLE = {"item": TableSpec(dim=_DIM)}
 
 
 class Echo(DistributeWorker):
-    """Answers with bytes; exports rows and takes them up, as an embedding shard and a rollout do."""
+    """Answers with bytes, passes them on; exports rows and weights and takes them up, as trainers, shards and rollouts do."""
 
     @method(collect="first")
     def zeros(self, count: int) -> bytes:
         """So many zero bytes."""
         return bytes(count)
+
+    @method(value=Replicate)
+    def take(self, value: bytes) -> int:
+        """What another worker answered."""
+        return len(value)
+
+    @method(collect="first")
+    def weights(self, count: int) -> bytes:
+        """A model of so many bytes, packed."""
+        if not hasattr(self, "_dense") or self._dense["weight"].nbytes != count // 4 * 4:
+            self._dense = {"weight": torch.zeros(count // 4)}
+        return tensor_bytes(self._dense)
+
+    @method(packed=Replicate)
+    def load(self, packed: bytes) -> int:
+        """Unpack a model and copy it into one of this process."""
+        return sum(value.clone().nbytes for value in tensors_of(packed).values())
 
     @method()
     def fill(self, rows: int) -> None:
@@ -117,8 +135,8 @@ def _wall_seconds(work: Callable[[], Any], repeats: int = 15) -> float:
     return statistics.median(found)
 
 
-def measure_calls() -> tuple[Line, Line, float]:
-    """A Ray call with a small and a large answer, a publication of rows, and the start of a worker that imports torch."""
+def measure_calls() -> tuple[dict[str, Line], float]:
+    """Lines by name (call, hop, weights, publish), and the start of a worker that imports torch."""
     import ray
 
     from nonet.workers.group import WorkerGroup
@@ -127,26 +145,37 @@ def measure_calls() -> tuple[Line, Line, float]:
     mine = not ray.is_initialized()
     ensure_ray()
     try:
+        source = WorkerGroup(Echo, cpus=0.1)
+        source.zeros(1).get(120)
         began = time.perf_counter()
-        group = WorkerGroup(Echo, cpus=0.1)
-        group.zeros(1).get(120)
+        sink = WorkerGroup(Echo, cpus=0.1)
+        sink.zeros(1).get(120)
         process_s = time.perf_counter() - began
-        points = [(size, _wall_seconds(lambda n=size: group.zeros(n).get(60), 9)) for size in (100, 8 << 20)]
-        rows = [(count, _publication(group, count)) for count in (500, 20_000)]
-        group.stop()
-        return line(points), line(rows), process_s
+        lines = {
+            "call": _line(lambda n: source.zeros(n).get(60), (100, 8 << 20)),
+            "hop": _line(lambda n: sink.take(source.zeros(n)).get(60), (20_000, 8 << 20)),
+            "weights": _line(lambda n: sink.load(source.weights(n)).get(60), (100_000, 8 << 20)),
+        }
+        rows = [(count, _publication(source, sink, count)) for count in (500, 20_000)]
+        source.stop()
+        sink.stop()
+        return lines | {"publish": line(rows)}, process_s
     finally:
         if mine:
             ray.shutdown()
 
 
-def _publication(group: Any, rows: int) -> float:
-    """Wall seconds of a full update of so many rows, from a table to a replica."""
-    group.fill(rows).get(60)
+def _line(work: Callable[[int], Any], sizes: tuple[int, int]) -> Line:
+    return line([(size, _wall_seconds(lambda n=size: work(n), 9)) for size in sizes])
+
+
+def _publication(source: Any, sink: Any, rows: int) -> float:
+    """Wall seconds of a full update of so many rows, from a table to a replica in another process."""
+    source.fill(rows).get(60)
+    sink.fill(rows).get(60)
     versions = itertools.count(1)
 
     def publish() -> None:
-        version = next(versions)
-        group.apply(group.export(version)).get(60)
+        sink.apply(source.export(next(versions))).get(60)
 
     return _wall_seconds(publish, 9)

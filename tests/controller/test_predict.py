@@ -99,22 +99,44 @@ def test_staleness_hides_the_shorter_side_of_a_step_where_there_are_cores_and_no
     found = rl(1, 1)
     before = found.parts["rollout"] + found.parts["reward"]
     after = sum(found.parts.get(part, 0.0) for part in ("update", "lookup", "exchange", "reduce"))
-    assert found.hidden_s == pytest.approx(min(before, after) * (2 - NOMINAL.slowdown(2, 2, 8)))
+    assert found.hidden_s == pytest.approx(min(before, after) * (2 - NOMINAL.slowdown("decode", 2, 2, 8)))
     assert found.step_s == pytest.approx(sum(found.parts.values()) - found.hidden_s)
     assert predicted(2.0, staleness=1)["rl"].hidden_s == 0, "fused, one process does both"
 
 
 def test_two_busy_ranks_pay_what_crowding_costs_and_threads_beyond_the_cores_wait():
-    assert NOMINAL.slowdown(1, 2, 2) == 1
-    assert NOMINAL.slowdown(2, 2, 2) == NOMINAL.crowded[0][1]
-    assert NOMINAL.slowdown(3, 3, 2) == pytest.approx(1.5 * NOMINAL.crowded[0][1])
-    between = replace(NOMINAL, crowded=((2.0, 1.1), (8.0, 1.7)))
-    assert between.slowdown(5, 5, 8) == pytest.approx(1.4)
-    assert between.slowdown(2, 2, 1) == 2
-    free, crowded = (replace(NOMINAL, crowded=((2.0, slower),)) for slower in (1.0, 1.5))
+    def costs(*points):
+        return replace(NOMINAL, crowded={"update": points})
+
+    crowded = costs((2.0, 1.5))
+    assert crowded.slowdown("update", 1, 2, 2) == 1
+    assert crowded.slowdown("update", 2, 2, 2) == 1.5
+    assert crowded.slowdown("update", 3, 3, 2) == pytest.approx(1.5 * 1.5)
+    assert crowded.slowdown("update", 2, 2, 1) == 2, "on one core nobody computes beside another"
+    assert crowded.slowdown("decode", 2, 2, 2) == 1, "not measured"
+    assert costs((2.0, 1.1), (8.0, 1.7)).slowdown("update", 5, 5, 8) == pytest.approx(1.4)
     two = {"trainer": {"workers": 2}}
-    update = [predicted(2.0, costs, **two)["rl"].parts["update"] for costs in (free, crowded)]
+    update = [predicted(2.0, c, **two)["rl"].parts["update"] for c in (costs((2.0, 1.0)), crowded)]
     assert update[1] == pytest.approx(1.5 * update[0])
+
+
+def test_threads_that_cost_more_than_they_bring_make_a_stage_slower():
+    threads = {"train": ((2.0, 0.8),), "update": ((2.0, 1.0),), "decode": ((2.0, 1.25),)}
+    costs = replace(NOMINAL, threads=threads)
+    assert costs.speed("train", 1) == 1
+    assert costs.speed("train", 8) == 0.8, "beyond what was measured, as the last"
+    assert costs.speed("decode", 1.5) == pytest.approx(1.125)
+    scenario = with_roles(load_scenario("quickstart")[0], {"evaluator": {"fuse": "trainer"}})
+    one, two = (
+        {
+            s.stage: s.parts
+            for s in predict(scenario, plan(scenario, machine(2.0), threads=n), FACTS, costs).stages
+        }
+        for n in (1, 2)
+    )
+    assert two["pretrain"]["compute"] == pytest.approx(one["pretrain"]["compute"] / 0.8)
+    assert two["rl"]["update"] == pytest.approx(one["rl"]["update"])
+    assert two["rl"]["rollout"] == pytest.approx(one["rl"]["rollout"] / 1.25)
 
 
 def test_rows_on_several_ranks_are_read_by_all_to_all_in_rl_as_well():

@@ -43,6 +43,16 @@ def test_each_lack_is_named_with_its_way_out(monkeypatch, tmp_path):
     assert doctor.main(False, True) == 1
 
 
+def test_an_unreadable_calibration_is_a_warning_that_says_what_to_do():
+    from nonet.controller import calibration
+
+    calibration.path().parent.mkdir(parents=True, exist_ok=True)
+    calibration.path().write_text("{}")
+    check = found()["calibration"]
+    assert check.state == WARNING
+    assert "doctor --calibrate" in check.advice
+
+
 def test_versions_are_compared_as_numbers():
     assert _fits("2.13.0+cpu", ">=2.9,<2.14")
     assert not _fits("2.14.0", ">=2.9,<2.14")
@@ -65,10 +75,21 @@ def test_calibrating_keeps_costs_that_explain_their_own_probes_within_a_quarter(
     kept = calibration.load()
     assert kept is not calibration.NOMINAL
     assert str(tmp_path) in capfd.readouterr().out
-    for line in (kept.pull, kept.push, kept.exchange, kept.reduce, kept.call, kept.publish):
+    for line in (
+        kept.pull,
+        kept.push,
+        kept.exchange,
+        kept.reduce,
+        kept.call,
+        kept.hop,
+        kept.weights,
+        kept.publish,
+    ):
         assert line.unit_s > 0
     assert kept.matmul_gflops > 1
-    assert all(1 <= slower < 10 for _, slower in kept.crowded)
+    for points in (kept.crowded, kept.threads):
+        assert set(points) == {"train", "update", "decode"}
+    assert all(1 <= slower < 10 for points in kept.crowded.values() for _, slower in points)
     for rates, probe, cases in (
         (kept.train, probes.train_step, measures.TRAINED),
         (kept.decode, probes.decode_step, measures.ROLLED),
