@@ -195,7 +195,9 @@ def _flex(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: s
     device = q.device.type
     predicate = work.predicate(device)
     sizes = (1, None, q.shape[0], k.shape[0])
-    heads = [x.detach().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
+    heads = [  # FlexAttention has no backward on a CPU
+        x.detach().transpose(0, 1)[None].requires_grad_(q.is_cuda) for x in (q, k, v)
+    ]  # no backward on a CPU
     grad = grad.transpose(0, 1)[None]
     mask = build(predicate, *sizes, device=device)
     gqa = work.heads != work.key_heads
