@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.found |= {"device": name, "torch": torch.__version__, "checks": {}, "rows": []}
     peak = run.cell("matmul_tflops", lambda: matmul_tflops(64 if chosen.dry else 8192, device))
     run.found["matmul_tflops"] = peak
-    for name, check in {} if chosen.no_checks else checks(device):
+    for name, check in [] if chosen.no_checks else checks(device):
         run.found["checks"][name] = run.cell(name, check, _CHECKS)
         run.save()
     for width in chosen.widths:
@@ -197,7 +197,7 @@ def _flex(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: s
     sizes = (1, None, q.shape[0], k.shape[0])
     heads = [  # FlexAttention has no backward on a CPU
         x.detach().transpose(0, 1)[None].requires_grad_(q.is_cuda) for x in (q, k, v)
-    ]  # no backward on a CPU
+    ]
     grad = grad.transpose(0, 1)[None]
     mask = build(predicate, *sizes, device=device)
     gqa = work.heads != work.key_heads
