@@ -8,7 +8,7 @@ compiled code.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from nonet.attention.plan import Tiles
 from nonet.attention.table import IntervalTable
 
 # Shapes: T packed query tokens, H query heads, G key heads (H a multiple), D and E widths of q, k and of v.
-Arguments: TypeAlias = tuple[Tensor | float | int | None, ...]
+Arguments: TypeAlias = tuple[Any, ...]  # tensors, numbers, None
 _LOG2_E = 1.4426950408889634
 _MOST_REGISTERS = 255
 
@@ -57,9 +57,9 @@ def strides(*tensors: Tensor) -> tuple[int, ...]:
 
 def constants(
     q: Tensor, v: Tensor, table: IntervalTable, tiles: Tiles, options: Options, tile: Tile
-) -> dict[str, int | bool]:
+) -> dict[str, Any]:
     """What is compiled into a kernel, and how it is compiled."""
-    found: dict[str, int | bool] = {
+    found: dict[str, Any] = {
         "SLOTS": len(table.start),
         "S": tiles.spans.shape[1],
         "BM": tile.block_q,

@@ -38,8 +38,11 @@ def refined(table: IntervalTable, spans_NS4: Tensor, query: Side, key: Side) -> 
     core = runs_of(spans_NS4[..., 1:3], query.place, key.base)
     if table.column_start is not None and table.column_stop is not None:
         hull, core = _columns(table.column_start, table.column_stop, hull, core, query, key)
-        rows = [stacked(runs, len(key.place), swallow=runs is hull) for runs in (hull, core)]
-        by_query = spans_of(*(runs_of(x, key.place, query.base) for x in rows), len(query.place))
+        back = [
+            runs_of(stacked(runs, len(key.place), swallow=runs is hull), key.place, query.base)
+            for runs in (hull, core)
+        ]
+        by_query = spans_of(back[0], back[1], len(query.place))
     else:
         by_query = spans_NS4
     whole_B = query.base.diff() - (_lengths(query) % query.size != 0).int()

@@ -40,7 +40,9 @@ def backward(
     bias = call.bias
     tables = (call.sink, None if bias is None else bias.position, None if bias is None else bias.time)
     gradients = (found.sink, found.position, found.time)
-    typed = [None if x is None else g.to(x.dtype) for g, x in zip(gradients, tables, strict=True)]
+    typed = [
+        None if x is None or g is None else g.to(x.dtype) for g, x in zip(gradients, tables, strict=True)
+    ]
     return [found.q, found.k, found.v, *typed]
 
 

@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.found |= {"device": name, "torch": torch.__version__, "checks": {}, "rows": []}
     peak = run.cell("matmul_tflops", lambda: matmul_tflops(64 if chosen.dry else 8192, device))
     run.found["matmul_tflops"] = peak
-    for name, check in {} if chosen.no_checks else checks(device):
+    for name, check in [] if chosen.no_checks else checks(device):
         run.found["checks"][name] = run.cell(name, check, _CHECKS)
         run.save()
     for width in chosen.widths:
@@ -195,7 +195,9 @@ def _flex(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: s
     device = q.device.type
     predicate = work.predicate(device)
     sizes = (1, None, q.shape[0], k.shape[0])
-    heads = [x.detach().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
+    heads = [  # FlexAttention has no backward on a CPU
+        x.detach().transpose(0, 1)[None].requires_grad_(q.is_cuda) for x in (q, k, v)
+    ]
     grad = grad.transpose(0, 1)[None]
     mask = build(predicate, *sizes, device=device)
     gqa = work.heads != work.key_heads
