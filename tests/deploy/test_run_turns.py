@@ -128,7 +128,10 @@ def test_what_a_fused_trainer_alone_holds_takes_turns_with_the_rollout_bit_for_b
     turned, moved = by_hand("fused-turns")
     assert none == {}
     assert turned == plain
-    assert moved["trainer/trainer"]["offload"] == 4 + 1  # for every rollout and the last publish
+    offloads = moved["trainer/trainer"]["offload"]
+    assert offloads == 1 + 4 + 1, (
+        "for the first beams, after every publish, and after the commit that goes on"
+    )
     assert moved["trainer/trainer"]["bytes"] > 8 * 3e6
     assert commits(ring / "fused-turns") == commits(ring / "fused")
 
