@@ -116,6 +116,7 @@ class Crew:
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
         """Make the players anew; groups that are fresh open the artifacts, before and after the gang meets where it is new."""
+        self.moves.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
         self.trainer = TrainerPlayer(self.group("trainer"), self.group("embedding"), self.moves.enter)
         self.rollout = RolloutPlayer(self.group("rollout"), self._width(), self.moves.enter)
         self.evaluator = self.group("evaluator")

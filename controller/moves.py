@@ -18,20 +18,25 @@ from nonet.workers.hosts import Hosts
 
 
 class Moves:
-    """hosts: the run's groups by name, as they are at each move."""
+    """hosts: the run's groups by name, as they are at each move; `stages`: those whose groups they are."""
 
     def __init__(self, ledger: Ledger, hosts: Mapping[str, Hosts], trace: Trace):
         self._hosts, self._trace = hosts, trace
         places = dict.fromkeys(line.place for line in ledger.turns())
         self._turns = [Turns(ledger, place) for place in places]
+        self.stages: frozenset[str] = frozenset()
         self._counted: dict[str, dict[str, Any]] = {}
 
     def enter(self, stage: str, phase: str) -> None:
-        """Move what a phase of a stage needs moved. Raises PlacementError, WorkerLost, DeadlineExceeded."""
+        """Move what a phase of a stage needs moved; in a stage whose groups are not those there, everybody back.
+
+        Raises PlacementError, WorkerLost, DeadlineExceeded.
+        """
         for turns in self._turns:
-            if turns.knows(stage):
-                away = set(turns.offloaded)
-                for move in turns.enter(stage, phase):
+            away = set(turns.offloaded)
+            known = stage in self.stages and turns.knows(stage)
+            for move in turns.enter(stage, phase) if known else turns.leave():
+                if move.group in self._hosts:
                     away = away | {move.unit} if move.what == "offload" else away - {move.unit}
                     self._carry_out(move, away, f"{stage}/{phase}")
 

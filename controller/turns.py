@@ -51,6 +51,12 @@ class Turns:
         self.offloaded = (self.offloaded | wanted) - back
         return moves
 
+    def leave(self) -> list[Move]:
+        """Everybody back, for work that the ledger did not account for: a stage rehearsed on another stage's groups."""
+        moves = [Move(unit, "resume") for unit in sorted(self.offloaded)]
+        self.offloaded = set()
+        return moves
+
     def knows(self, stage: str) -> bool:
         """Whether the place is there in a stage: re-plans may put groups elsewhere."""
         return any(known == stage for known, _ in self._lines)

@@ -119,3 +119,10 @@ def test_a_group_made_anew_is_resident():
     assert turns.offloaded == {"rollout"}
     turns.made_anew("rollout")
     assert turns.offloaded == set()
+
+
+def test_work_that_the_ledger_did_not_account_for_brings_everybody_back():
+    turns = Turns(on_cpu("6.2MB", COLLOCATED).ledger, "trainer")
+    turns.enter("rl", "rollout")
+    assert turns.leave() == [Move("trainer", "resume")]
+    assert turns.leave() == []
