@@ -10,7 +10,7 @@ from nonet.embedding.checkpoint import load_table
 from nonet.embedding.core import make_table
 from nonet.embedding.slices import SLICES
 
-ACTS = [["begin", "pretrain"], ["train", "pretrain", 0, 7], ["train", "pretrain", 7, 12]]
+ACTS = [["begin", "pretrain"], ["train", "pretrain", 0, 7], ["train", "pretrain", 7, 18]]
 POLICY = [
     "sparse.tables.user={dim: 8, admit: {count: 2}, evict: {ttl_steps: 5}, default: 0.01}",
     "sparse.tables.item={dim: 8, admit: {probability: 0.3}}",
@@ -57,7 +57,7 @@ def plays(tmp_path_factory):
 
 def test_two_trainers_and_two_shards_train_the_same_bits_with_the_pipeline_and_without(plays):
     on = plays.play("on22", 2, 2)
-    assert len(on[0]) == 12
+    assert len(on[0]) == 18
     assert on == plays.play("off22", 2, 2, ["sparse.in_flight=1"])
 
 
