@@ -189,8 +189,9 @@ def test_a_plan_of_65k_tokens_is_small(lengths):
     "mask",
     [
         lambda lengths: masks.candidates(lengths, 200),
-        lambda lengths: masks.bos(lengths, 4),
-        lambda lengths: masks.classes(lengths, 200),
+        # Near the bar: on a busy core the best of 25 passes it, so they are asked for in the slow suite.
+        pytest.param(lambda lengths: masks.bos(lengths, 4), marks=pytest.mark.slow),
+        pytest.param(lambda lengths: masks.classes(lengths, 200), marks=pytest.mark.slow),
     ],
     ids=["candidates", "BOS columns", "classes"],
 )
