@@ -47,8 +47,8 @@ class Residents:
         return Moved(gone, resumed, self.resident_bytes)
 
     def require(self, role: str) -> None:
-        """Raises NotResident where the role's buffers wait in host memory."""
-        if role in self.away:
+        """Raises NotResident where the role's buffers wait in host memory; a role that has none on the device may always work."""
+        if role in self.away and type(self._roles[role]).held is not DistributeWorker.held:
             raise NotResident(
                 f"{self._who}: the buffers of {role!r} wait in host memory while another group works; the call did not run. "
                 "Let the session enter the phase it works in first"

@@ -64,6 +64,13 @@ def test_a_role_that_is_away_is_refused_and_the_others_are_not():
     here.require("trainer")
 
 
+def test_a_role_without_buffers_on_the_device_works_while_it_is_away():
+    here, *_ = fused()
+    here._roles["tables"] = nonet.DistributeWorker()
+    here.move(["trainer", "tables"])
+    here.require("tables")
+
+
 def test_a_move_that_finds_everything_as_it_should_be_moves_nothing():
     here, *_ = fused()
     here.move(["trainer"])
