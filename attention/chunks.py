@@ -74,11 +74,7 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[
                 whole.index_add_(0, part_of.token, part_of.packed(next(found)).to(total))
             elif whole is not None:
                 whole += next(found)
-    return [
-        None if s is None else s.to(x.dtype)
-        for s, x in zip(sums, inputs, strict=True)
-        if x is not None or s is None
-    ]  # type: ignore[union-attr]
+    return [None if s is None or x is None else s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)]
 
 
 def _padded(block: _Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

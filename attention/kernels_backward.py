@@ -144,8 +144,8 @@ def _grad_bias(
             *shared(q, k, table, plan.query, options),
             *strides(q, k, v, grad_out),
             **constants(q, v, table, plan.query, options, tile),
-            W=buckets,
-            BT=size,
+            W=buckets,  # pyright: ignore[reportArgumentType]
+            BT=size,  # pyright: ignore[reportArgumentType]
         )
     position = None if bias.position is None else _distances(far.sum(1), bias.position, lowest * size)
     if bias.time is None:

@@ -52,7 +52,7 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[
         index = (rows, keys, keys)
         leaves = [x[i].detach().requires_grad_() for x, i in zip((q, k, v), index, strict=True)]
         with torch.enable_grad():
-            part, _ = _fused(*leaves, call.scale, options)
+            part, _ = _fused(leaves[0], leaves[1], leaves[2], call.scale, options)
             found = torch.autograd.grad(part, leaves, grad[rows].masked_fill(blind[:, None, None], 0.0))
         for whole, i, one in zip(sums, index, found, strict=True):
             whole[i] = one

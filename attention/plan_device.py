@@ -28,7 +28,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> Plan:
         summary_kernel[(keys,)](
             *(summary, base_k, table.cu_k, table.column_start, table.column_stop, table.word),
             *(sequences, turns),
-            BN=block_k,
+            BN=block_k,  # pyright: ignore[reportArgumentType]
         )
     if queries:
         query_kernel[(queries,)](
@@ -49,7 +49,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> Plan:
             BM=block_q,
             BN=block_k,
             COLUMNS=table.column_start is not None,
-            num_warps=1,
+            num_warps=1,  # pyright: ignore[reportCallIssue]
         )
     if keys:
         key_kernel[(keys,)](
@@ -57,7 +57,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> Plan:
             S=spans,
             R=MOST_RUNS,
             BM=block_q,
-            num_warps=1,
+            num_warps=1,  # pyright: ignore[reportCallIssue]
         )
     return Plan(
         block_q,

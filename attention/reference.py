@@ -30,7 +30,7 @@ def reference(
     bias: RelativeBias | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [T, H, E], and log-sum-exp [H, T] in nats (zeros for "silu"). Arguments as kernels.forward."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
     outs, sums = [q.new_zeros(0, q.shape[1], v.shape[2])], [q.new_zeros(q.shape[1], 0)]
     for b in range(len(cu_q) - 1):

@@ -137,7 +137,7 @@ def dq_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles * heads]; writes GRAD_Q and, for softmax, DELTA [H, tokens]."""
-    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)
+    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
     q_first, k_first, rows, _keys, _tokens, _head = here
@@ -223,7 +223,7 @@ def dkv_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles * key heads]; PLACE and SPANS are those of the key tiles."""
-    tile, key_head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads // group)
+    tile, key_head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
     q_first, k_first, rows, keys, _tokens, _head = here

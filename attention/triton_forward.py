@@ -74,7 +74,7 @@ def forward_kernel(
     D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Programs [tiles * heads]; LSE [H, tokens] in nats."""
-    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)
+    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
     if sequence < 0:
         return
     q_first, k_first, rows, _keys, _tokens, _head = here

@@ -166,7 +166,7 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
     c_inner = 0
     c_outer = 0
     c_end = 0
-    for turn in tl.static_range(K):
+    for turn in tl.static_range(K):  # pyright: ignore[reportGeneralTypeIssues]
         left = tl.where((free == 1) & (slot < K), begins, 2147483647)
         pick = tl.min(tl.where(left == tl.min(left), slot, 4))
         chosen = slot == pick
@@ -224,7 +224,7 @@ def refine(
                 whole = whole | (((some & ~bits_all) == 0) & (tl.load(at + 6) == 1))
                 whole = whole | (((bits_any & ~every) == 0) & (lit == 1))
                 full = full & whole
-            count, run_begin, run_end, core, longest, core_at = extend(
+            count, run_begin, run_end, core, longest, core_at = extend(  # pyright: ignore[reportGeneralTypeIssues]
                 SPANS, count, run_begin, run_end, core, longest, core_at, block, keep, full & keep, 4
             )
     return put(SPANS, count, run_begin, core_at, core_at + longest, run_end)

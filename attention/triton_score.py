@@ -126,7 +126,7 @@ def visible(mask, here, row, key, SLOTS: tl.constexpr):
     q_first, k_first, rows, keys, tokens, _head = here
     real = row < rows
     seen = (row < 0) & (key < 0)
-    for slot in tl.static_range(SLOTS):
+    for slot in tl.static_range(SLOTS):  # pyright: ignore[reportGeneralTypeIssues]
         at = slot * tokens + q_first + row
         begin = tl.load(START + at, mask=real, other=0)
         end = tl.load(STOP + at, mask=real, other=0)

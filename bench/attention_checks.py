@@ -93,7 +93,7 @@ def _dense(
     table: IntervalTable, leaves: tuple[Tensor, Tensor, Tensor], grad: Tensor, dtype: torch.dtype
 ) -> list[Tensor]:
     inner = [x.detach().cpu().to(dtype).requires_grad_() for x in leaves]
-    out, _ = reference(*inner, table)
+    out, _ = reference(inner[0], inner[1], inner[2], table)
     return [out.detach(), *torch.autograd.grad((out * grad.cpu().to(dtype)).sum(), inner)]
 
 

@@ -96,7 +96,7 @@ def _plain(path: Path, size: int) -> float:
     data = np.random.default_rng(1).integers(0, 255, size, dtype=np.uint8)
     began = time.perf_counter()
     with path.open("wb", buffering=0) as file:
-        left = memoryview(data)
+        left = data.data
         while len(left):
             left = left[file.write(left) :]
         os.fsync(file.fileno())

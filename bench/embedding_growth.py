@@ -44,7 +44,8 @@ def grow(seed: int) -> dict[str, Any]:
 def evict(seed: int) -> dict[str, Any]:
     """A million rows' room under LRU, LFU, and LRU with a time to live: a tenth of the keys are new in every step."""
     found: dict[str, Any] = {"rows": [], "ratio": {}}
-    for words in ({"evict": "lru"}, {"evict": "lfu"}, {"evict": "lru", "ttl_steps": 2000}):
+    cases: list[dict[str, Any]] = [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "lru", "ttl_steps": 2000}]
+    for words in cases:
         table = make_table("bench", TableSpec(_WIDTH, budget_rows=_FULL, **words), seed)
         for start in range(0, 2 * _FULL, 1 << 16):
             keys = ids_of(np.arange(start, start + (1 << 16)) + (1 << 40))
@@ -71,7 +72,7 @@ def hundred_million(seed: int) -> dict[str, Any]:
     row = {
         "case": "100 M rows x 16",
         "filled_s": filled_s,
-        "gib": table.resident_bytes / 2**30 if hasattr(table, "resident_bytes") else float("nan"),
+        "gib": getattr(table, "resident_bytes", float("nan")) / 2**30,
         "peak_rss_gib": _status_gib("VmHWM"),
         "slowest 131,072 inserts ms": 1e3 * slowest,
     }

@@ -159,7 +159,7 @@ def _steps(found: dict[str, Any], seed: int) -> None:
     tables = {"host alone": make_table("bench", TableSpec(WIDTH), seed)}
     tables["tiered"] = TieredTable.over(
         make_table("bench", TableSpec(WIDTH), seed), Tiers(device_rows=ROWS // 10)
-    )  # type: ignore[assignment]
+    )
     grads = torch.randn(KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
     times: dict[str, list[float]] = {name: [] for name in tables}
     for step, keys in enumerate(coming, 1):

@@ -191,7 +191,9 @@ def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], di
     from nonet.embedding.store import TableSpec
     from nonet.embedding.world import SparseWorld
 
-    make = {} if kind == "default" else {"make": lambda name, spec, seed: DenseRows(name, spec.dim)}
+    make: dict[str, Any] = (
+        {} if kind == "default" else {"make": lambda name, spec, seed: DenseRows(name, spec.dim)}
+    )
     worlds = {
         codec: SparseWorld(
             {"item": TableSpec(DIM)},

@@ -116,7 +116,7 @@ def _cluster() -> Iterator[None]:
     import ray
     from ray.cluster_utils import Cluster
 
-    each = {"num_cpus": 4, "num_gpus": GPUS, "object_store_memory": 80_000_000}
+    each: dict[str, Any] = {"num_cpus": 4, "num_gpus": GPUS, "object_store_memory": 80_000_000}
     cluster = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
     try:
         for _ in range(NODES - 1):

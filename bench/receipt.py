@@ -150,12 +150,15 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scenario(roles: dict[str, Any]) -> Any:
+    from nonet.controller.options import Reinforced
     from nonet.controller.scenario import load_scenario
 
     whole = load_scenario("quickstart", _SHORT)[0]
     stages = {name: body for name, body in whole.stages.items() if name != "finetune"}
-    one_reward = {"rewards": {"hit": whole.stages["rl"].rewards["hit"]}}
-    stages["rl"] = whole.stages["rl"].model_copy(update=one_reward)
+    rl = whole.stages["rl"]
+    assert isinstance(rl, Reinforced)
+    one_reward = {"rewards": {"hit": rl.rewards["hit"]}}
+    stages["rl"] = rl.model_copy(update=one_reward)
     quiet = {"evaluator": {"fuse": "trainer"}}  # nothing is evaluated here; fewer processes start
     return with_roles(whole.model_copy(update={"stages": stages}), {**roles, **quiet})
 

@@ -65,16 +65,14 @@ def _actors() -> tuple[Any, Any]:
     @ray.remote(num_cpus=0)
     class ByHand:
         def __init__(self) -> None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
             import nonet.controller.single_controller  # noqa: F401
 
             self.group = ray.util.placement_group([{"CPU": 0.1}] * _WORLD, strategy="PACK")
             self.group.wait(30)
             self.actors = [
-                Plain.options(
-                    scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                        self.group, rank
-                    )
-                ).remote()
+                Plain.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, rank)).remote()
                 for rank in range(_WORLD)
             ]
 
@@ -83,7 +81,7 @@ def _actors() -> tuple[Any, Any]:
 
         def end(self) -> None:
             for actor in self.actors:
-                ray.kill(actor)
+                ray.kill(actor)  # pyright: ignore[reportArgumentType]
             ray.util.remove_placement_group(self.group)
 
     @ray.remote(num_cpus=0.1)

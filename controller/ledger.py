@@ -177,7 +177,7 @@ def _host_line(
         if group.resource == "CPU":
             smallest = min(_host_bytes(view, node) / count for node, count in counts.items())
             needs[group.name] = need(scenario, stage, group.roles, group.workers, size, smallest / 4)
-            each |= needs[group.name].fixed | needs[group.name].working
+            each |= {**needs[group.name].fixed, **needs[group.name].working}
         if "embedding" in group.roles and (rows := shard_bytes(scenario, group.workers)):
             each["rows"] = rows
         if group.name in aside:

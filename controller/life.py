@@ -111,8 +111,8 @@ def _named_actors() -> Iterator[str]:
     import ray
 
     for entry in ray.util.list_named_actors(all_namespaces=True):
-        if entry["namespace"] == NAMESPACE:
-            yield entry["name"]
+        if entry["namespace"] == NAMESPACE:  # pyright: ignore[reportArgumentType]
+            yield entry["name"]  # pyright: ignore[reportArgumentType]
 
 
 def _groups() -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
+from ray._private import state as ray_state
 from ray.util.placement_group import placement_group_table
 
 from nonet.controller.cluster import ClusterView, DeviceFacts, Held, Node
@@ -32,7 +33,7 @@ _NOT_DEVICES = ("CPU", "memory", "object_store_memory")
 
 def live_view() -> ClusterView:
     """The nodes of the Ray this process is connected to, what is free now, and who holds the rest."""
-    free = ray._private.state.available_resources_per_node()  # the public API has only the cluster's sum
+    free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
     held = tuple(_held())
     taken: dict[tuple[str, str], float] = defaultdict(float)
     for one in held:
@@ -89,9 +90,9 @@ def _actors() -> Iterator[tuple[str, str, dict[str, float]]]:
     """Name, node and resources of every living actor; nothing where Ray's own names for them have changed."""
     from ray.core.generated import gcs_pb2
 
-    connect = getattr(ray._private.state.state, "_connect_and_get_accessor", None)
+    connect = getattr(ray_state.state, "_connect_and_get_accessor", None)
     for raw in connect().get_actor_table(None, "ALIVE") if connect else ():
-        actor = gcs_pb2.ActorTableData.FromString(raw)
-        if actor.state == gcs_pb2.ActorTableData.ALIVE:
+        actor = gcs_pb2.ActorTableData.FromString(raw)  # pyright: ignore[reportAttributeAccessIssue]
+        if actor.state == gcs_pb2.ActorTableData.ALIVE:  # pyright: ignore[reportAttributeAccessIssue]
             name = f"actor {actor.name or actor.class_name} (pid {actor.pid})"
             yield name, actor.address.node_id.hex(), dict(actor.required_resources)

@@ -149,9 +149,10 @@ class Pipeline:
             self.recorder.metrics(f"evaluate/{how}", 0, values, role="evaluator")
 
     def _shown_users(self) -> list[dict[str, Any]]:
-        if self._shown is None:
-            self._shown = self.session.evaluator.shown().get(_EVALUATE_S)
-        return self._shown
+        shown = self._shown
+        if shown is None:
+            shown = self._shown = self.session.evaluator.shown().get(_EVALUATE_S)
+        return shown
 
     def _probe(self, name: str, when: str) -> None:
         """Keep what the rewards say of held-out users, before and after RL."""

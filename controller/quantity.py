@@ -6,6 +6,7 @@ Decimal units (KB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, T
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -29,7 +30,7 @@ def size_bytes(value: Any) -> int:
     return int(_parse(value, _BYTES, "b", "a size such as 1.5TB or 512MiB"))
 
 
-def _parse(value: Any, units: dict[str, float], bare: str, wanted: str) -> float:
+def _parse(value: Any, units: Mapping[str, float], bare: str, wanted: str) -> float:
     found = (
         _FORM.fullmatch(str(value))
         if isinstance(value, str | int | float) and not isinstance(value, bool)

@@ -115,7 +115,9 @@ def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict
 
 def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
     """Rows that each table holds, and what it admitted, refused, evicted and read as default over the whole run."""
-    found = {name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables}
+    found: dict[str, dict[str, int]] = {
+        name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables
+    }
     seen: dict[tuple[str, int, str], int] = {}
     for record in _records(run):
         if record["role"] == "embedding":

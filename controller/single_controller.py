@@ -51,7 +51,7 @@ class Task:
     timeout_s: float = 60.0
 
 
-@ray.remote(num_cpus=0, concurrency_groups={"control": 4})
+@ray.remote(num_cpus=0, concurrency_groups={"control": 4})  # pyright: ignore[reportCallIssue]
 class SingleController:
     """One run's conductor."""
 

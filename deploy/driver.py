@@ -37,7 +37,8 @@ class Run:
 
     def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float):
         self.folder, self.id = folder, folder.id
-        self._controller, self._memory = controller, memory
+        self._controller: Any = controller
+        self._memory = memory
         self.state = "running"
         self._began = time.time()
         self._all_ours = (
@@ -77,14 +78,15 @@ class Run:
     def _polled(self, seen: int) -> dict[str, Any]:
         """What the controller says; while Ray restarts it, waits. Raises WorkerLost when it is gone for good."""
         import ray
+        from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
         deadline = time.monotonic() + _RESTART_S
         while True:
             try:
                 return ray.get(self._controller.poll.remote(seen), timeout=_RESTART_S)
-            except ray.exceptions.ActorUnavailableError as error:
+            except ActorUnavailableError as error:
                 gone: Exception = error
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            except (RayActorError, GetTimeoutError) as error:
                 gone, deadline = error, 0.0
             if time.monotonic() > deadline:
                 self.close()
@@ -161,7 +163,7 @@ def _controller(
     scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
 ) -> Any:
     """Make the run's controller, after what earlier runs left without one has been ended."""
-    import ray
+    from ray.exceptions import RayError
 
     from nonet.controller.single_controller import SingleController, Task
     from nonet.workers.hosts import NAMESPACE, ensure_ray
@@ -173,16 +175,17 @@ def _controller(
         run.write_json("command.json", {"command": command})
     task = Task(scenario, str(folder), str(run.path), resume, detached, orphan_timeout_s())
     try:
-        return SingleController.options(
+        return SingleController.options(  # pyright: ignore[reportAttributeAccessIssue]
             name=f"{run.id}/{CONTROLLER}", namespace=NAMESPACE, lifetime="detached", max_restarts=-1
-        ).remote(task)  # type: ignore[attr-defined]
-    except (ray.exceptions.RayError, ValueError) as error:
+        ).remote(task)
+    except (RayError, ValueError) as error:
         raise NonetError(f"the controller did not start: {error}") from None
 
 
 def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
     """Stop a run on the cluster that RAY_ADDRESS names: a commit at the next step, then everything ends. What was done."""
     import ray
+    from ray.exceptions import GetTimeoutError, RayActorError
 
     from nonet.workers.hosts import NAMESPACE, ensure_ray
 
@@ -197,9 +200,9 @@ def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
     deadline = time.monotonic() + timeout_s
     try:
         ray.get(controller.stop.remote(), timeout=10.0)
-        while time.monotonic() < deadline and not ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]:
+        while time.monotonic() < deadline and not ray.get(controller.poll.remote(0), timeout=10.0)["outcome"]:  # pyright: ignore[reportCallIssue, reportArgumentType]
             time.sleep(_POLL_S)
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+    except (RayActorError, GetTimeoutError):
         pass  # it left by itself, or does not answer: either way what is left is ended below
     with contextlib.suppress(Exception):
         ray.kill(controller, no_restart=True)

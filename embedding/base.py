@@ -37,7 +37,7 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class BaseTable(ABC):
-    """A sparse table's public face but for lookup and apply.
+    """A sparse table's public face; how rows are found, moved and forgotten is the subclass's.
 
     `absent` counts the keys that `lookup(train=False)` did not find and answered with the default row, `evicted` the rows
     that the table's own policy has let go. `step` is the
@@ -67,6 +67,22 @@ class BaseTable(ABC):
     @abstractmethod
     def keys(self) -> np.ndarray:
         """The keys held [R], in no promised order; not to be written to."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget every row, and count steps from 0 again."""
+
+    @abstractmethod
+    def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
+        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+
+    @abstractmethod
+    def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+
+    @abstractmethod
+    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
+        """Set the scores [N] that evict="score" goes by; returns how many keys have no row."""
 
     @property
     def nbytes(self) -> int:

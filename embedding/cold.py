@@ -44,7 +44,7 @@ class _Segment:
 
     def append(self, records: np.ndarray) -> None:
         """Through a write call, so that a full disk is an error, not a signal."""
-        left, at = memoryview(records.view(np.uint8)), self.used * self._kind.itemsize
+        left, at = records.view(np.uint8).data, self.used * self._kind.itemsize
         while len(left):
             done = os.pwrite(self._file.fileno(), left, at)
             left, at = left[done:], at + done

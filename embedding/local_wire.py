@@ -201,7 +201,9 @@ def _machine() -> str:
 
 
 def _timeout_s(group: Any) -> float:
-    backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+    known = group or dist.group.WORLD
+    assert known is not None
+    backend = known._get_backend(torch.device("cpu"))
     return backend.options._timeout.total_seconds()
 
 

@@ -18,7 +18,7 @@ def gone(rank: int, world: int) -> str:
 
     try:
         store = _get_default_store()
-        store.set(f"sparse-world-alive/{rank}", b"1")
+        store.set(f"sparse-world-alive/{rank}", "1")
         marks = {other: f"sparse-world-alive/{other}" for other in range(world) if other != rank}
         until = time.monotonic() + _GRACE_S
         while marks and time.monotonic() < until:

@@ -110,7 +110,7 @@ class SegmentWriter:
         self._file.close()
 
     def _write(self, array: np.ndarray) -> None:
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = array.reshape(-1).view(np.uint8).data
         while len(view):
             written = self._file.write(view)
             self._offset, view = self._offset + written, view[written:]
@@ -182,7 +182,7 @@ def _read(path: Path, footer: Footer, segment: Segment) -> RowColumns:
         file.seek(segment.offset)
         for (shape, dtype), expected in zip(shapes, segment.sums, strict=True):
             array = np.empty(shape, dtype=dtype)
-            got = file.readinto(memoryview(array.reshape(-1).view(np.uint8))) if array.size else 0
+            got = file.readinto(array.reshape(-1).view(np.uint8).data) if array.size else 0
             if got != array.nbytes or checksum(array) != expected:
                 raise CheckpointError(
                     f"{path}: the segment of slices {segment.start} to {segment.stop - 1} is corrupted at byte "

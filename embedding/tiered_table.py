@@ -87,7 +87,7 @@ class TieredTable(BaseTable):
 
     def clear(self) -> None:
         """Forget every row, and count steps from 0 again."""
-        self.host.clear()  # type: ignore[attr-defined]
+        self.host.clear()
         for tier in (self.hot, self.cold):
             if tier is not None:
                 tier.clear()
@@ -149,7 +149,7 @@ class TieredTable(BaseTable):
 
     def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
         """Set the scores [N] that evict="score" goes by; returns how many keys have no row."""
-        return self.host.score(keys, scores)  # type: ignore[attr-defined]
+        return self.host.score(keys, scores)
 
     def _from_device(self, hot: HotRows, wanted: np.ndarray, train: bool, step: int) -> Tensor:
         here = hot.holds(wanted)

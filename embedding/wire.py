@@ -98,8 +98,7 @@ class Wire:
 
         `own`: keys of the route that this rank looks up itself, in `meanwhile`, while the others' keys travel.
         """
-        sends = route is not None and not same
-        keys, counts = (route.keys, route.counts) if sends else (_NO_KEYS, self._nobody)
+        keys, counts = (_NO_KEYS, self._nobody) if route is None or same else (route.keys, route.counts)
         if len(own):
             keys, counts = self._without_own(keys, counts)
         room = self._rooms.get(self._last) or _Room(self._nobody, self._nobody)

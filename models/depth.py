@@ -42,7 +42,7 @@ class DepthDecoder(nn.Module):
         self.child = nn.Embedding(_ROWS, _RANK)
         self.ask = nn.ModuleList(nn.Linear(width, _RANK, bias=False) for _ in codes[1:])
 
-    def at_zero(self) -> list[nn.Parameter]:
+    def at_zero(self) -> list[Tensor]:
         """Weights that begin at zero: what is hashed."""
         return [self.child.weight]
 

@@ -45,7 +45,7 @@ class DepthAttention(DepthDecoder):
         self.value = nn.ModuleList(nn.Embedding(k, width) for k in codes[:-1])
         self.merge = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in codes)
 
-    def at_zero(self) -> list[nn.Parameter]:
+    def at_zero(self) -> list[Tensor]:
         return [*super().at_zero(), *(merge.weight for merge in self.merge)]  # type: ignore[misc]
 
     def cache(self, state_TD: Tensor, cuts_B1: Tensor) -> Cache:
@@ -142,9 +142,8 @@ class DepthAttention(DepthDecoder):
         keys = [table(code) for table, code in zip(self.key, prefix.unbind(-1), strict=False)]
         values = [table(code) for table, code in zip(self.value, prefix.unbind(-1), strict=False)]
         if not keys:
-            nothing = self.query[0].weight.new_zeros(
-                *prefix.shape, self.heads, self.query[0].out_features // self.heads
-            )  # type: ignore[union-attr, operator]
+            each = self.query[0].out_features // self.heads  # type: ignore[operator]
+            nothing = self.query[0].weight.new_zeros(*prefix.shape, self.heads, each)  # type: ignore[operator]
             return nothing, nothing
         keys, values = (torch.stack(x, -2).unflatten(-1, (self.heads, -1)) for x in (keys, values))
         return pad(keys, (self.turning, 0)), values

@@ -23,7 +23,7 @@ from nonet.types import SampleBatch
 class Catalogue(Protocol):
     """What the loss asks of nonet.rl.trie.Trie: child nodes [M, K] of nodes [M], -1 where there is none."""
 
-    def children(self, level: int, node: Tensor) -> Tensor: ...
+    def children(self, level: int, nodes: Tensor) -> Tensor: ...
 
 
 def sid_loss(

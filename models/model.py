@@ -7,13 +7,16 @@ codes of a level; which of them are legal is the catalogue's matter (nonet.rl.tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from nonet.errors import ConfigError
 from nonet.models.cache import Cache
 from nonet.types import SampleBatch
+
+if TYPE_CHECKING:
+    from nonet.models.sid_decoder import SidDecoder
 
 # Shapes: B sequences, N events, M loss positions, U prompts, W beams, L levels, K codes of a level, D width.
 
@@ -52,7 +55,7 @@ class SidModel(Protocol):
 
 def build_model(
     config: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
-) -> SidModel:
+) -> SidDecoder:
     """The model that `config["use"]` names (sid_decoder when left out), with weights drawn from `seed`.
 
     codes: K of every level, collision level included. features: sparse feature -> width of its rows.

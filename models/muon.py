@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
             by_shape[tuple(p.shape)].append(p)
         rate = group["lr"] * group["speed"]
         for (rows, columns), like in by_shape.items():
-            grads = [p.grad for p in like]
+            grads: list[Any] = [p.grad for p in like]  # step() leaves out those without
             moments = [self.state[p]["momentum"] for p in like]
             torch._foreach_lerp_(moments, grads, 1 - group["momentum"])
             ahead = torch._foreach_lerp(grads, moments, group["momentum"])  # Nesterov

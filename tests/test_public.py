@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nonet
@@ -50,6 +51,15 @@ def test_only_the_device_module_names_vendors():
                 node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)
             }
             assert file.name == "device.py" or not names & {"cuda", "npu", "nccl", "hccl"}, file
+
+
+def test_the_type_checker_looks_into_every_code_folder():
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["include"]
+    folders = {file.parent.name for file in ROOT.glob("*/__init__.py")}
+    assert set(LAYERS) <= folders
+    assert set(include) == {"src/nonet"} | {
+        f"src/nonet/{name}" for name in folders
+    }  # it follows no symlink itself
 
 
 def _imports(file: Path) -> set[str]:

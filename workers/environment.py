@@ -47,8 +47,9 @@ class Environment:
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Environment:
         """From a scenario's `env:`; None is the environment Ray itself runs in."""
-        known = {key: value for key, value in (options or {}).items() if value}
-        return cls(**(known | {"pip": tuple(known.get("pip", ()))}))
+        known: dict[str, Any] = {key: value for key, value in (options or {}).items() if value}
+        known["pip"] = tuple(known.get("pip", ()))
+        return cls(**known)
 
     def runtime_env(self, device: Device) -> dict[str, Any]:
         """What Ray is told for an actor on this device; {} when there is nothing to tell.
@@ -70,6 +71,7 @@ class Environment:
         if not self.python:
             return
         import ray
+        from ray.exceptions import RayError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         ids = sorted(set(nodes))
@@ -83,7 +85,7 @@ class Environment:
         wanted = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
         try:
             looked = ray.get(asked, timeout=2 * _LOOK_S)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise PlacementError(
                 f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes: {error}"
             ) from None

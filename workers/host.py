@@ -50,7 +50,7 @@ class Whereabouts:
     devices: tuple[str, ...]
 
 
-@ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2})
+@ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2})  # pyright: ignore[reportCallIssue]
 class Host:
     """One worker process. `orphan_timeout_s`: it exits when it hears nothing from its controller for so long (0: never)."""
 
@@ -109,18 +109,21 @@ class Host:
         Errors come back as WorkerFailed with role, rank and traceback.
         """
         name = self._context.get_task_name()
+        assert name is not None  # Ray names every task
         return self._guarded(name, self._method(name), flat, {})
 
     @ray.method(concurrency_group="work")
     def call_with(self, data: bytes, *flat: Any) -> Any:
         """As `call`, with a header that says how the parameters are put together from the values."""
         name = self._context.get_task_name()
+        assert name is not None  # Ray names every task
         return self._guarded(name, self._method(name), (), self._arguments(data, flat))
 
     @ray.method(concurrency_group="work", num_returns="streaming")
     def stream(self, data: bytes, *flat: Any) -> Iterator[Any]:
         """As `call_with`, of a method that yields; each value goes out as it is made."""
         name = self._context.get_task_name()
+        assert name is not None  # Ray names every task
         yield from self._guarded(name, self._method(name), (), self._arguments(data, flat))
 
     @ray.method(concurrency_group="work")
@@ -244,4 +247,5 @@ def _steady(threads: int) -> None:
 
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nobody reads it; filling costs time
+    # Nobody reads it; filling costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

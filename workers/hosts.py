@@ -37,7 +37,7 @@ def ensure_ray() -> None:
     """Join the cluster that `RAY_ADDRESS` names, or start a local one that ends with this process."""
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
-        local = {"include_dashboard": False} if address == "local" else {}
+        local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         ray.init(
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local
         )
@@ -273,6 +273,6 @@ class Hosts:
         self.kill()
 
 
-def _short(resources: dict[str, float]) -> str:
+def _short(resources: Mapping[str, float]) -> str:
     kept = {key: value for key, value in resources.items() if ":" not in key and "memory" not in key}
     return ", ".join(f"{key} {value:g}" for key, value in sorted(kept.items())) or "nothing"

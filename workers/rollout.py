@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import RayTaskError
 from torch import Tensor
 
 from nonet.embedding.publish import Answer
@@ -59,9 +60,10 @@ class Rollout(DistributeWorker):
                 claim(self.device)
             )
         )
-        whole = shard is not None and shard.sparse.layout.world == 1
-        self._replica = None if whole else ReplicaReader(self.run.specs())
-        self._reader = LocalReader(shard.sparse.tables) if whole else self._replica
+        if shard is not None and shard.sparse.layout.world == 1:
+            self._replica, self._reader = None, LocalReader(shard.sparse.tables)
+        else:
+            self._replica = self._reader = ReplicaReader(self.run.specs())
         self._recommender = Recommender(
             model, self._reader, dict(self.run.features), corpus, self.run.history
         )
@@ -163,7 +165,7 @@ class Rollout(DistributeWorker):
 def _ask(host: Any, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
     try:
         return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=STEP_DEADLINE_S)
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         raise error.cause if isinstance(error.cause, StaleVersion) else error from None
 
 

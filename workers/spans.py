@@ -55,8 +55,8 @@ def size_bytes(value: Any, depth: int = 4) -> int:
         return len(value)
     if depth and isinstance(value, dict):
         return sum(size_bytes(part, depth - 1) for part in value.values())
-    if depth and isinstance(value, list | tuple) and len(value) <= 64:
-        return sum(size_bytes(part, depth - 1) for part in value)
+    if depth and isinstance(value, list | tuple):
+        return sum(size_bytes(part, depth - 1) for part in value) if len(value) <= 64 else 0
     if depth and hasattr(value, "offsets") and hasattr(value, "values"):
         return size_bytes(value.values) + size_bytes(value.offsets)
     return 0

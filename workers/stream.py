@@ -37,7 +37,7 @@ class GroupStream:
                 )
             stream = ready[0]
             try:
-                yield self._ranks[stream], ray.get(next(stream))
+                yield self._ranks[stream], ray.get(next(stream))  # pyright: ignore[reportArgumentType]
             except StopIteration:
                 pending.remove(stream)
             except (RayActorError, RayTaskError) as error:
