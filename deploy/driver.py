@@ -52,7 +52,9 @@ class Run:
         return self.folder.read_json("report.json")
 
     def wait(self, panel: Panel | None = None) -> Run:
-        """Show events until the end. Raises what made the run fail."""
+        """Show events until the end; a run that has ended answers at once. Raises what made the run fail."""
+        if self._controller is None:
+            return self
         seen, pid, view = 0, 0, EventView(panel)
         asked_at: float | None = None
         with _interrupts() as interrupted:
@@ -97,8 +99,9 @@ class Run:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask for a commit at the next step, then the end."""
-        self._controller.stop.remote()
+        """Ask for a commit at the next step, then the end; nothing where the run has ended."""
+        if self._controller is not None:
+            self._controller.stop.remote()
 
     def close(self) -> None:
         """End the controller and what it started."""

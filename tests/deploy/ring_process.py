@@ -1,6 +1,7 @@
 """Run the ring scenario in a Ray of its own: python ring_process.py FOLDER NAME RESOURCES CHANGE...; prints its state.
 
-RESOURCES is what the node has beside CPUs, as JSON. With NONET_WIRE every process refuses torch objects on the wire.
+RESOURCES is what the node has beside CPUs, as JSON; NONET_SCENARIO names another scenario. With NONET_WIRE every process refuses
+torch objects on the wire.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main(folder: Path, name: str, resources: dict[str, float], changes: list[str
     from nonet.deploy import api
     from nonet.deploy.panel import Panel
 
-    made = api.scenario(folder / "ring.yaml", changes)
+    made = api.scenario(os.environ.get("NONET_SCENARIO", folder / "ring.yaml"), changes)
     finished = api.run(made, run_dir=folder / name, panel=Panel(io.StringIO(), live=False))
     print(json.dumps({"state": finished.state}))
     ray.shutdown()

@@ -1,4 +1,4 @@
-"""The whole ring scenario on an `npu` device (a stand-in of torch's PrivateUse1 key): the bits of the run on cpu."""
+"""Whole runs on an `npu` device (a stand-in of torch's PrivateUse1 key), the ring's and the quickstart's: the bits of cpu."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from tests_ring import make_ring
 HERE = Path(__file__).parent
 STANDIN = HERE.parent / "npu_standin"
 SEVERAL = "roles={trainer: {workers: 2, pool: x}, rollout: {pool: x}, embedding: {workers: 1}, evaluator: {pool: x}}"
+ONE = "roles={trainer: {pool: x}, rollout: {pool: x}, embedding: {workers: 1}, evaluator: {pool: x}}"
 
 pytestmark = pytest.mark.slow
 
 
-def run(folder: Path, name: str, pools: str) -> dict[str, dict[str, str]]:
-    """Run the ring; the hashes of every commit's files, by commit."""
+def run(
+    folder: Path, name: str, pools: str, roles: str = SEVERAL, timeout_s: float = 230, **variables: str
+) -> dict[str, dict[str, str]]:
+    """Run the ring, or NONET_SCENARIO; the hashes of every commit's files, by commit."""
     (folder / f"{name}-wire").mkdir()
     done = subprocess.run(
-        [sys.executable, str(HERE / "ring_process.py"), str(folder), name, '{"NPU": 4}', SEVERAL, pools],
+        [sys.executable, str(HERE / "ring_process.py"), str(folder), name, '{"NPU": 4}', roles, pools],
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=timeout_s,
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         | {"NONET_ATTENTION": "reference"}  # else each device takes the kernel made for it
-        | {"NONET_WIRE": str(folder / f"{name}-wire")},
+        | {"NONET_WIRE": str(folder / f"{name}-wire")}
+        | variables,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     commits = sorted((folder / name / "checkpoints").glob("step-*/manifest.json"))
@@ -73,3 +77,17 @@ def test_trainer_rollout_and_evaluator_did_their_sums_on_the_npu(both):
     plan = json.loads((folder / "npu" / "plan.json").read_text())
     on_npu = {role for group in plan["groups"] if group["device"] == "npu" for role in group["roles"]}
     assert on_npu == {"trainer", "rollout", "evaluator", "tokenise"}
+
+
+@pytest.mark.timeout(2400)
+def test_every_commit_of_the_quickstart_on_npu_has_the_files_of_the_run_on_cpu(tmp_path):
+    env = f"{{vars: {{PYTHONPATH: '{STANDIN}:${{PYTHONPATH}}'}}}}"
+    pools = {"host": "pools={x: {}}", "npu": f"pools={{x: {{device: npu, env: {env}}}}}"}
+    found = {
+        name: run(
+            tmp_path, name, pool, ONE, 1200, NONET_SCENARIO="quickstart", NONET_ATTENTION="sdpa"
+        )  # torch's CPU kernel: the reference takes three times as long
+        for name, pool in pools.items()
+    }
+    assert len(found["host"]) == 6
+    assert found["npu"] == found["host"]
