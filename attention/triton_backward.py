@@ -4,6 +4,9 @@ Weights are computed again from the log-sum-exp, 7 matrix products where a fused
 and leaves delta = sum(out * grad) - grad_lse for the other. All query heads of a key head are summed by one program.
 """
 
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
+# (the code below is Triton's language: its constants, loops and tuples are not Python's, and its stubs change by version)
+
 from __future__ import annotations
 
 import triton
@@ -27,7 +30,7 @@ from nonet.attention.triton_score import (
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
 _CHUNK = tl.constexpr(64)  # columns of out and grad that are multiplied at a time for delta
-_SLICE = tl.constexpr(32)  # columns of a wide float32 product that are multiplied at a time
+_SLICE = tl.constexpr(16)  # columns of a wide float32 product that are multiplied at a time
 
 
 @triton.jit

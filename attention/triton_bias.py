@@ -5,6 +5,9 @@ which are summed one by one. Each program writes its own numbers, [2 BT] distanc
 up in order: O(tokens) memory, two matrix products a tile beside the backward's seven.
 """
 
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
+# (the code below is Triton's language: its constants, loops and tuples are not Python's, and its stubs change by version)
+
 from __future__ import annotations
 
 import triton

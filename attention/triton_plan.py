@@ -4,6 +4,9 @@ The same spans as plan.py's; there is room for the most tiles that there can be,
 sequence -1. Key tiles scan the query tiles of their sequence: 32 of them for 2,000 tokens.
 """
 
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
+# (the code below is Triton's language: its constants, loops and tuples are not Python's, and its stubs change by version)
+
 from __future__ import annotations
 
 import triton

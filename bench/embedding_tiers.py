@@ -123,7 +123,7 @@ def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
         }
     ]
     try:
-        import lmdb
+        import lmdb  # pyright: ignore[reportMissingImports]
     except ImportError:
         return [*found, {"skipped": "LMDB", "reason": "lmdb is not installed"}]
     with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=1 << 30, sync=False) as store:

@@ -126,19 +126,29 @@ def test_every_shipped_half_configuration_fits_its_chip(kernel, chip, rich):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("chip", CHIPS)
-def test_every_shipped_single_configuration_fits_its_chip(chip, kernel, request):
-    if kernel == "dq" and chip != 90:
-        why = "four slots with columns and classes at width 256 spill 2 on sm_80 and 10 on sm_100, in the least tile"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=why))
+def test_every_shipped_single_configuration_fits_its_chip(chip, kernel):
     # One table serves plain and rich masks; these two ask for the most registers.
     heaviest = (RICH["four slots, columns, classes"], RICH["SiLU, bias and cap"])
     asked = [
         request_for(kernel, chip, width, "fp32", True, features, slots, silu)
         for width in WIDTHS
         for features, slots, silu in heaviest
+        if (kernel, chip, width, slots) != ("dq", 100, 256, 4)
     ]
     for one, made in zip(asked, compile_all(asked), strict=True):
         assert_fits(one, made)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    reason="15 spills in the shipped tile; the best of eight others has 4 under another slice, which spills on sm_80",
+)
+def test_the_float32_dq_of_width_256_with_everything_fits_the_newest_chip():
+    features, slots, silu = RICH["four slots, columns, classes"]
+    asked = request_for("dq", 100, 256, "fp32", True, features, slots, silu)
+    (made,) = compile_all([asked])
+    assert_fits(asked, made)
 
 
 @pytest.mark.slow

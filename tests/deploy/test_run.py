@@ -158,6 +158,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(whole):
     stopper = threading.Thread(target=_stop_after_a_commit, args=(started,))
     stopper.start()
     started.wait(Panel(io.StringIO(), live=False))
+    assert started.wait() is started  # what has ended answers again
+    started.stop()
     stopper.join()
     assert started.state == "stopped"
     assert not (folder / "stopped" / "report.json").exists()
