@@ -30,7 +30,7 @@ from nonet.attention.triton_score import (
 
 # Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
 _CHUNK = tl.constexpr(64)  # columns of out and grad that are multiplied at a time for delta
-_SLICE = tl.constexpr(16)  # columns of a wide float32 product that are multiplied at a time
+_SLICE = tl.constexpr(32)  # columns of a wide float32 product that are multiplied at a time
 
 
 @triton.jit
