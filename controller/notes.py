@@ -66,19 +66,25 @@ def _not_run(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _copies(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
-    """Where a rollout apart would have to hold more rows than its node has memory."""
+    """How a rollout apart comes by rows: copies, which its node must hold, or by key."""
     rollout = next((group for group in groups if "rollout" in group.roles), None)
     rows = sum(filter(None, table_bytes(scenario).values()))
     reinforced = any(isinstance(body, Reinforced) for body in scenario.stages.values())
     if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
+        return
+    limit = scenario.sparse.replica_bytes
+    if rows > limit:
+        yield (
+            f"rollouts read rows by key from the shards once the tables pass {gigabytes(limit)} (sparse.replica_bytes); "
+            f"they may grow to {gigabytes(rows)}"
+        )
         return
     node, count = max(rollout.on_nodes().items(), key=lambda item: item[1])
     memory = view.node(node).total.get(MEMORY, 0.0)
     if memory and count * rows > memory:
         yield (
             f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)}, {count} of them on {node}, "
-            f"which has {gigabytes(memory)}; reading rows from the shards instead (embedding.RemoteReader) is not wired to "
-            "rollout, and the ledger above does not count these copies"
+            f"which has {gigabytes(memory)}; lower sparse.replica_bytes and they read by key from the shards"
         )
 
 
