@@ -1,11 +1,11 @@
 """Timing calls that take turns: two protocols, wall and thread CPU time, medians.
 
 Ratios are of thread CPU time: everything here runs on one thread, and on a busy machine the wall measures who else wanted
-the core (it flatters the shorter call: a time slice is 3 ms).
+the core (it flatters the shorter call: a time slice is 3 ms). What reading the clocks costs, half a microsecond, is taken off.
 
-*isolated*: each contender runs a block of calls on its own, its rows warm in the cache, blocks in turn. *interleaved*:
-call by call in turn, each on its own table, so that each finds the cache full of the others' rows. Both take each
-contender's batches in the same order.
+*isolated*: each contender runs a block of batches twice on its own, blocks in turn; the first pass brings its rows into
+the cache, the second is timed. *interleaved*: call by call in turn, each on its own table, so that each finds the cache
+full of the others' rows. Both take each contender's batches in the same order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 Call = Callable[[int], Any]  # batch number -> whatever
@@ -40,8 +41,8 @@ class Times:
         return 1e6 * statistics.median(self.wall_s)
 
     def cpu_us(self) -> float:
-        """Median microseconds of this thread's CPU time."""
-        return 1e6 * statistics.median(self.cpu_s)
+        """Median microseconds of this thread's CPU time, less those of a call that does nothing."""
+        return 1e6 * (statistics.median(self.cpu_s) - _nothing_s())
 
     def row(self) -> dict[str, float]:
         """Median and p10 by the wall, median by CPU, in microseconds."""
@@ -53,17 +54,25 @@ class Times:
         }
 
 
+@cache
+def _nothing_s() -> float:
+    """CPU seconds that `measure` finds for a call that does nothing."""
+    nothing = Times()
+    for batch in range(2000):
+        nothing.measure(lambda batch: None, batch)
+    return statistics.median(nothing.cpu_s)
+
+
 def isolated(calls: Mapping[str, Call], batches: int, rounds: int = 6) -> dict[str, Times]:
-    """Blocks of calls in turn; the first three of a block warm up and do not count."""
+    """Blocks of calls in turn; each block runs once to warm up, which does not count, and once more."""
     times = {name: Times() for name in calls}
     for turn in range(rounds):
+        block = [(turn * _BLOCK + at) % batches for at in range(_BLOCK)]
         for name, call in calls.items():
-            for at in range(_BLOCK + 3):
-                batch = (turn * _BLOCK + at) % batches
-                if at < 3:
-                    call(batch)
-                else:
-                    times[name].measure(call, batch)
+            for batch in block:
+                call(batch)
+            for batch in block:
+                times[name].measure(call, batch)
     return times
 
 

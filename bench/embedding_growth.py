@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.bench.embedding_clock import isolated
+from nonet.bench.embedding_clock import interleaved, isolated, ratios
 from nonet.bench.embedding_contenders import Contenders, ids_of
 from nonet.embedding.core import make_table
 from nonet.embedding.spec import TableSpec
@@ -60,40 +60,43 @@ def evict(seed: int) -> dict[str, Any]:
 
 
 def hundred_million(seed: int) -> dict[str, Any]:
-    """Fill, weigh and look up 100 M rows of 16; the same lookup at 1 M rows gives the ratio to compare with."""
-    began = time.perf_counter()
+    """Fill and weigh 100 M rows of 16; look up beside as many dense rows as fit, and the same at 1 M rows of each."""
+    began, slowest = time.perf_counter(), 0.0
     table = make_table("bench", TableSpec(_NARROW), seed)
-    slowest = 0.0
     for start in range(0, _MANY, _FILL):
         cpu = time.thread_time()
         table.lookup(ids_of(np.arange(start, min(start + _FILL, _MANY))), train=True)
         slowest = max(slowest, time.thread_time() - cpu)
-    filled_s = time.perf_counter() - began
     row = {
         "case": "100 M rows x 16",
-        "filled_s": filled_s,
+        "filled_s": time.perf_counter() - began,
         "gib": getattr(table, "resident_bytes", float("nan")) / 2**30,
         "peak_rss_gib": _status_gib("VmHWM"),
         "slowest 131,072 inserts ms": 1e3 * slowest,
     }
+    found = {"rows": [row], "ratio": {}}
+    found["ratio"]["100 M rows: bytes / (rows + state + key + step)"] = row["gib"] * 2**30 / table.nbytes
     source = rng(seed, "bench", "100m")
     ids = [ids_of(source.integers(0, _MANY, _KEYS)) for _ in range(96)]
-    small = Contenders(1_000_000, _NARROW, _KEYS, 96, seed, "uniform")
-    calls = small.calls("core lookup", "torch index_select")
-    calls = {"core 1 M": calls["core lookup"], "dense 1 M": calls["torch index_select"]}
-    calls["core 100 M"] = lambda batch: table.lookup(ids[batch], train=False)
-    dense = torch.empty(_MANY // 4, _NARROW).fill_(0.5) if _free_gib() > 3 else None
-    if dense is not None:
-        ranks = [torch.from_numpy(source.integers(0, len(dense), _KEYS)) for _ in range(96)]
-        calls["dense 25 M"] = lambda batch: dense.index_select(0, ranks[batch])
-    times = isolated(calls, 96)
-    rows = [row] + [{"case": "100 M rows x 16", "what": name, **taken.row()} for name, taken in times.items()]
-    small_ratio = times["core 1 M"].cpu_us() / times["dense 1 M"].cpu_us()
-    ratio = {"100 M rows: bytes / (rows + state + key + step)": row["gib"] * 2**30 / table.nbytes}
-    if dense is not None:
-        large = times["core 100 M"].cpu_us() / times["dense 25 M"].cpu_us()
-        ratio["lookup ratio at 100 M (to a dense quarter) / ratio at 1 M"] = large / small_ratio
-    return {"rows": rows, "ratio": ratio}
+    dense = torch.empty(min(_MANY, int(_free_gib() - 2) * 2**30 // (4 * _NARROW)), _NARROW).fill_(0.5)
+    ranks = [torch.from_numpy(source.integers(0, len(dense), _KEYS)) for _ in range(96)]
+    small = Contenders(1_000_000, _NARROW, _KEYS, 96, seed, "uniform").calls(
+        "core lookup", "torch index_select"
+    )
+    calls = {
+        "core 1 M": small["core lookup"],
+        "dense 1 M": small["torch index_select"],
+        "core 100 M": lambda batch: table.lookup(ids[batch], train=False),
+        "dense": lambda batch: dense.index_select(0, ranks[batch]),
+    }
+    for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+        times = run(calls, 96)
+        case = f"100 M rows x 16, {protocol}"
+        found["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
+        many, few = ratios(times, [("core 100 M", "dense"), ("core 1 M", "dense 1 M")]).values()
+        what = f"core / {len(dense) / 1e6:.0f} M dense rows, over core / dense at 1 M"
+        found["ratio"][f"{case}: {what}"] = many / few
+    return found
 
 
 def _arriving(steps: int, share: float, seed: int) -> Iterable[Tensor]:

@@ -62,7 +62,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
     if ray:
         from nonet.bench.embedding_ray import through_ray
 
-        rows.append({"variant": "ray calls uniform", **through_ray(max(20, rounds // 4))})
+        rows.append({"variant": "ray calls uniform", **through_ray(rounds)})
         for name in ("pull apart local", "pull apart"):
             ratio[f"ray calls / {name}, uniform"] = rows[-1]["median_us"] / medians[f"{name} uniform"]
             ratio[f"the same, p10, {name}"] = rows[-1]["p10_us"] / found["times"][f"{name} uniform"]["p10_us"]

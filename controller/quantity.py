@@ -38,7 +38,7 @@ def _parse(value: Any, units: Mapping[str, float], bare: str, wanted: str) -> fl
     )
     unit = (found.group(2).lower() or bare) if found else ""
     if found is None or unit not in units:
-        raise ValueError(f"wanted {wanted} (units: {', '.join(units)})")
+        raise ValueError(f"wanted {wanted} (units: {', '.join(units)}), got {value!r}")
     return float(found.group(1)) * units[unit]
 
 

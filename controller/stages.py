@@ -84,9 +84,10 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             "reward": total,
             "rows/s": len(prompts.users) / (time.perf_counter() - began),
         }
+        absent = session.rollout.group.absent()  # asked while the shards count
         _tables(session, recorder, name, step + 1, shown)
-        absent = float(session.rollout.group.absent().get(STEP_DEADLINE_S))
-        recorder.metrics(name, step + 1, {"absent": absent}, role="rollout")
+        found = float(absent.get(STEP_DEADLINE_S))
+        recorder.metrics(name, step + 1, {"absent": found}, role="rollout")
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,39 +43,38 @@ class Saving:
 
     def __init__(self, world: SparseWorld, folder: Path, base: Path | None):
         self.folder, self._world = folder, world
-        self._bytes: dict[str, int] = {}
-        self._error: BaseException | None = None
+        # Before the snapshots ask for memory: a thread that starts while they do waits for it.
+        writer = _writer(os.getpid())
         self._plans = [(name, *_plan(world, name, folder, base)) for name in world.tables]
         self._snapshots = {name: history.open() for name, history in world.histories.items()}
         self._ranges = world.ranges
-        self._thread = threading.Thread(target=self._run, name="sparse-save", daemon=True)
-        self._thread.start()
+        self._written = writer.submit(self._write_all)
 
     @property
     def done(self) -> bool:
-        """Whether the thread has ended, well or not."""
-        return not self._thread.is_alive()
+        """Whether the writing has ended, well or not."""
+        return self._written.done()
 
     def wait(self, timeout_s: float = 3600.0) -> dict[str, int]:
         """Bytes of each file by its path under the folder. Raises what stopped the writing, or DeadlineExceeded."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        wait([self._written], timeout_s)
+        if not self.done:
             raise DeadlineExceeded(
                 f"sparse rows are still being written to {self.folder} after {timeout_s:g} s"
             )
-        if self._error is not None:
+        error = self._written.exception()
+        if error is not None:
             raise CheckpointError(
-                f"sparse rows could not be written to {self.folder}: {type(self._error).__name__}: {self._error}"
-            ) from self._error
-        return self._bytes
+                f"sparse rows could not be written to {self.folder}: {type(error).__name__}: {error}"
+            ) from error
+        return self._written.result()
 
-    def _run(self) -> None:
+    def _write_all(self) -> dict[str, int]:
         try:
-            for name, path, since in self._plans:
-                size = self._write(name, path, since)
-                self._bytes[str(path.relative_to(self.folder))] = size
-        except BaseException as error:  # handed to whoever waits
-            self._error = error
+            return {
+                str(path.relative_to(self.folder)): self._write(name, path, since)
+                for name, path, since in self._plans
+            }
         finally:
             for snapshot in self._snapshots.values():
                 snapshot.close()
@@ -93,6 +94,23 @@ class Saving:
         except BaseException:
             writer.abandon()
             raise
+
+
+@cache
+def _writer(process: int) -> ThreadPoolExecutor:
+    """The thread that writes the saves of this process, one after the other; a forked child has one of its own.
+
+    It stays, for a step that opens a save would wait until a new one runs.
+    """
+    executor = ThreadPoolExecutor(1, f"sparse-save-{process}", _step_aside)
+    executor.submit(int).result()  # it runs now
+    return executor
+
+
+def _step_aside() -> None:
+    """A step that wants the core goes first, but not for ever: it may wait for what this thread holds."""
+    if sys.platform == "linux":  # where the priority is this thread's alone
+        os.nice(5)
 
 
 def save(world: SparseWorld, folder: Path, *, base: Path | None = None) -> Saving:

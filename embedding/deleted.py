@@ -24,6 +24,12 @@ class Deleted:
         if len(keys):
             self._parts.append((keys, np.broadcast_to(np.asarray(step, dtype=np.int64), keys.shape)))
 
+    def copy(self) -> Deleted:
+        """The same marks, whatever is added or forgotten from now on."""
+        same = Deleted()
+        same._parts = list(self._parts)
+        return same
+
     def since(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys that went after `step`, sorted and each once, and the last step in which each went."""
         if not self._parts:

@@ -1,9 +1,10 @@
 """All-to-alls between ranks of one machine: payloads in shared memory, a small message over a Unix socket and a bell for each.
 
 A byte is copied once into memory that its receiver has mapped and once out of it, where loopback TCP copies it through the
-kernel in packets. An exchange sends every peer a message even when it has nothing for it, so ranks stay in step: who has
-everyone's message of exchange n + 1 knows that all have read n, hence two halves of memory a rank are enough. A peer that dies
-closes its socket, which ends the others' waits at once. Nothing has a name in the file system, so nothing is left behind.
+kernel in packets; not even that where a sender writes into `outgoing` and a receiver is `shown` what came. An exchange sends
+every peer a message even when it has nothing for it, so ranks stay in step: who has everyone's message of exchange n + 1 knows
+that all have read n, hence two halves of memory a rank are enough. A peer that dies closes its socket, which ends the others'
+waits at once. Nothing has a name in the file system, so nothing is left behind.
 """
 
 # Shapes: W ranks.
@@ -49,6 +50,12 @@ class LocalWire:
         )  # the size of our memory that each peer has mapped
         self._theirs: dict[int, Tensor] = {}
 
+    def outgoing(self, nbytes: int) -> Tensor:
+        """Memory, uint8 [nbytes], that the next exchange sends without a copy when it is given all of it."""
+        self._need(nbytes)
+        at = (self._half ^ 1) * self._size // 2
+        return self._memory[at : at + nbytes]
+
     def all_to_all(
         self,
         got: Tensor,
@@ -56,13 +63,31 @@ class LocalWire:
         got_counts: list[int],
         given_counts: list[int],
         meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """What `dist.all_to_all_single` does; RuntimeError when a peer is gone or late."""
-        sent, came = _parts(given, given_counts), _parts(got, got_counts)
+        shown: bool = False,
+    ) -> Tensor:
+        """What `dist.all_to_all_single` does; RuntimeError when a peer is gone or late.
+
+        Returns `got`; with `shown`, where one rank alone sends, its memory instead, which holds until the next exchange.
+        """
+        came, parts = _parts(got, got_counts), self._swap(_parts(given, given_counts), meanwhile)
+        for rank, (expected, part) in enumerate(zip(came, parts, strict=True)):
+            if part.numel() != expected.numel():
+                raise RuntimeError(
+                    f"rank {rank} sent {part.numel()} bytes where {expected.numel()} were expected"
+                )
+        senders = [part for part in parts if part.numel()]
+        if shown and len(senders) == 1:
+            return senders[0].view(got.dtype).view(got.shape)
+        for into, part in zip(came, parts, strict=True):
+            into.copy_(part)
+        return got
+
+    def _swap(self, sent: list[Tensor], meanwhile: Callable[[], None] | None) -> list[Tensor]:
+        """The bytes [n] that each rank sends, where they lie until this rank begins its next exchange."""
         self._send(sent)
         if meanwhile is not None:
             meanwhile()
-        came[self._rank].copy_(sent[self._rank])
+        came = sent.copy()
         waiting = {file: rank for rank, file in self._heard.items()}
         poll = select.poll()
         for rank, file in self._heard.items():
@@ -81,23 +106,25 @@ class LocalWire:
                 os.eventfd_read(file)
                 poll.unregister(file)
                 poll.unregister(self._peers[rank].fileno())
-                came[rank].copy_(self._receive(rank, came[rank].numel()))
+                came[rank] = self._receive(rank)
             if not rung:  # nobody's message, so somebody's end
                 ended = {peer.fileno(): rank for rank, peer in self._peers.items()}
                 raise RuntimeError(f"rank {ended[ready[0][0]]} closed its connection")
+        return came
 
     def _send(self, parts: list[Tensor]) -> None:
-        need = sum(
-            -(-part.numel() // _ALIGN) * _ALIGN for rank, part in enumerate(parts) if rank in self._peers
-        )
-        if 2 * need > self._size:
-            self._grow(2 * max(need * 3 // 2, _LEAST_BYTES))
+        there = all(self._holds(parts[rank]) for rank in self._peers)
+        if not there:
+            self._need(sum(-(-parts[rank].numel() // _ALIGN) * _ALIGN for rank in self._peers))
         self._half ^= 1
         at = self._half * self._size // 2
         lost = []
         for rank, peer in self._peers.items():
             count = parts[rank].numel()
-            self._memory[at : at + count].copy_(parts[rank])
+            if not there:
+                self._memory[at : at + count].copy_(parts[rank])
+            elif count:
+                at = parts[rank].data_ptr() - self._memory.data_ptr()
             message = _MESSAGE.pack(at, count, self._size)
             try:
                 if self._knows[rank] == self._size:
@@ -113,7 +140,16 @@ class LocalWire:
         if lost:
             raise RuntimeError(f"could not send to {'; '.join(lost)}")
 
-    def _receive(self, rank: int, expected: int) -> Tensor:
+    def _holds(self, part: Tensor) -> bool:
+        """Whether these bytes lie in the half that goes next."""
+        start = part.data_ptr() - self._memory.data_ptr() - (self._half ^ 1) * self._size // 2
+        return not part.numel() or 0 <= start <= self._size // 2 - part.numel()
+
+    def _need(self, nbytes: int) -> None:
+        if 2 * nbytes > self._size:
+            self._grow(2 * max(nbytes * 3 // 2, _LEAST_BYTES))
+
+    def _receive(self, rank: int) -> Tensor:
         try:
             message, files, *_ = socket.recv_fds(self._peers[rank], _MESSAGE.size, 1)
         except OSError as error:
@@ -124,8 +160,6 @@ class LocalWire:
         if files:
             self._theirs[rank] = _mapped(files[0], size)
             os.close(files[0])
-        if count != expected:
-            raise RuntimeError(f"rank {rank} sent {count} bytes where {expected} were expected")
         return self._theirs[rank][at : at + count] if count else torch.empty(0, dtype=torch.uint8)
 
     def _grow(self, size: int) -> None:

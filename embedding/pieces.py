@@ -27,6 +27,7 @@ from nonet.errors import NonetError
 _SHIFT = 48  # hash bits below a slice
 _NO_MEMORY = -1
 _LEAST_ROWS = 1024
+_MOST_CHAINS = 1 << 20  # of the core
 
 
 class _Version(ctypes.Structure):
@@ -34,14 +35,14 @@ class _Version(ctypes.Structure):
 
     _fields_ = [
         ("table", c_void_p), ("kept", c_void_p), ("at", c_int64), ("born", c_void_p), ("born_count", c_int64),
-        ("moved", c_int64),
+        ("moved", c_int64), ("given", c_void_p), ("broken", c_int64),
     ]  # fmt: skip
 
 
 class _Columns(ctypes.Structure):
     """nonet::Columns."""
 
-    _fields_ = [(name, c_void_p) for name in ("key", "row", "state", "step")]
+    _fields_ = [(name, c_void_p) for name in ("key", "row", "state", "step", "seen", "uses")]
 
 
 class Room:
@@ -62,12 +63,12 @@ class Room:
         """The rows that are there, views that hold until the next use of the room, which is empty again."""
         view = {name: array[: self.used] for name, array in self._arrays.items()}
         gone, self.used = np.zeros(self.used, dtype=bool), 0
-        return RowColumns(view["key"], view["row"], view["state"], view["step"], gone)
+        policy = (view.get("seen"), view.get("uses"))
+        return RowColumns(view["key"], view["row"], view["state"], view["step"], gone, *policy)
 
     def free(self) -> _Columns:
         """Where the next rows go."""
-        after = {name: array[self.used :].ctypes.data for name, array in self._arrays.items()}
-        return _Columns(**after)
+        return _Columns(**{name: array[self.used :].ctypes.data for name, array in self._arrays.items()})
 
     def _resize(self, rows: int) -> None:
         spec = self._spec
@@ -77,35 +78,68 @@ class Room:
             "state": ((rows, state_width(spec)), np.float32),
             "step": ((rows,), np.int64),
         }
+        if spec.evicts:
+            shapes |= {"seen": ((rows,), np.int64), "uses": ((rows,), np.int64)}
         larger = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
         for name, array in self._arrays.items():
             larger[name][: self.used] = array[: self.used]
         self._arrays, self.rows = larger, rows
 
 
+class KeptRows:
+    """Memory for the rows that are kept of a version; cleared, it serves the next one."""
+
+    def __init__(self, table: NativeTable, core: Any):
+        self.handle = core.nonet_kept_new(table.spec.dim, state_width(table.spec), len(table))
+        if not self.handle:
+            raise _no_memory(table)
+        self._core, self._rows = core, max(len(table), _LEAST_ROWS)
+        weakref.finalize(self, core.nonet_kept_free, self.handle)
+
+    def __len__(self) -> int:
+        return self._core.nonet_kept_count(self.handle)
+
+    def serves(self, table: NativeTable) -> bool:
+        """Whether its chains are short for this table still, which has grown since."""
+        return len(table) <= 4 * self._rows or self._rows >= _MOST_CHAINS
+
+    def clear(self) -> None:
+        """Forget the rows; up to 256 MB of their memory stay."""
+        self._core.nonet_kept_clear(self.handle)
+
+
 class Pieces:
     """A live table and the rows kept of it, which make the version of a step; the caller holds the table's lock."""
 
-    def __init__(self, table: NativeTable, step: int, core: Any):
-        self._table, self._core = table, core
-        self._dim = table.spec.dim
-        kept = core.nonet_kept_new(self._dim, state_width(table.spec))
-        if not kept:
-            raise self._no_memory()
-        weakref.finalize(self, core.nonet_kept_free, kept)
-        self._version = _Version(table._handle, kept, step, None, 0, 0)
+    def __init__(self, table: NativeTable, step: int, core: Any, given: np.ndarray, spare: KeptRows | None):
+        self._table, self._core, self._given = table, core, given
+        self.memory = spare if spare is not None and spare.serves(table) else KeptRows(table, core)
+        self._version = _Version(table._handle, self.memory.handle, step, None, 0, 0, given.ctypes.data, 0)
         self._born = np.empty(0, dtype=np.int64)
+        if table.spec.evicts:
+            if not core.nonet_watch(byref(self._version)):
+                raise _no_memory(table)
+            # What the core points to lives as long as the watch does.
+            owned = (table, self.memory, given)
+            self._unwatch = weakref.finalize(self, _unwatch, core, table._handle, self._version, owned)
 
     @classmethod
-    def of(cls, table: BaseTable, step: int) -> Pieces | None:
-        """None where the table is not the core's, forgets rows on its own account, or the core cannot do this."""
+    def of(
+        cls, table: BaseTable, step: int, given: np.ndarray, spare: KeptRows | None = None
+    ) -> Pieces | None:
+        """None where the table is not the core's or the core cannot do this. `given` [65536]: slices that need no keeping."""
         core = _core()
-        if core is None or table.spec.evicts or not isinstance(table, NativeTable):
+        if core is None or not isinstance(table, NativeTable):
             return None
-        return cls(table, step, core)
+        return cls(table, step, core, given, spare)
+
+    def close(self) -> None:
+        """Nothing is kept any more; the memory is free for another version."""
+        if self._table.spec.evicts:
+            self._unwatch()
 
     def __len__(self) -> int:
-        return self._core.nonet_kept_count(self._version.kept)
+        return len(self.memory)
 
     def born(self, keys: np.ndarray, moved: bool) -> None:
         """Keys [N], sorted, whose live row is not one of the version unless it was kept."""
@@ -113,17 +147,16 @@ class Pieces:
         self._version.born, self._version.born_count = self._born.ctypes.data, len(keys)
         self._version.moved = int(moved)
 
-    def keep(self, keys: np.ndarray, given: np.ndarray) -> None:
-        """Keep the version's rows of keys [N], as they are, but for the slices of `given` [65536]."""
+    def keep(self, keys: np.ndarray) -> None:
+        """Keep the version's rows of keys [N], as they are, but for the slices that were given out."""
         wanted = np.ascontiguousarray(keys)
-        if (
-            self._core.nonet_keep(byref(self._version), wanted.ctypes.data, len(wanted), given.ctypes.data)
-            < 0
-        ):
-            raise self._no_memory()
+        if self._core.nonet_keep(byref(self._version), wanted.ctypes.data, len(wanted)) < 0:
+            raise _no_memory(self._table)
 
     def kept(self, keys: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Which of keys [N] were kept; their rows go into `rows` [N, D] where given."""
+        if self._version.broken:
+            raise _no_memory(self._table)
         wanted, found = np.ascontiguousarray(keys), np.empty(len(keys), dtype=np.bool_)
         into = None if rows is None else rows.ctypes.data
         self._core.nonet_kept_find(
@@ -142,14 +175,19 @@ class Pieces:
                 room.used += count
                 return
             if count == _NO_MEMORY:
-                raise self._no_memory()
+                raise _no_memory(self._table)
             room.need(-2 - count)
 
-    def _no_memory(self) -> NonetError:
-        return NonetError(
-            f"there is no memory to keep rows of table {self._table.name!r} while they are read; "
-            "save less often, or give the shard more memory"
-        )
+
+def _unwatch(core: Any, table: int, version: _Version, owned: tuple[Any, ...]) -> None:
+    core.nonet_unwatch(table, byref(version))
+
+
+def _no_memory(table: NativeTable) -> NonetError:
+    return NonetError(
+        f"there is no memory to keep rows of table {table.name!r} while they are read; "
+        "save less often, or give the shard more memory"
+    )
 
 
 def write_out(file: int, offset: int, nbytes: int) -> None:
@@ -164,11 +202,14 @@ def _core() -> Any:
     try:
         core = library()
         signatures = {
-            "nonet_kept_new": (c_void_p, c_int64, c_int64),
+            "nonet_kept_new": (c_void_p, c_int64, c_int64, c_int64),
             "nonet_kept_free": (None, c_void_p),
+            "nonet_kept_clear": (None, c_void_p),
             "nonet_kept_count": (c_int64, c_void_p),
             "nonet_kept_find": (None, c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
-            "nonet_keep": (c_int64, POINTER(_Version), c_void_p, c_int64, c_void_p),
+            "nonet_keep": (c_int64, POINTER(_Version), c_void_p, c_int64),
+            "nonet_watch": (c_int32, POINTER(_Version)),
+            "nonet_unwatch": (None, c_void_p, POINTER(_Version)),
             "nonet_piece": (
                 c_int64, POINTER(_Version), c_uint64, c_uint64, c_int64, POINTER(_Columns), c_int64,
             ),

@@ -3,8 +3,8 @@
 Before a step changes a row that it is the first to change, the row is kept as it was. A row's own step says which those
 are: up to the snapshot's s it is untouched, from s + 2 on it has been kept. Only at s + 1, the step of rows that were made and
 not trained yet, are the kept and the newly made keys looked up. So a snapshot costs memory for the rows touched while it is
-open, and a reader or a writer of slices sees one version. Tables that evict forget rows on their own account; they are copied
-whole when the snapshot is opened.
+open, and a reader or a writer of slices sees one version. A table that evicts forgets, sees and scores rows by itself: the core
+keeps those as well, the NumPy twin is copied whole when the snapshot is opened.
 """
 
 # Shapes: N keys asked for, R rows kept.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
 from nonet.embedding.bulk import absent, by_slice, chosen, joined, take, waits
 from nonet.embedding.core import make_table
-from nonet.embedding.pieces import Pieces, Room
+from nonet.embedding.pieces import KeptRows, Pieces, Room
 from nonet.embedding.slices import SLICES, slice_of
 from nonet.embedding.step_lock import StepLock
 from nonet.errors import ConfigError
@@ -37,6 +38,7 @@ class History:
     def __init__(self, table: BaseTable):
         self.table, self.lock = table, StepLock()
         self._open: list[Snapshot] = []
+        self._spare: KeptRows | None = None
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -46,7 +48,8 @@ class History:
     def open(self) -> Snapshot:
         """A snapshot at the table's last step; close it, for while it is open changed rows are kept."""
         with self.lock:
-            snapshot = Snapshot(self)
+            snapshot = Snapshot(self, self._spare)
+            self._spare = None
             self._open.append(snapshot)
             return snapshot
 
@@ -54,6 +57,10 @@ class History:
         """Forget what the snapshot kept; it cannot be read any more."""
         with self.lock:
             self._open.remove(snapshot)
+        memory = snapshot.ended()
+        if memory is not None:
+            memory.clear()
+            self._spare = memory
 
     @contextmanager
     def changing(self, keys: np.ndarray, step: int) -> Iterator[None]:
@@ -89,18 +96,19 @@ class History:
 class Snapshot:
     """Made by `History.open`: rows by key (`rows`), or slices once each (`part`), of the version of step `step`."""
 
-    def __init__(self, history: History):
+    def __init__(self, history: History, spare: KeptRows | None = None):
         self.step = history.table.step
         self._history, self._table = history, history.table
         self.spec = history.table.spec
         table = history.table
         self._given = np.zeros(SLICES, dtype=bool)
-        self._kept = make_table(table.name, table.spec, 0)
         self._born, self._moved = np.empty(0, dtype=np.int64), False
-        self._deleted = table.deleted.since(-1)
+        self._deleted = table.deleted.copy()
         self._waits = joined(list(waits(table)), table.spec)
-        self._copied = table.spec.evicts
-        self._pieces = Pieces.of(table, self.step)
+        self._pieces = Pieces.of(table, self.step, self._given, spare)
+        self._copied = table.spec.evicts and self._pieces is None
+        if self._pieces is None:
+            self._kept = make_table(table.name, table.spec, 0)
         for part in table._chosen(ALL_SLICES, None) if self._copied else ():
             self._kept._upsert(part)
 
@@ -109,10 +117,17 @@ class Snapshot:
         """Rows that were kept as they were."""
         return len(self._kept if self._pieces is None else self._pieces)
 
+    def ended(self) -> KeptRows | None:
+        """Keep nothing more; the memory for another snapshot, where it is the core's."""
+        if self._pieces is None:
+            return None
+        self._pieces.close()
+        return self._pieces.memory
+
     def keep(self, keys: np.ndarray) -> None:
         """The rows of these keys are about to change: keep those of this version as they are."""
         if self._pieces is not None:
-            self._pieces.keep(keys, self._given)
+            self._pieces.keep(keys)
         elif not self._copied:
             before = take(self._table, np.unique(keys))
             first = self._untouched(before) & ~self._given[slice_of(before.key)]
@@ -162,10 +177,14 @@ class Snapshot:
 
     def gone(self, slices: range, since: int) -> list[RowColumns]:
         """Keys of these slices that went after step `since`; some may have come back."""
-        keys, steps = self._deleted
+        keys, steps = self._gone
         place = slice_of(keys)
         mine = (place >= slices.start) & (place < slices.stop) & (steps > since)
         return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
+
+    @cached_property
+    def _gone(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._deleted.since(-1)
 
     def changes(self, since: int | None = None) -> RowColumns:
         """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.

@@ -137,8 +137,14 @@ class Wire:
         sent = given.contiguous() if exact else codec.encode(given)
         shape = (sum(got_counts), sent.shape[1])
         got = self._buffers["rows"].take(shape, sent.dtype) if into is None or not exact else into
-        self._all_to_all(got, sent, got_counts, given_counts)
+        got = self._all_to_all(got, sent, got_counts, given_counts, shown=got is not into)
         return got if exact else codec.decode(got, dim)
+
+    def outgoing(self, count: int, dim: int) -> Tensor | None:
+        """float32 [count, dim] that the next exchange of rows sends without a copy; None where it copies anyhow."""
+        if self._local is None:
+            return None
+        return self._local.outgoing(4 * count * dim).view(torch.float32).view(count, dim)
 
     def room(self, count: int, dim: int) -> Tensor:
         """float32 [count, dim] that lives until the next exchange of rows."""
@@ -221,7 +227,8 @@ class Wire:
         got_counts: list[int],
         given_counts: list[int],
         meanwhile: Callable[[], None] | None = None,
-    ) -> None:
+        shown: bool = False,
+    ) -> Tensor:
         if given.dtype == torch.int64:
             self.traffic.key_bytes += given.nbytes
         else:
@@ -231,13 +238,14 @@ class Wire:
             if self._may_be_local:
                 self._may_be_local, self._local = False, connect(self._layout.rank, self._group)
             if self._local is not None:
-                return self._local.all_to_all(got, given, got_counts, given_counts, meanwhile)
+                return self._local.all_to_all(got, given, got_counts, given_counts, meanwhile, shown)
             work = dist.all_to_all_single(
                 got, given, got_counts, given_counts, group=self._group, async_op=meanwhile is not None
             )
             if meanwhile is not None:
                 meanwhile()
                 work.wait()  # type: ignore[union-attr]
+            return got
         except RuntimeError as cause:
             raise self._lost(cause) from cause
 

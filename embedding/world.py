@@ -115,7 +115,7 @@ class SparseWorld:
             header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
         )
         counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self._lookup(table, asked.keys, train)
+        answer = self._answer(table, asked.keys, train)
         self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
         return plan.moved(start, len(own), first).spread(rows)
 
@@ -206,7 +206,7 @@ class SparseWorld:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
         table = self._names[asked.header.table]
         if self.layout.holds:
-            answer = self._lookup(table, asked.keys, asked.header.op == PULL)
+            answer = self._answer(table, asked.keys, asked.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
         return self.wire.rows(answer, self.codec, asked.counts, counts)
@@ -233,6 +233,14 @@ class SparseWorld:
         with history.making(keys) if train else history.lock:
             rows = self.tables[table].lookup(keys, train=train)
         return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
+
+    def _answer(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
+        """Rows [M, D] for those who asked, in memory that needs no copy to be sent where there is such."""
+        into = self.wire.outgoing(len(keys), self.specs[table].dim) if self.codec.name == "fp32" else None
+        if into is None:
+            return self._lookup(table, keys, train)
+        self._lookup_into(table, keys, train, into)
+        return into
 
     def _lookup_into(self, table: str, keys: np.ndarray, train: bool, out: Tensor) -> None:
         history, held = self.histories[table], self.tables[table]

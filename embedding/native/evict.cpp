@@ -81,7 +81,9 @@ bool Table::make_room(uint64_t group, int64_t step) {
 }
 
 bool Table::evict(uint64_t hash, int64_t key) {
-  if (!evicted_.ensure(evicted_count_ + 1) || !drop(hash, key)) return false;
+  if (!evicted_.ensure(evicted_count_ + 1)) return false;
+  if (watching_) tell(key, index_.find(hash, key));
+  if (!drop(hash, key)) return false;
   evicted_[evicted_count_++] = key;
   batch_ = -1;
   return true;
@@ -102,6 +104,7 @@ int64_t Table::score(const int64_t* keys, const float* scores, int64_t count) {
     int64_t row = index_.find(mix(static_cast<uint64_t>(keys[i])), keys[i]);
     absent += row < 0;
     if (row < 0) continue;
+    tell(keys[i], row);
     uint32_t bits = bits_of(0.0f + scores[i]);
     tail(row)->uses = bits & kScoreZero ? ~bits : bits | kScoreZero;
   }

@@ -3,8 +3,10 @@
 // A row of the live table belongs to the version of step `at` when its own step is at most `at`. Rows that were made and not
 // trained yet carry `at` + 1: they belong to it unless they were kept or their key is among the `born`, sorted. Where rows
 // came from elsewhere (`moved`) the born are asked for every row. Rows are kept in the order of arrival, chained by the top
-// bits of their hash: keeping one is a copy, and nothing ever grows by more than a chunk. The caller's lock is held for a
-// batch of keys or one range of slices at a time. How the live rows lie in memory is not known here.
+// bits of their hash, in memory that is made ready before it is needed: keeping one is a copy. The caller's lock is held for a
+// batch of keys or one range of slices at a time. Of a table that evicts, a version keeps what the table forgets, sees or scores by
+// itself as well: the table tells it first. How the live rows lie in memory is not known here.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -31,9 +33,11 @@ struct Columns {  // the same fields as Columns in pieces.py
   int64_t* key;
   float *row, *state;
   int64_t* step;
+  int64_t *seen, *uses;  // null where the table does not evict
 
   Columns from(int64_t place, int64_t width, int64_t state_width) const {
-    return {key + place, row + place * width, state + place * state_width, step + place};
+    return {key + place,  row + place * width,           state + place * state_width,
+            step + place, seen ? seen + place : nullptr, uses ? uses + place : nullptr};
   }
 };
 
@@ -42,15 +46,26 @@ class Kept {
   const int64_t width, state_width;
   int64_t count = 0;
 
-  Kept(int64_t width, int64_t state_width) : width(width), state_width(state_width) {}
-  ~Kept() {
-    for (int64_t i = 0; i * kChunk < count; ++i) free(chunks_[i]);
-    free(heads_);
+  // `rows`: how many the table has, so that what the next steps will touch is made ready meanwhile.
+  Kept(int64_t width, int64_t state_width, int64_t rows)
+      : width(width), state_width(state_width),
+        record_(round_up(sizeof(Link) + 4 * (width + state_width), 8)), head_bits_(bits_for(rows)) {
+    ready_ = heads_.ensure(sizeof(int32_t) << head_bits_) && rows_.ensure(std::min(static_cast<size_t>(rows) * record_, kSoon));
   }
 
-  bool start() { return (heads_ = static_cast<int32_t*>(calloc(kHeads, sizeof *heads_))); }  // a head is a place + 1
-  uint32_t head_of(uint64_t hash) const { return static_cast<uint32_t>(hash >> (64 - kHeadBits)); }
-  int64_t first(uint32_t head) const { return heads_[head] - 1; }
+  bool ready() const { return ready_; }
+
+  // Forgets its rows and keeps their memory for the next version: asking for it anew would hold steps up.
+  void clear() {
+    if (count < kFew)
+      for (int64_t place = 0; place < count; ++place) *at(head_of(hash_of(key(place)))) = 0;
+    else
+      memset(heads_.base, 0, sizeof(int32_t) << head_bits_);
+    count = 0;
+    rows_.shrink(kMostSpare);
+  }
+  uint32_t head_of(uint64_t hash) const { return static_cast<uint32_t>(hash >> (64 - head_bits_)); }
+  int64_t first(uint32_t head) const { return *at(head) - 1; }
   int64_t next(int64_t place) const { return link(place).next; }
   int64_t key(int64_t place) const { return link(place).key; }
 
@@ -59,44 +74,50 @@ class Kept {
     while (place >= 0 && key(place) != wanted) place = next(place);
     return place;
   }
-  void prefetch(int64_t wanted) const { __builtin_prefetch(heads_ + head_of(hash_of(wanted))); }
+  void prefetch(int64_t wanted) const { __builtin_prefetch(at(head_of(hash_of(wanted)))); }
 
-  bool add(const Columns& from, int64_t at) {
-    if (count == kMost) return false;
-    if (count % kChunk == 0) {
-      void* room = malloc(kChunk * (sizeof(Link) + 4 * (width + state_width)));
-      if (!room) return false;
-      chunks_[count / kChunk] = static_cast<char*>(room);
-    }
-    int32_t& head = heads_[head_of(hash_of(from.key[at]))];
-    link(count) = {from.key[at], from.step[at], head - 1, 0};
-    memcpy(numbers(count), from.row + at * width, 4 * width);
-    memcpy(numbers(count) + width, from.state + at * state_width, 4 * state_width);
-    head = static_cast<int32_t>(++count);
+  bool add(const Columns& from, int64_t i) {
+    if (count == kMost || !rows_.ensure((count + 1) * record_)) return false;
+    int32_t* head = at(head_of(hash_of(from.key[i])));
+    uint32_t uses = from.uses ? static_cast<uint32_t>(from.uses[i]) : 0;
+    link(count) = {from.key[i], from.step[i], from.seen ? from.seen[i] : 0, *head - 1, uses};
+    memcpy(numbers(count), from.row + i * width, 4 * width);
+    memcpy(numbers(count) + width, from.state + i * state_width, 4 * state_width);
+    *head = static_cast<int32_t>(++count);
     return true;
   }
 
   void read(int64_t place, const Columns& to) const {
     *to.key = key(place), *to.step = link(place).step;
+    if (to.seen) *to.seen = link(place).seen;
+    if (to.uses) *to.uses = link(place).uses;
     memcpy(to.row, numbers(place), 4 * width);
     memcpy(to.state, numbers(place) + width, 4 * state_width);
   }
 
  private:
-  static constexpr int kHeadBits = 20;
-  static constexpr int64_t kHeads = 1 << kHeadBits, kChunk = 1024, kMost = int64_t{1} << 28;
+  static constexpr int kLeastBits = 10, kMostBits = 20;
+  static constexpr int64_t kMost = INT32_MAX - 1;
+  static constexpr int64_t kFew = 1 << 14;
+  static constexpr size_t kSoon = size_t{16} << 20, kMostSpare = size_t{256} << 20;
   struct Link {
-    int64_t key, step;
-    int32_t next, unused;
+    int64_t key, step, seen;
+    int32_t next;
+    uint32_t uses;
   };
-  Link& link(int64_t place) const { return reinterpret_cast<Link*>(chunks_[place / kChunk])[place % kChunk]; }
-  float* numbers(int64_t place) const {
-    char* chunk = chunks_[place / kChunk] + kChunk * sizeof(Link);
-    return reinterpret_cast<float*>(chunk) + place % kChunk * (width + state_width);
+  static int bits_for(int64_t rows) {
+    int bits = kLeastBits;
+    while (bits < kMostBits && (int64_t{1} << bits) < rows) ++bits;
+    return bits;
   }
+  int32_t* at(uint32_t head) const { return reinterpret_cast<int32_t*>(heads_.base) + head; }  // holds a place + 1
+  Link& link(int64_t place) const { return *reinterpret_cast<Link*>(rows_.base + place * record_); }
+  float* numbers(int64_t place) const { return reinterpret_cast<float*>(&link(place) + 1); }
 
-  int32_t* heads_ = nullptr;
-  char* chunks_[kMost / kChunk];  // 2 MB of places that are never touched while they are not used
+  const size_t record_;
+  const int head_bits_;
+  Slab heads_, rows_;
+  bool ready_;
 };
 
 struct Version {  // the same fields as Version in pieces.py
@@ -106,6 +127,8 @@ struct Version {  // the same fields as Version in pieces.py
   const int64_t* born;
   int64_t born_count;
   int64_t moved;
+  const uint8_t* given;  // by slice: whether its rows were given out
+  int64_t broken;        // 1 when a row could not be kept for want of memory
 
   bool is_born(int64_t key) const {
     int64_t low = 0, high = born_count;
@@ -145,7 +168,7 @@ static bool list_kept(const Kept& kept, uint64_t low, uint64_t high, Listed& out
       out.list[out.count++] = {kept.key(place), place};
     }
   }
-  qsort(out.list, out.count, sizeof(Chosen), [](const void* left, const void* right) {
+  if (out.count) qsort(out.list, out.count, sizeof(Chosen), [](const void* left, const void* right) {
     int64_t one = static_cast<const Chosen*>(left)->key, other = static_cast<const Chosen*>(right)->key;
     return precedes(one, other) ? -1 : one != other;
   });
@@ -153,15 +176,19 @@ static bool list_kept(const Kept& kept, uint64_t low, uint64_t high, Listed& out
 }
 
 // Live rows into columns, without those that are not of the version or did not change after `since`; returns how many.
-static int64_t read_live(const Version& version, const Chosen* chosen, int64_t count, int64_t since, const Columns& out) {
+static int64_t read_live(const Version& version, const Chosen* chosen, int64_t count, int64_t since, const Columns& out,
+                         bool locked = false) {
   const int64_t width = version.kept->width, state_width = version.kept->state_width;
-  version.table->read(chosen, count, out.row, out.state, out.step, nullptr, nullptr);
+  if (locked) version.table->copy_out(chosen, count, out.row, out.state, out.step, out.seen, out.uses);
+  else version.table->read(chosen, count, out.row, out.state, out.step, out.seen, out.uses);
   int64_t stay = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (out.step[i] <= since || !version.has(chosen[i].key, out.step[i])) continue;
     out.key[stay] = chosen[i].key;
     if (stay != i) {
       out.step[stay] = out.step[i];
+      if (out.seen) out.seen[stay] = out.seen[i];
+      if (out.uses) out.uses[stay] = out.uses[i];
       memcpy(out.row + stay * width, out.row + i * width, 4 * width);
       memcpy(out.state + stay * state_width, out.state + i * state_width, 4 * state_width);
     }
@@ -170,15 +197,28 @@ static int64_t read_live(const Version& version, const Chosen* chosen, int64_t c
   return stay;
 }
 
+// Keeps one row, of which the table says that it is about to change.
+static void keep_row(void* of, int64_t key, int64_t row) {
+  Version& version = *static_cast<Version*>(of);
+  Kept& kept = *version.kept;
+  if (version.given[slice_of(hash_of(key))] || kept.find(key) >= 0) return;
+  float numbers[kMostWidth], states[2 * kMostWidth + 1];  // Adam has the most state
+  int64_t step, seen, uses;
+  Chosen one{key, row};
+  Columns out{&key, numbers, states, &step, &seen, &uses};
+  if (read_live(version, &one, 1, INT64_MIN, out, true) && !kept.add(out, 0)) version.broken = 1;
+}
+
 }  // namespace nonet
 
 using namespace nonet;
 
-NONET_API void* nonet_kept_new(int64_t width, int64_t state_width) {
+NONET_API void* nonet_kept_new(int64_t width, int64_t state_width, int64_t rows) {
   void* room = malloc(sizeof(Kept));
   if (!room) return nullptr;
-  Kept* kept = new (room) Kept(width, state_width);
-  if (kept->start()) return kept;
+  Kept* kept = new (room) Kept(width, state_width, rows);
+  if (kept->ready()) return kept;
+  kept->~Kept();
   free(room);
   return nullptr;
 }
@@ -187,6 +227,8 @@ NONET_API void nonet_kept_free(void* kept) {
   static_cast<Kept*>(kept)->~Kept();
   free(kept);
 }
+
+NONET_API void nonet_kept_clear(void* kept) { static_cast<Kept*>(kept)->clear(); }
 
 NONET_API int64_t nonet_kept_count(void* kept) { return static_cast<Kept*>(kept)->count; }
 
@@ -198,7 +240,7 @@ NONET_API void nonet_kept_find(void* held, const int64_t* keys, int64_t count, u
   for (int64_t i = 0; i < count; ++i) {
     int64_t place = kept.find(keys[i]), key, step;
     found[i] = place >= 0;
-    if (rows && place >= 0) kept.read(place, {&key, rows + i * kept.width, state.data, &step});
+    if (rows && place >= 0) kept.read(place, {&key, rows + i * kept.width, state.data, &step, nullptr, nullptr});
   }
 }
 
@@ -208,6 +250,7 @@ NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t hig
                               int64_t room) {
   const Kept& kept = *version->kept;
   Listed now, old;
+  if (version->broken) return -1;
   now.count = version->table->choose(low, high, since, &now.list);  // what did not change since is not wanted
   if (now.count < 0 || !list_kept(kept, low, high, old)) return -1;
   if (now.count + old.count > room) return -2 - (now.count + old.count);
@@ -230,19 +273,19 @@ NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t hig
 }
 
 // Keeps the version's rows of these keys as they are, but for slices that were given out already; -1 without memory.
-NONET_API int64_t nonet_keep(const Version* version, const int64_t* keys, int64_t count, const uint8_t* given) {
+NONET_API int64_t nonet_keep(const Version* version, const int64_t* keys, int64_t count) {
   constexpr int64_t kBatch = 256, kAhead = 16;
   Kept& kept = *version->kept;
   Buffer<float> numbers;
   if (!numbers.ensure(kBatch * (kept.width + kept.state_width))) return -1;
-  int64_t asked[kBatch], found[kBatch], step[kBatch];
+  int64_t asked[kBatch], found[kBatch], step[kBatch], seen[kBatch], uses[kBatch];
   Chosen chosen[kBatch];
-  Columns out{asked, numbers.data, numbers.data + kBatch * kept.width, step};
+  Columns out{asked, numbers.data, numbers.data + kBatch * kept.width, step, seen, uses};
   for (int64_t start = 0; start < count;) {
     int64_t some = 0, fresh = 0;
     for (; start < count && some < kBatch; ++start) {
       if (start + kAhead < count) kept.prefetch(keys[start + kAhead]);
-      if (!given[slice_of(hash_of(keys[start]))] && kept.find(keys[start]) < 0) asked[some++] = keys[start];
+      if (!version->given[slice_of(hash_of(keys[start]))] && kept.find(keys[start]) < 0) asked[some++] = keys[start];
     }
     version->table->find(asked, some, found);
     for (int64_t i = 0; i < some; ++i)
@@ -253,6 +296,11 @@ NONET_API int64_t nonet_keep(const Version* version, const int64_t* keys, int64_
   }
   return kept.count;
 }
+
+// From now on the table tells this version of rows that it changes by itself; false without memory.
+NONET_API int32_t nonet_watch(Version* version) { return version->table->watch({version, keep_row}); }
+
+NONET_API void nonet_unwatch(void* table, Version* version) { static_cast<Table*>(table)->unwatch(version); }
 
 // Asks the system to begin writing these bytes of a file out, without waiting for the disk.
 NONET_API void nonet_write_out(int32_t file, int64_t offset, int64_t bytes) {

@@ -39,7 +39,14 @@ class Slab {
     reserved_ = committed_ = 0;
   }
 
-  // At least `bytes` bytes from `base` on are there, zero where never written.
+  // Gives back what lies beyond `bytes`, where that is worth a call.
+  void shrink(size_t bytes) {
+    size_t kept = round_up(bytes, kHugePage);
+    if (committed_ < kept + kHugePage || madvise(base + kept, committed_ - kept, MADV_DONTNEED)) return;
+    if (!mprotect(base + kept, committed_ - kept, PROT_NONE)) committed_ = kept;
+  }
+
+  // At least `bytes` bytes from `base` on are there, zero where never written or given back.
   bool ensure(size_t bytes) {
     if (bytes + lead(bytes) <= committed_) return true;
     size_t ahead = round_up(bytes + 2 * lead(bytes), bytes > kHugePage ? kHugePage : kSmallPage);

@@ -44,7 +44,7 @@ int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, int64_t st
     tally();
     if (absent < 0) return absent;
   }
-  if (evicts()) mark_seen(count, step);
+  if (evicts()) mark_seen(keys, count, step);
   memcpy(batch_keys_.data, keys, count * sizeof(int64_t));
   batch_ = count;
   return absent;
@@ -119,12 +119,13 @@ int64_t Table::take_row(uint64_t hash, int64_t key) {
   return row;
 }
 
-void Table::mark_seen(int64_t count, int64_t step) {
+void Table::mark_seen(const int64_t* keys, int64_t count, int64_t step) {
   bool counts = config_.policy.evict != kScore;
   for (int64_t i = 0; i < count; ++i) {
     if (i + kTailAhead < count && found_[i + kTailAhead] >= 0) __builtin_prefetch(tail(found_[i + kTailAhead]), 1);
     if (found_[i] < 0) continue;
     Tail* held = tail(found_[i]);
+    if (watching_ && held->seen != step) tell(keys[i], found_[i]);
     if (counts) held->uses += held->seen != step || held->uses == 0;
     held->seen = step;
   }
@@ -273,6 +274,11 @@ int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chose
 void Table::read(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
                  int64_t* uses) {
   ReadLock lock(&lock_);
+  copy_out(chosen, count, rows, state, step, seen, uses);
+}
+
+void Table::copy_out(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
+                     int64_t* uses) {
   for (int64_t i = 0; i < count; ++i) {
     int64_t row = chosen[i].row;
     kernels_->read_row(format(), rows_.view().row(row), rows + i * config_.width, config_.width);
@@ -281,6 +287,21 @@ void Table::read(const Chosen* chosen, int64_t count, float* rows, float* state,
     if (evicts() && seen) seen[i] = tail(row)->seen;
     if (evicts() && uses) uses[i] = tail(row)->uses;
   }
+}
+
+bool Table::watch(const Watcher& watcher) {
+  WriteLock lock(&lock_);
+  if (!watchers_.ensure(watching_ + 1)) return false;
+  watchers_[watching_++] = watcher;
+  return true;
+}
+
+void Table::unwatch(void* of) {
+  WriteLock lock(&lock_);
+  int64_t stay = 0;
+  for (int64_t i = 0; i < watching_; ++i)
+    if (watchers_[i].of != of) watchers_[stay++] = watchers_[i];
+  watching_ = stay;
 }
 
 }  // namespace nonet

@@ -30,6 +30,12 @@ struct Chosen {  // of an export
   int64_t key, row;
 };
 
+// Whoever must know of a row before the table changes it on its own account; called with the table's lock held.
+struct Watcher {
+  void* of;
+  void (*changes)(void* of, int64_t key, int64_t row);
+};
+
 class ReadLock {
  public:
   explicit ReadLock(pthread_rwlock_t* lock) : lock_(lock) { pthread_rwlock_rdlock(lock_); }
@@ -69,6 +75,10 @@ class Table {
   int64_t choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen);
   void read(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
             int64_t* uses);
+  void copy_out(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
+                int64_t* uses);  // what read does, for who has the lock
+  bool watch(const Watcher& watcher);
+  void unwatch(void* of);
   int64_t score(const int64_t* keys, const float* scores, int64_t count);
   void take_evicted(int64_t* out);
   int64_t waiting(int64_t* keys, int64_t* packed);
@@ -81,10 +91,13 @@ class Table {
   int64_t make(uint64_t hash, int64_t key, int64_t step);
   int64_t take_row(uint64_t hash, int64_t key);
   int64_t fill_absent(const int64_t* keys, int64_t count, float* out, int64_t step);
-  void mark_seen(int64_t count, int64_t step);
+  void mark_seen(const int64_t* keys, int64_t count, int64_t step);
   int64_t locate_batch(const int64_t* keys, int64_t count);
   int64_t distinct(int64_t count);
   bool drop(uint64_t hash, int64_t key);
+  void tell(int64_t key, int64_t row) {
+    for (int64_t i = 0; i < watching_; ++i) watchers_[i].changes(watchers_[i].of, key, row);
+  }
   bool evict(uint64_t hash, int64_t key);
   bool sweep(int64_t before, int64_t step);
   bool expire(int64_t before, int64_t step);
@@ -114,6 +127,8 @@ class Table {
   Buffer<uint64_t> full_;  // groups over their quota
   int64_t full_count_ = 0;
   Buffer<Candidate> candidates_;
+  Buffer<Watcher> watchers_;
+  int64_t watching_ = 0;
   Buffer<int64_t> evicted_;
   int64_t evicted_count_ = 0;
 };

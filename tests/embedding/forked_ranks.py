@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,34 +26,43 @@ def _rank(rank, world, folder, main):
     (Path(folder) / f"{rank}.json").write_text(json.dumps(main(rank, world, Path(folder))))
 
 
-def _main(scenarios, world, folder):
-    spec = importlib.util.spec_from_file_location("scenarios", scenarios)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    children = []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                _rank(rank, world, folder, module.main)
-                code = 0
-            except BaseException:
-                import traceback
+def forked(work):
+    """The process id of a child that does `work` and ends: 0, or 1 with a traceback on stderr."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
 
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-        children.append(child)
-    until, codes = time.monotonic() + 90, {}
-    while len(codes) < world and time.monotonic() < until:
+
+def codes_of(children, wait_s, *, stop_at_failure=False):
+    """Exit codes by child, of those that ended in time; the others are killed."""
+    until, codes = time.monotonic() + wait_s, {}
+    while len(codes) < len(children) and time.monotonic() < until:
         for child in set(children) - codes.keys():
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 codes[child] = os.waitstatus_to_exitcode(status)
+        if stop_at_failure and any(codes.values()):
+            break
         time.sleep(0.02)
     for child in set(children) - codes.keys():
         os.kill(child, 9)
+    return codes
+
+
+def _main(scenarios, world, folder):
+    spec = importlib.util.spec_from_file_location("scenarios", scenarios)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    children = [forked(lambda rank=rank: _rank(rank, world, folder, module.main)) for rank in range(world)]
+    codes = codes_of(children, 90)
     return 0 if len(codes) == world and all(code in (0, -9) for code in codes.values()) else 1
 
 

@@ -1,3 +1,4 @@
+import gc
 import threading
 import time
 
@@ -62,6 +63,69 @@ def test_a_version_read_by_the_core_is_the_one_that_numpy_reads_while_steps_go_o
     assert len(set(found[0][0])) == len(found[0][0]) > 500
 
 
+def _waits(part):
+    return part.deleted if part.waiting is None else part.waiting
+
+
+EVICTING = {
+    "lru": {"evict": "lru", "budget_rows": 900},
+    "lfu": {"evict": "lfu", "budget_rows": 900},
+    "score": {"evict": "score", "budget_rows": 900},
+    "ttl": {"ttl_steps": 3},
+    "lru, ttl and admission": {"evict": "lru", "budget_rows": 900, "ttl_steps": 4, "admit_count": 2},
+}
+
+
+@pytest.mark.parametrize("policy", EVICTING)
+@pytest.mark.parametrize("since", [None, 4])
+def test_a_version_of_a_table_that_evicts_is_the_one_that_numpy_copies_when_it_is_opened(policy, since):
+    found, asked = [], []
+    for world in worlds(**EVICTING[policy]):
+        for step in range(1, 8):
+            train(world, step, step)
+        train(world, 8, 80, push=False)  # rows that are made and not trained yet
+        history, evicted = world.histories["item"], 0
+        snapshot, published = history.open(), history.open()
+        assert snapshot._copied == isinstance(world.tables["item"], NumPyTable)
+        got = []
+        for number, block in enumerate(BLOCKS):
+            train(world, 8 + number, 100 + number, push=number % 3 < 2)  # some are only looked up
+            if policy == "score":
+                world.tables["item"].score(KEYS[::2], np.cos(KEYS[::2] + number).astype(np.float32))
+            evicted = len(world.tables["item"].deleted)
+            asked.append(published.rows(KEYS))
+            got.append(snapshot.part(block, since))
+        assert evicted > 0
+        every = joined(got, snapshot.spec)
+        order = np.lexsort((every.key, _waits(every)))
+        words = [getattr(every, name)[order].tolist() for name in ("seen", "uses")]
+        found.append([*columns(every.where(order)), *words])
+        changes = published.changes(since)
+        assert columns(changes.where(~changes.deleted)) == columns(every.where(~_waits(every)))
+        for one in (snapshot, published):
+            one.close()
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 300
+    for (rows, there), (expected, known) in zip(asked[: len(BLOCKS)], asked[len(BLOCKS) :], strict=True):
+        assert np.array_equal(there, known)
+        assert torch.equal(rows, expected)
+
+
+def test_a_table_that_evicts_tells_nobody_once_the_version_is_closed_or_gone():
+    world = worlds(**EVICTING["lru"])[0]
+    for step in range(1, 5):
+        train(world, step, step)
+    history = world.histories["item"]
+    history.open().close()
+    forgotten = Pieces.of(world.tables["item"], 4, np.zeros(1 << 16, dtype=bool))
+    memory = forgotten.memory
+    del forgotten
+    gc.collect()
+    for step in range(5, 20):
+        train(world, step, step)
+    assert len(history._spare) == len(memory) == 0
+
+
 def test_rows_of_a_version_come_by_slice_and_key_whether_or_not_they_changed_since():
     still, moving = worlds()[0], worlds()[0]
     for world in (still, moving):
@@ -93,7 +157,7 @@ def test_a_room_grows_by_what_is_there_and_is_used_again():
         world.pull("item", torch.arange(start, start + 5000))
     world.push("item", torch.arange(20_000), torch.ones(20_000, 5), 1)
     snapshot, room = world.histories["item"].open(), Room(world.specs["item"])
-    pieces = Pieces.of(world.tables["item"], 1)
+    pieces = Pieces.of(world.tables["item"], 1, np.zeros(1 << 16, dtype=bool))
     for slices in (range(30_000), range(30_000, 1 << 16)):
         pieces.read(slices, None, room)
     every = room.taken()
@@ -127,3 +191,35 @@ def test_a_step_waits_for_one_holder_and_not_for_a_queue_of_them():
     # One that holds it, and one that may have begun before this thread said that it waits.
     assert max(turns) <= 2
     assert len(held) > 5
+
+
+def test_a_snapshot_keeps_its_rows_in_the_memory_of_the_one_that_was_closed_before_it():
+    world, _ = worlds()
+    train(world, 1, 1)
+    history = world.histories["item"]
+    first = history.open()
+    train(world, 2, 2)
+    assert first.kept_rows > 0
+    first.close()
+    second = history.open()
+    assert second._pieces.memory is first._pieces.memory
+    assert second.kept_rows == 0
+    before = columns(second.changes())
+    train(world, 3, 3)
+    assert columns(second.changes()) == before
+    second.close()
+
+
+def test_a_table_that_has_grown_much_gets_memory_of_its_size():
+    world, _ = worlds()
+    train(world, 1, 1)
+    history = world.histories["item"]
+    small = history.open()
+    small.close()
+    world.pull("item", torch.arange(20_000))
+    large = history.open()
+    assert large._pieces.memory is not small._pieces.memory
+    large.close()
+    again = history.open()
+    assert again._pieces.memory is large._pieces.memory
+    again.close()

@@ -10,11 +10,9 @@ FOLDER/<r>.json: what `train` gave and what the tables counted. `played` runs it
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 WAIT_S = 90
@@ -131,38 +129,24 @@ def _material(ask):
     return run_setup(scenario), stages, folders, ttl, ClickTrainer if clicks else None
 
 
-def _forked(ask, rank, material):
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        found = Rank(ask, rank, material).play()
-        (Path(ask["folder"]) / f"{rank}.json").write_text(json.dumps(found))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)
+def _play(ask, rank, material):
+    found = Rank(ask, rank, material).play()
+    (Path(ask["folder"]) / f"{rank}.json").write_text(json.dumps(found))
 
 
 def _main(ask):
     import torch
 
+    sys.path.insert(0, str(Path(__file__).parent.parent / "embedding"))
+    from forked_ranks import codes_of, forked
+
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     material = _material(ask)
-    children = [_forked(ask, rank, material) for rank in range(ask["trainers"] + ask["shards"])]
-    until, codes = time.monotonic() + WAIT_S, {}
-    while len(codes) < len(children) and time.monotonic() < until and not any(codes.values()):
-        for child in set(children) - codes.keys():
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                codes[child] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    for child in set(children) - codes.keys():
-        os.kill(child, 9)
+    ranks = range(ask["trainers"] + ask["shards"])
+    children = [forked(lambda rank=rank: _play(ask, rank, material)) for rank in ranks]
+    codes = codes_of(children, WAIT_S, stop_at_failure=True)
     return 0 if len(codes) == len(children) and not any(codes.values()) else 1
 
 

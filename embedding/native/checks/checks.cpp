@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -26,6 +27,14 @@ int64_t nonet_table_choose(void*, uint64_t, uint64_t, int64_t, nonet::Chosen**);
 void nonet_table_read(void*, const nonet::Chosen*, int64_t, float*, float*, int64_t*, int64_t*, int64_t*);
 void nonet_chosen_free(nonet::Chosen*);
 void nonet_table_take_evicted(void*, int64_t*);
+void* nonet_kept_new(int64_t, int64_t, int64_t);
+void nonet_kept_free(void*);
+void nonet_kept_clear(void*);
+int64_t nonet_kept_count(void*);
+int64_t nonet_keep(const void*, const int64_t*, int64_t);
+int32_t nonet_watch(void*);
+void nonet_unwatch(void*, void*);
+int64_t nonet_piece(const void*, uint64_t, uint64_t, int64_t, const void*, int64_t);
 }
 
 #define CHECK(truth)                                                     \
@@ -159,6 +168,81 @@ static void readers_beside_a_writer(const char* isa) {
   nonet_table_free(table);
 }
 
+struct Version {  // as in pieces.cpp
+  void *table, *kept;
+  int64_t at;
+  const int64_t* born;
+  int64_t born_count, moved;
+  const uint8_t* given;
+  int64_t broken;
+};
+
+struct Columns {  // as in pieces.cpp
+  int64_t* key;
+  float *row, *state;
+  int64_t *step, *seen, *uses;
+};
+
+// A version of a table that evicts, read in two halves while steps go on, is the table as it was; twice in the same memory.
+static void a_version_while_rows_go(const char* isa) {
+  constexpr int64_t kWidth = 5, kKeys = 600, kBatch = 200;
+  nonet::Config made = config(kWidth, nonet::kFp32, nonet::kAdagrad, kWidth);
+  made.policy.evict = nonet::kLru;
+  made.policy.budget_rows = 300;
+  made.policy.ttl_steps = 9;
+  void *table = nonet_table_new(&made, isa), *kept = nonet_kept_new(kWidth, kWidth, kKeys);
+  std::vector<uint8_t> given(1 << 16);
+  Version version{};
+  int64_t step = 0;
+  auto train = [&](bool versioned) {
+    std::vector<int64_t> keys(kBatch), evicted(kKeys);
+    std::vector<float> rows(kBatch * kWidth);
+    for (int64_t& key : keys) key = static_cast<int64_t>(draw() % kKeys) - 300;
+    nonet_table_lookup(table, keys.data(), kBatch, rows.data(), step + 1);
+    if (versioned) CHECK(nonet_keep(&version, keys.data(), kBatch) >= 0);
+    CHECK(nonet_table_apply(table, keys.data(), kBatch, rows.data(), step, step + 1, 0.1) >= 0);
+    ++step;
+    nonet_table_take_evicted(table, evicted.data());
+  };
+  auto read = [&](uint64_t low, uint64_t high, std::vector<int64_t>& key, std::vector<float>& row) {
+    std::vector<float> state(kKeys * kWidth);
+    std::vector<int64_t> changed(kKeys), seen(kKeys), uses(kKeys);
+    size_t before = key.size();
+    key.resize(before + kKeys), row.resize((before + kKeys) * kWidth);
+    Columns out{key.data() + before, row.data() + before * kWidth, state.data(), changed.data(), seen.data(), uses.data()};
+    int64_t count = nonet_piece(&version, low, high, INT64_MIN, &out, kKeys);
+    CHECK(count >= 0);
+    key.resize(before + count), row.resize((before + count) * kWidth);
+  };
+  for (int turn = 0; turn < 2; ++turn) {
+    for (int i = 0; i < 8; ++i) train(false);
+    std::fill(given.begin(), given.end(), 0);
+    version = Version{table, kept, step, nullptr, 0, 0, given.data(), 0};
+    std::vector<int64_t> was, is;
+    std::vector<float> rows_were, rows_are;
+    read(0, ~uint64_t{0}, was, rows_were);
+    CHECK(static_cast<int64_t>(was.size()) == counters[nonet::kRows]);
+    CHECK(nonet_watch(&version));
+    std::vector<int64_t> born;  // keys that the first step may make rows of
+    for (int64_t key = -300; key < kKeys - 300; ++key)
+      if (std::find(was.begin(), was.end(), key) == was.end()) born.push_back(key);
+    version.born = born.data(), version.born_count = static_cast<int64_t>(born.size());
+    constexpr uint64_t kHalf = uint64_t{1} << 63;
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 6; ++i) train(true);
+      read(half * kHalf, half ? ~uint64_t{0} : kHalf - 1, is, rows_are);
+      std::fill_n(given.begin() + (half << 15), 1 << 15, 1);
+    }
+    CHECK(was == is && rows_were == rows_are);
+    CHECK(nonet_kept_count(kept) > 50);
+    nonet_unwatch(table, &version);
+    nonet_kept_clear(kept);
+    CHECK(nonet_kept_count(kept) == 0);
+  }
+  nonet_kept_free(kept);
+  nonet_table_free(table);
+}
+
 int main(int count, char** words) {
   const char* isa = count > 1 ? words[1] : nullptr;
   for (int64_t width : {1, 7, 16, 64, 100}) {
@@ -170,5 +254,6 @@ int main(int count, char** words) {
   every_rule(isa, 4096, nonet::kFp16);
   admission_and_eviction(isa);
   readers_beside_a_writer(isa);
+  a_version_while_rows_go(isa);
   printf("checks passed (%s)\n", isa ? isa : "best");
 }
