@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,13 +49,18 @@ class Answer:
     there: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Version:
-    """A published version: a snapshot of every table, and which slices were here."""
+    """A published version: a snapshot of every table, which slices were here, and how many calls are reading it."""
 
     tables: dict[str, Snapshot]
     slices: SliceMap
     ranges: list[range]
+    readers: int = 0
+
+    def close(self) -> None:
+        for snapshot in self.tables.values():
+            snapshot.close()
 
 
 class Publisher:
@@ -69,15 +75,20 @@ class Publisher:
     @property
     def version(self) -> int:
         """The published version, -1 before the first."""
-        return next(reversed(self._open), -1)
+        with self._lock:
+            return next(reversed(self._open), -1)
 
     @property
     def slices(self) -> SliceMap:
         """The slice map that goes with the published version."""
-        return self._now()[1].slices
+        with self._reading() as (_, now):
+            return now.slices
 
     def publish(self, version: int) -> None:
-        """Make the tables as they are now the version that readers get; the one before stays for batches under way."""
+        """Make the tables as they are now the version that readers get.
+
+        The one before stays for batches under way, an older one until the last call that reads it ends.
+        """
         if version <= self.version:
             raise ConfigError(
                 f"version {version} cannot be published after version {self.version}; count them up"
@@ -88,59 +99,74 @@ class Publisher:
             self._open[version] = _Version(tables, self._world.slices, self._world.ranges)
             self._steps[version] = {name: snapshot.step for name, snapshot in tables.items()}
             while len(self._open) > _OPEN:
-                old.append(self._open.popitem(last=False)[1])
+                _, gone = self._open.popitem(last=False)
+                if not gone.readers:
+                    old.append(gone)
             while len(self._steps) > _REMEMBERED:
                 self._steps.popitem(last=False)
-        for snapshot in (snapshot for gone in old for snapshot in gone.tables.values()):
-            snapshot.close()
+        for gone in old:
+            gone.close()
 
     def update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
         """What moves a replica at version `have` to the published one: a delta where that version is remembered."""
-        version, now = self._now()
         steps = self._steps.get(have) if have is not None else None
-        parts = {
-            name: snapshot.changes(steps[name] if steps else None) for name, snapshot in now.tables.items()
-        }
+        with self._reading() as (version, now):
+            parts = {
+                name: snapshot.changes(steps[name] if steps else None)
+                for name, snapshot in now.tables.items()
+            }
         return _update(version, have if steps else None, parts, wire)
 
     def rows(self, table: str, keys: np.ndarray, version: int, wire: str = "fp32") -> Answer:
         """The rows of keys [N] at `version`. Raises StaleVersion when it is not open any more or a key lives elsewhere."""
-        newest, now = self._now()
-        with self._lock:
-            now = self._open.get(version)
-        if now is None:
-            raise StaleVersion(
-                f"version {version} of table {table!r} was asked for, version {newest} is published"
-            )
-        if table not in now.tables:
-            raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(now.tables)}")
-        elsewhere = ~within(keys, now.ranges)
-        if elsewhere.any():
-            raise StaleVersion(
-                f"{int(elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice map "
-                f"{now.slices.version}, which was published with version {version}; the reader's map is another"
-            )
-        rows, there = now.tables[table].rows(keys)
+        with self._reading(version, table) as (_, now):
+            if table not in now.tables:
+                raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(now.tables)}")
+            elsewhere = ~within(keys, now.ranges)
+            if elsewhere.any():
+                raise StaleVersion(
+                    f"{int(elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice "
+                    f"map {now.slices.version}, which was published with version {version}; the reader's map is another"
+                )
+            rows, there = now.tables[table].rows(keys)
         self._hot[table].count(keys)
         return Answer(codec(wire).encode(rows).numpy(), there)
 
     def hot(self, count: int, wire: str = "fp32") -> dict[str, Any]:
         """A full update of the keys that were asked for most: for replicas of a hot set."""
-        version, now = self._now()
         parts = {}
-        for name, snapshot in now.tables.items():
-            keys = self._hot[name].most(count)
-            rows, there = snapshot.rows(keys)
-            none = np.zeros((len(keys), 0), np.float32)
-            zero = np.zeros(len(keys), np.int64)
-            parts[name] = RowColumns(keys, rows.numpy(), none, zero, np.zeros(len(keys), bool)).where(there)
+        with self._reading() as (version, now):
+            for name, snapshot in now.tables.items():
+                keys = self._hot[name].most(count)
+                rows, there = snapshot.rows(keys)
+                none = np.zeros((len(keys), 0), np.float32)
+                zero = np.zeros(len(keys), np.int64)
+                part = RowColumns(keys, rows.numpy(), none, zero, np.zeros(len(keys), bool))
+                parts[name] = part.where(there)
         return _update(version, None, parts, wire)
 
-    def _now(self) -> tuple[int, _Version]:
+    @contextmanager
+    def _reading(self, version: int | None = None, table: str = "") -> Iterator[tuple[int, _Version]]:
+        """A version, the newest by default, which is not closed meanwhile, whatever is published."""
         with self._lock:
             if not self._open:
                 raise StaleVersion("nothing is published yet; publish a version before readers ask")
-            return next(reversed(self._open.items()))
+            newest = next(reversed(self._open))
+            number = newest if version is None else version
+            if number not in self._open:
+                raise StaleVersion(
+                    f"version {number} of table {table!r} was asked for, version {newest} is published"
+                )
+            held = self._open[number]
+            held.readers += 1
+        try:
+            yield number, held
+        finally:
+            with self._lock:
+                held.readers -= 1
+                over = not held.readers and number not in self._open
+            if over:
+                held.close()
 
 
 class HotKeys:

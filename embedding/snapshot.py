@@ -26,7 +26,7 @@ from nonet.embedding.core import make_table
 from nonet.embedding.pieces import KeptRows, Pieces, Room
 from nonet.embedding.slices import SLICES, slice_of
 from nonet.embedding.step_lock import StepLock
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, StaleVersion
 
 _READ_SLICES = 1 << 12
 _PIECE_SLICES, _PIECE_BYTES = 64, 300_000
@@ -155,12 +155,12 @@ class Snapshot:
         if self._pieces is not None:
             room = Room(self.spec) if room is None else room
             for piece in self._cut(slices, 1):
-                with self._history.lock.patient():
+                with self._reading(patient=True):
                     self._pieces.read(piece, since, room)
                     self._given[piece.start : piece.stop] = True
             parts.append(room.taken())
         for piece in self._cut(slices, _PIECE_SLICES) if self._pieces is None else ():
-            with self._history.lock.patient():
+            with self._reading(patient=True):
                 if not self._copied:
                     parts.extend(self._same(part) for part in chosen(self._table, piece, since))
                 old.extend(chosen(self._kept, piece, since))
@@ -195,20 +195,20 @@ class Snapshot:
         if self._pieces is not None:
             room = Room(self.spec)
             for piece in self._cut(ALL_SLICES, 1):
-                with self._history.lock.patient():
+                with self._reading(patient=True):
                     self._pieces.read(piece, since, room)
             return joined([*every, room.taken()], self.spec)
         for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
-            with self._history.lock.patient():
+            with self._reading(patient=True):
                 parts = chosen(self._table, range(start, start + _READ_SLICES), since)
                 every.extend(self._same(part) for part in parts)
-        with self._history.lock:
+        with self._reading():
             every.extend(chosen(self._kept, ALL_SLICES, since))
         return joined(every, self.spec)
 
     def rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Rows [N, D] of keys [N], the default where there was none, and which there were [N]."""
-        with self._history.lock:
+        with self._reading():
             now = take(self._table, keys)
             there = self._untouched(now) & (not self._copied)
             out = np.where(there[:, None], now.row, np.float32(self.spec.default)).astype(np.float32)
@@ -224,6 +224,16 @@ class Snapshot:
     def close(self) -> None:
         """Let the table change freely again."""
         self._history.close(self)
+
+    @contextmanager
+    def _reading(self, patient: bool = False) -> Iterator[None]:
+        """Hold the table's lock; `patient`ly between the steps that want it. Raises StaleVersion after `close`."""
+        with self._history.lock.patient() if patient else self._history.lock:
+            if self not in self._history.snapshots:
+                raise StaleVersion(
+                    f"the version of table {self._table.name!r} at step {self.step} was read after it was closed"
+                )
+            yield
 
     def _untouched(self, live: RowColumns) -> np.ndarray:
         """Which rows [N] of the table are still those of this version."""

@@ -189,6 +189,27 @@ def test_readers_in_threads_never_see_two_versions_in_one_batch(shards):
     assert len(reads) > 10
 
 
+def test_a_version_stays_open_until_the_last_call_that_reads_it_ends(shards, monkeypatch):
+    publisher, keys = shards.publishers[0], KEYS[shards.slices.owner(KEYS.numpy()) == 0]
+    (snapshot,) = publisher._world.histories["item"].snapshots
+    before, read = shards.live(keys), snapshot.rows
+
+    def while_versions_pass(asked):
+        for version in (2, 3, 4):
+            shards.train(KEYS)
+            shards.publish(version)
+        return read(asked)
+
+    monkeypatch.setattr(snapshot, "rows", while_versions_pass)
+    answer = publisher.rows("item", keys.numpy(), 1)
+    assert torch.equal(torch.from_numpy(answer.data).view(torch.float32), before)
+    with pytest.raises(StaleVersion, match="read after it was closed"):
+        read(keys.numpy())
+    assert snapshot not in publisher._world.histories["item"].snapshots
+    with pytest.raises(StaleVersion, match="version 1 of table 'item' was asked for, version 4 is published"):
+        publisher.rows("item", keys.numpy(), 1)
+
+
 def test_what_cannot_be_read_is_named(shards):
     with pytest.raises(StaleVersion, match="nothing is published yet"):
         Publisher(SparseWorld(SPECS, seed=1)).update()
