@@ -142,8 +142,9 @@ class Pool(Part):
     memory: Annotated[
         Bytes | None,
         Field(
+            gt=0,
             description="bytes of one device, or on cpu of one bundle, for models, optimizers and activations; "
-            "groups of it that don't fit together take turns. By default what the cluster view knows"
+            "groups of it that don't fit together take turns. By default what the cluster view knows",
         ),
     ] = None
 
@@ -233,7 +234,7 @@ class Supervised(Part):
 
 class Grpo(Part):
     kl: Annotated[float, Field(ge=0)] = 0.01
-    clip: Rate | list[float] = 0.2
+    clip: Rate | Annotated[list[Rate], Field(min_length=2, max_length=2)] = 0.2
     normalise: Literal["group", "gdpo"] = "group"
 
 
@@ -256,7 +257,9 @@ class RolloutOptions(Replaceable):
 class RewardOptions(BaseModel):
     """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
     use: Any = None
     weight: float = 1.0
     at_least: float | None = None

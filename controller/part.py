@@ -20,9 +20,11 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")]
 
 
 class Part(BaseModel):
-    """Base of every part: unknown keys are errors, values are frozen, types are not guessed."""
+    """Base of every part: unknown keys are errors, values are frozen and finite, types are not guessed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
 
 
 class Replaceable(BaseModel):

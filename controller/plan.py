@@ -98,10 +98,13 @@ class Plan:
 def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     """Place every group of the scenario on the view; `threads` overrides the planned torch threads a worker.
 
-    Raises PlacementError that names group, resource, asked, free, total, who holds it and what to change.
+    Raises PlacementError that names group, resource, asked, free, total, who holds it and what to change, and ConfigError
+    for a sparse table that cannot be made.
     """
     from nonet.controller.notes import cluster_words, make_notes, pool_words
+    from nonet.controller.tables import check_tables
 
+    check_tables(scenario)
     capacity = Capacity(view)
     groups = with_threads(place_groups(drafts(scenario), capacity, view, ()), view, threads)
     changes, by_stage = make_changes(scenario, groups, capacity, view, threads)

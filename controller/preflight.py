@@ -6,23 +6,29 @@ from pathlib import Path
 
 from nonet.controller.options import Reinforced, Supervised
 from nonet.controller.scenario import Scenario
-from nonet.controller.setups import predicts_clicks, reward_options
+from nonet.controller.setups import baselines_of, predicts_clicks, reward_options, targets
 from nonet.controller.sources import data_setup
 from nonet.controller.support import check_runnable
+from nonet.controller.tables import check_tables
 from nonet.errors import ConfigError, DataError
 from nonet.models.click_metrics import check_metric
 from nonet.models.metrics import parse_metric
 from nonet.rl.reward import check_options, find_reward
-from nonet.samples.sequences import RL, TEST
+from nonet.samples.sequences import RL, TEST, TRAIN
 
 
 def check(scenario: Scenario, folder: Path) -> None:
     """Read and split the data, find the rewards, parse the metrics. Raises ConfigError or DataError, one line."""
     check_runnable(scenario)
+    check_tables(scenario)
     for metric in scenario.evaluate.metrics:
         check_metric(metric) if predicts_clicks(scenario) else parse_metric(metric)
     if predicts_clicks(scenario):
         _check_clicks(scenario)
+    taken = ("tokenise", "evaluate", *baselines_of(scenario))
+    for name in scenario.stages:
+        if name in taken:
+            raise ConfigError(f"stages.{name}: {', '.join(taken)} are names of every run; choose another")
     for _, name, options in reward_options(scenario):
         check_options(find_reward(options.use or name, folder, name=name), options.options(), name=name)
     _check_data(scenario, folder)
@@ -55,6 +61,12 @@ def _check_data(scenario: Scenario, folder: Path) -> None:
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
             f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
+    for name, mask in seq.targets.items():
+        if not (mask & (seq.split == TRAIN)).any():
+            raise DataError(
+                f"stages.{name}.target: {targets(scenario)[name]!r} holds for none of the {int((seq.split == TRAIN).sum())} "
+                "training events: the stage would train on nothing. Widen it, or leave it out"
+            )
     for name, body in scenario.stages.items():
         if isinstance(body, Reinforced) and not (seq.split == RL).any():
             raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")

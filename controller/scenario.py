@@ -7,7 +7,7 @@ the key. Pure: imports neither Ray nor torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -32,9 +32,13 @@ from nonet.errors import ConfigError
 LIBRARY = Path(__file__).resolve().parent.parent / "deploy" / "scenarios"
 
 
+_TAUGHT = set(Supervised.model_fields) - set(Reinforced.model_fields)  # keys of supervised stages alone
+
+
 def _arm(body: Any) -> str:
-    keys = body if isinstance(body, dict) else getattr(body, "model_fields_set", ())
-    return "reinforced" if "rewards" in keys or "steps" in keys else "supervised"
+    keys = set(body if isinstance(body, dict) else getattr(body, "model_fields_set", ()))
+    rewarded = "rewards" in keys or ("steps" in keys and not keys & _TAUGHT)
+    return "reinforced" if rewarded else "supervised"
 
 
 Stage = Annotated[
@@ -49,7 +53,8 @@ _WORDLESS = {
     "float",
     "constrained-int",
     "constrained-float",
-}  # union arms: a user never wrote these
+    "str",
+}
 
 
 class Scenario(Part):
@@ -187,25 +192,48 @@ def _suggest(word: str, known: list[str]) -> str:
 def _explain(error: ValidationError) -> str:
     """The first problem in one line: path, what is wrong, what is allowed; then how many more there are."""
     problems = error.errors(include_url=False)
-    first = problems[0]
+    first = _of_the_arm_meant(problems)
     loc = list(first["loc"])
-    path = ".".join(str(part) for part in loc if str(part) not in _WORDLESS)
+    path = ".".join(str(part) for part in loc if not _is_arm(part))
     kind, given = first["type"], first.get("input")
     if kind == "extra_forbidden":
         known = _keys_at(loc[:-1])
-        text = f"unknown key{_suggest(str(loc[-1]), known)}" + (
-            f"; known keys: {', '.join(known)}" if known else ""
-        )
+        if loc[-1] in known:
+            text = "is a key of another `use`"
+        else:
+            text = f"unknown key{_suggest(str(loc[-1]), known)}" + (
+                f"; known keys: {', '.join(known)}" if known else ""
+            )
     elif kind == "missing":
         text = "is required and missing"
     elif kind == "value_error":
         text = first["msg"].removeprefix("Value error, ")
+    elif kind in ("model_type", "model_attributes_type"):
+        known = ", ".join(_keys_at(loc))
+        text = f"wanted a map, got {'nothing' if given is None else repr(given)}; its keys: {known}"
+    elif kind == "dict_type":
+        text = f"wanted a map of names, got {'nothing' if given is None else repr(given)}"
     else:
         message = first["msg"][:1].lower() + first["msg"][1:]
         text = f"{message}, got {given!r}"
     others = {str(problem["loc"][: len(loc) - 1]) for problem in problems[1:]} - {str(first["loc"][:-1])}
     more = f" (and {len(others)} more)" if others else ""
     return f"{path}: {text}{more}" if path else f"{text}{more}"
+
+
+def _of_the_arm_meant(problems: Sequence[Any]) -> Any:
+    """The first problem; where a map or list was given to a union such as `float | Schedule`, the first inside it."""
+    first = problems[0]
+    loc = first["loc"]
+    if not isinstance(first.get("input"), dict | list) or not loc or not _is_arm(loc[-1]):
+        return first
+    others = [p for p in problems if p["loc"][: len(loc) - 1] == loc[:-1] and not p["type"].endswith("_type")]
+    return max(others, key=lambda p: len(p["loc"]), default=first)
+
+
+def _is_arm(part: Any) -> bool:
+    """Whether a part of a path is an arm of a union, which a user never wrote."""
+    return str(part) in _WORDLESS or "[" in str(part)
 
 
 def _keys_at(loc: list[Any]) -> list[str]:

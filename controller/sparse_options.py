@@ -20,6 +20,12 @@ class Admit(Part):
         float | None, Field(gt=0, le=1, description="the chance that such a step then gives it one")
     ] = None
 
+    @model_validator(mode="after")
+    def _some(self) -> Admit:
+        if self.count is None and self.probability is None:
+            raise ValueError("give count or probability, or both; or leave admit out")
+        return self
+
 
 class Evict(Part):
     by: Annotated[
@@ -40,17 +46,19 @@ class Evict(Part):
     def _one(self) -> Evict:
         if self.ttl is not None and self.ttl_steps is not None:
             raise ValueError("give one of ttl and ttl_steps")
+        if self.by is None and self.ttl is None and self.ttl_steps is None:
+            raise ValueError("give by with a budget, ttl or ttl_steps; or leave evict out")
         return self
 
 
 class TierOptions(Part):
-    device: Annotated[Bytes | None, Field(description="of hot rows on each shard's device")] = None
+    device: Annotated[Bytes | None, Field(gt=0, description="of hot rows on each shard's device")] = None
     device_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
     policy: Annotated[
         Literal["lfu", "lru"], Field(description="which hot rows leave when no coming batch needs them")
     ] = "lfu"
     host: Annotated[
-        Bytes | None, Field(description="of rows in each shard's memory; the others go to disk")
+        Bytes | None, Field(gt=0, description="of rows in each shard's memory; the others go to disk")
     ] = None
     host_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
     folder: Annotated[
@@ -76,7 +84,7 @@ class TableDefaults(Part):
 
 
 class Table(Part):
-    features: list[str] | None = None
+    features: Annotated[list[str] | None, Field(min_length=1)] = None
     dim: Positive | None = None
     optimizer: Optimizer | None = None
     lr: Rate | None = None
@@ -94,7 +102,9 @@ class Table(Part):
     ] = None
     admit: Admit | None = None
     evict: Evict | None = None
-    budget: Annotated[Bytes | None, Field(description="of the whole table, over all its shards")] = None
+    budget: Annotated[
+        Bytes | None, Field(gt=0, description="of the whole table, over all its shards; at least one row")
+    ] = None
     tiers: TierOptions | None = None
 
     @model_validator(mode="after")

@@ -14,9 +14,12 @@ from typing import Any
 from nonet.controller.options import Supervised
 from nonet.controller.scenario import Scenario
 from nonet.controller.sparse_options import Table, TableDefaults, TierOptions
+from nonet.embedding.spec import TableSpec
 from nonet.errors import ConfigError
+from nonet.samples.hints import did_you_mean
 
 _INHERITED = ("init_scale", "weight_decay")
+_OF_DECODER = ("item", "user")
 
 
 def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
@@ -40,6 +43,37 @@ def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
         "budget_bytes": table.budget,
     }
     return given | {name: value for name, value in (inherited | own).items() if value is not None}
+
+
+def check_tables(scenario: Scenario) -> None:
+    """Raises ConfigError for a table that cannot be made, and for features that no model or two tables have."""
+    defaults = scenario.sparse.defaults
+    readers: dict[str, str] = {}
+    for name, table in scenario.sparse.tables.items():
+        try:
+            TableSpec(**table_arguments(defaults, table))
+        except ConfigError as error:
+            raise ConfigError(f"sparse.tables.{name}: {error}") from None
+        for feature in table.features or [name]:
+            if scenario.model.use == "sid_decoder" and feature not in _OF_DECODER:
+                raise ConfigError(
+                    f"sparse.tables.{name}: sid_decoder has no feature {feature!r}; there are "
+                    f"{', '.join(_OF_DECODER)}.{did_you_mean(feature, _OF_DECODER)} "
+                    f"A table of another name says features: [{_OF_DECODER[0]}]"
+                )
+            if feature in readers:
+                raise ConfigError(
+                    f"sparse.tables.{name}: feature {feature!r} is that of table {readers[feature]!r} too; "
+                    "a feature has one table"
+                )
+            readers[feature] = name
+    untaught = not any(isinstance(body, Supervised) for body in scenario.stages.values())
+    timed = [name for name, table in scenario.sparse.tables.items() if table.evict and table.evict.ttl]
+    if timed and untaught:
+        raise ConfigError(
+            f"sparse.tables.{timed[0]}.evict.ttl is counted in steps of the first supervised stage, and there is none: "
+            "give ttl_steps, or leave it out"
+        )
 
 
 def tier_arguments(tiers: TierOptions) -> dict[str, Any]:

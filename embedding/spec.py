@@ -130,7 +130,8 @@ class TableSpec:
     def _check_budget(self) -> None:
         if self.budget_bytes and self.budget_bytes < self.row_bytes:
             raise ConfigError(
-                f"a budget of {self.budget_bytes} bytes holds no row of {self.row_bytes} bytes; raise it"
+                f"a budget of {self.budget_bytes} bytes holds no row: one takes {self.row_bytes} bytes with its optimizer state, "
+                f"a thousand take {self.row_bytes} KB. Raise it, or leave it out"
             )
         if bool(self.evict) != bool(self.most_rows):
             raise ConfigError(

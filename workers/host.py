@@ -14,7 +14,7 @@ import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,7 @@ class Host:
         self._where = self._whereabouts()
         self._keeper = Keeper(orphan_timeout_s)
         self._residents: Residents | None = None
+        self._unbuilt: WorkerFailed | None = None
 
     def __repr__(self) -> str:
         """What Ray's dashboard, logs and traces call this worker: rollout-3@1f2e3d4c-npu5."""
@@ -91,14 +92,11 @@ class Host:
             meeting=(everyone[0].address, everyone[0].port) if everyone else ("", 0),
             listener=self._socket,
         )
-        roles: dict[str, DistributeWorker] = {}
-        for role, spec in specs.items():
-            worker = spec.cls(*spec.args, **(spec.kwargs or {}))
-            worker.place = replace(place, role=role, peers=roles)
-            roles[role] = worker
-        for role, worker in roles.items():
-            self._guarded(f"{role}.setup", worker.setup, (), {})
-        self._roles = roles
+        try:
+            self._roles = self._made(specs, place)
+        except WorkerFailed as error:
+            self._unbuilt = error  # calls that wait behind this one say why, not that a worker died
+            raise
         wire.speak()
         return {"node": self._where.node, "pid": os.getpid(), "name": repr(self)}
 
@@ -203,8 +201,21 @@ class Host:
             tuple(ids),
         )
 
+    def _made(self, specs: Mapping[str, RoleSpec], place: Place) -> dict[str, DistributeWorker]:
+        """Every role, constructed and set up."""
+        roles: dict[str, DistributeWorker] = {}
+        for role, spec in specs.items():
+            worker = self._guarded(f"{role}.__init__", spec.cls, spec.args, spec.kwargs or {})
+            worker.place = replace(place, role=role, peers=roles)
+            roles[role] = worker
+        for role, worker in roles.items():
+            self._guarded(f"{role}.setup", worker.setup, (), {})
+        return roles
+
     def _method(self, name: str) -> Callable[..., Any]:
         role, method, epoch = named(name)
+        if role not in self._roles and self._unbuilt is not None:
+            raise self._unbuilt
         if role not in self._roles:
             raise NotAdmitted(f"{self!r} was restarted and holds no {role!r} yet; the call did not run")
         if epoch < self._epoch:

@@ -79,6 +79,58 @@ def test_wrong_types_and_sizes_say_what_was_given():
     assert "model: width 63 is not a multiple of heads 4" in wrong("model.width=63")
 
 
+def test_a_map_where_a_number_may_stand_is_judged_as_a_map():
+    assert "stages.pretrain.lr.warmup: input should be less than 1, got 2" in wrong(
+        "stages.pretrain.lr={peak: 1e-3, warmup: 2}"
+    )
+    assert "stages.pretrain.lr.decay: input should be 'cosine'" in wrong(
+        "stages.pretrain.lr={peak: 1e-3, decay: cosin}"
+    )
+    assert "roles.trainer.workers: min 3 is above max 1" in wrong(
+        "roles={trainer: {workers: {min: 3, max: 1}}}"
+    )
+    assert "tokenizer.vectors: input should be a valid list, got 3" in wrong("tokenizer.vectors=3")
+
+
+def test_what_wants_a_map_names_its_keys():
+    assert "stages.rl.rewards.hit: wanted a map, got nothing; its keys: at_least, pool" in wrong(
+        "stages.rl.rewards.hit="
+    )
+    assert "stages.pretrain: wanted a map, got 1; its keys: ahead, batch, epochs" in wrong(
+        "stages.pretrain=1"
+    )
+    assert "stages.rl.rewards: wanted a map of names, got ['hit']" in wrong("stages.rl.rewards=[hit]")
+
+
+def test_a_supervised_stage_with_steps_is_not_taken_for_one_of_rl():
+    assert "stages.pretrain.steps: unknown key; known keys: ahead, batch, epochs" in wrong(
+        "stages.pretrain.steps=3"
+    )
+
+
+def test_a_key_of_another_use_is_not_suggested_to_itself():
+    assert "model.hidden: is a key of another `use`" in wrong("model.hidden=[3]")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["stages.pretrain.lr=.inf", "stages.rl.rewards.hit.weight=.nan", "stages.rl.algorithm.kl=.inf",
+     "sparse.tables.item.lr=.inf", "stages.rl.algorithm.clip=.inf"],
+)  # fmt: skip
+def test_every_number_is_finite(change):
+    assert "input should be a finite number" in wrong(change)
+
+
+def test_a_clip_is_a_width_or_two_bounds():
+    assert "clip: list should have at least 2 items" in wrong("stages.rl.algorithm.clip=[0.2]")
+    assert "clip.0: input should be greater than 0, got -0.2" in wrong("stages.rl.algorithm.clip=[-0.2, 0.2]")
+    load_scenario("quickstart", ["stages.rl.algorithm.clip=[0.2, 0.28]"])
+
+
+def test_a_pool_with_no_memory_is_refused():
+    assert "pools.g.memory: input should be greater than 0" in wrong("pools={g: {memory: 0}}")
+
+
 def test_the_decoder_s_parts_are_named_and_reach_the_workers():
     from nonet.controller.setups import run_setup
 

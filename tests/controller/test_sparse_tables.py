@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from nonet.controller.cluster import ClusterView, Node
+from nonet.controller.plan import plan
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import run_setup
-from nonet.controller.tables import ttl_steps
+from nonet.controller.tables import check_tables, ttl_steps
 from nonet.errors import ConfigError
 
 DAY = 86400.0
@@ -49,3 +51,54 @@ def test_tiers_reach_the_workers_and_one_that_says_nothing_is_refused():
     ):
         with pytest.raises(ConfigError, match=said):
             quickstart(f"sparse.tables.item={{tiers: {tiers}}}")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "sparse.tables.item.budget=10",
+            "sparse.tables.item: a budget of 10 bytes holds no row: one takes 160",
+        ),
+        ("sparse.tables.item.dim=5000", "sparse.tables.item: a sparse table's dim can be at most 4096"),
+        (
+            "sparse.tables.item.features=[itemm]",
+            "no feature 'itemm'; there are item, user. Did you mean 'item'?",
+        ),
+        ("sparse.tables={sku: {dim: 8}}", "no feature 'sku'"),
+        ("sparse.tables.item.features=[user]", "feature 'user' is that of table 'item' too"),
+    ],
+)
+def test_a_table_that_cannot_be_made_is_refused_before_anything_starts(change, said):
+    with pytest.raises(ConfigError, match=said):
+        check_tables(quickstart(change))
+    with pytest.raises(ConfigError, match=said):
+        plan(quickstart(change), ClusterView((Node("n", {"CPU": 8.0}, {"CPU": 8.0}),)))
+
+
+def test_a_budget_of_one_row_is_the_least():
+    check_tables(quickstart("sparse.tables.item.budget=160"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("budget=0", "budget: input should be greater than 0"),  # 0 would be no budget at all
+        ("evict={}", "evict: give by with a budget, ttl or ttl_steps"),
+        ("admit={}", "admit: give count or probability"),
+        ("features=[]", "features: list should have at least 1 item"),
+        ("tiers={device: 0}", "tiers.device: input should be greater than 0"),
+    ],
+)
+def test_a_table_s_option_that_would_do_nothing_is_refused(change, said):
+    with pytest.raises(ConfigError, match=said):
+        quickstart(f"sparse.tables.item.{change}")
+
+
+def test_a_time_to_live_needs_a_supervised_stage_to_count_its_steps():
+    alone = "stages={rl: {steps: 3, rewards: {hit: {}}}}"
+    with pytest.raises(
+        ConfigError, match=r"item.evict.ttl is counted in steps of the first supervised stage"
+    ):
+        check_tables(quickstart(alone, "sparse.tables.item={evict: {ttl: 50d}}"))
+    check_tables(quickstart(alone, "sparse.tables.item={evict: {ttl_steps: 50}}"))

@@ -102,6 +102,16 @@ def test_target_names_an_unknown_column(refused):
     assert "rating" in message
 
 
+def test_a_target_that_holds_for_no_training_event_would_train_on_nothing(refused):
+    message = refused("stages.finetune.target='rating >= 99'")
+    assert "stages.finetune.target: 'rating >= 99' holds for none of the" in message
+
+
+def test_a_stage_may_not_take_the_name_of_a_baseline_or_of_what_every_run_does(refused):
+    assert "stages.popularity: tokenise, evaluate, popularity" in refused("stages.popularity={epochs: 1}")
+    assert "choose another" in refused("stages.evaluate={epochs: 1}")
+
+
 def test_unknown_metric_and_negative_size(refused):
     assert "recal@5" in refused("evaluate.metrics=[recal@5]")
     assert "data.history: input should be greater than 0, got -3" in refused("data.history=-3")

@@ -14,6 +14,8 @@ import torch
 import nonet
 from nonet.errors import ConfigError, DeadlineExceeded, StaleVersion, WorkerFailed, WorkerLost
 from nonet.types import BatchRef
+from nonet.workers.host import RoleSpec
+from nonet.workers.hosts import Hosts
 
 
 class Fragile(nonet.DistributeWorker):
@@ -81,6 +83,36 @@ def pair(ray_local):
     group = make()
     yield group
     group.stop()
+
+
+class Unmakeable(nonet.DistributeWorker):
+    def __init__(self, budget_bytes):
+        raise ConfigError(f"a budget of {budget_bytes} bytes holds no row")
+
+    @nonet.method()
+    def idle(self): ...
+
+
+class Unready(nonet.DistributeWorker):
+    def setup(self):
+        raise ValueError("no such model")
+
+    @nonet.method()
+    def idle(self): ...
+
+
+def test_a_worker_that_cannot_be_made_says_why_and_is_not_taken_for_a_dead_one(ray_local):
+    for spec, said in (
+        (RoleSpec(Unmakeable, (10,)), "a budget of 10 bytes holds no row"),
+        (RoleSpec(Unready), "setup raised ValueError: no such model"),
+    ):
+        hosts = Hosts({"role": spec}, name="role")
+        try:
+            with pytest.raises(WorkerFailed, match=said):  # asked before anybody waited for the group
+                nonet.WorkerGroup.of(hosts, "role").idle().get(30)
+            assert hosts.dead() == []
+        finally:
+            hosts.kill()
 
 
 def test_lost_worker_is_restarted_and_told_again_what_it_knew(ray_local, tmp_path):
