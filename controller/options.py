@@ -303,7 +303,7 @@ class Reinforced(Part):
 
 
 class Evaluate(Part):
-    metrics: list[str] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
+    metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
     every: Positive | None = None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from nonet.controller.options import Reinforced, Supervised
+from nonet.controller.options import Reinforced, RewardOptions, Supervised
 from nonet.controller.scenario import Scenario
 from nonet.controller.setups import baselines_of, predicts_clicks, reward_options, targets
 from nonet.controller.sources import data_setup
@@ -30,8 +31,16 @@ def check(scenario: Scenario, folder: Path) -> None:
         if name in taken:
             raise ConfigError(f"stages.{name}: {', '.join(taken)} are names of every run; choose another")
     for _, name, options in reward_options(scenario):
-        check_options(find_reward(options.use or name, folder, name=name), options.options(), name=name)
+        _check_reward(find_reward(options.use or name, folder, name=name), name, options)
     _check_data(scenario, folder)
+
+
+def _check_reward(target: Any, name: str, options: RewardOptions) -> None:
+    try:
+        check_options(target, options.options(), name=name)
+    except ConfigError as error:
+        general = ", ".join(key for key in RewardOptions.model_fields if key != "use")
+        raise ConfigError(f"{error} Every reward has {general}.") from None
 
 
 def _check_clicks(scenario: Scenario) -> None:

@@ -82,10 +82,31 @@ def runs_root() -> Path:
 
 
 def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
-    """A folder that does not exist yet: the one asked for, or a new id under the root."""
+    """A folder for a run that has no commit yet: the one asked for, or a new id under the root.
+
+    Raises ConfigError where the folder holds a run that is finished or can be resumed, or anything but a run: what a failed
+    start leaves is removed, so it must be nobody else's.
+    """
     if folder is not None:
-        return RunFolder(Path(folder).absolute())
+        run = RunFolder(Path(folder).absolute())
+        _check_unused(run)
+        return run
     return RunFolder(runs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+
+
+def _check_unused(run: RunFolder) -> None:
+    if run.report.exists():
+        raise ConfigError(f"{run.path} holds a finished run; choose another --run-dir, or remove it")
+    if run.scenario.exists() and list(run.checkpoints.glob("step-*")):
+        raise ConfigError(
+            f"{run.path} holds a run with commits; go on with `nonet resume {run.path}`, or choose another --run-dir"
+        )
+    if run.path.exists() and not run.path.is_dir():
+        raise ConfigError(f"{run.path} is a file; choose a folder for --run-dir")
+    if run.path.exists() and not run.scenario.exists() and any(run.path.iterdir()):
+        raise ConfigError(
+            f"{run.path} is not empty and holds no run; choose an empty or a new folder for --run-dir"
+        )
 
 
 def find_run(run: str | Path) -> RunFolder:

@@ -61,7 +61,7 @@ class Scenario(Part):
     """The whole document. `folder` is where `file.py` references are resolved."""
 
     name: Word
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     storage: str | None = None
     data: Data
     tokenizer: Tokenizer = Tokenizer()

@@ -8,6 +8,9 @@ from nonet.controller.options import Reinforced, Role
 from nonet.controller.part import is_reference
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError
+from nonet.samples.hints import did_you_mean
+
+_ROLES = ("trainer", "rollout", "embedding", "evaluator")
 
 
 def check_runnable(scenario: Scenario) -> None:
@@ -48,8 +51,9 @@ def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
     for name, role in roles.items():
         if role.engine and role.engine.use != "ddp":
             yield f"{path}.{name}.engine: {role.engine.use}"
-        if name not in ("trainer", "rollout", "embedding", "evaluator"):
-            yield f"{path}.{name} (roles of your own: write a nonet.Session loop)"
+        if name not in _ROLES:
+            near = did_you_mean(name, _ROLES)
+            yield f"{path}.{name} (roles of your own: write a nonet.Session loop.{near})"
 
 
 def _missing_rl(path: str, stage: Reinforced) -> Iterator[str]:

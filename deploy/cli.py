@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.errors import NonetError
+from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
     name="nonet",
@@ -48,6 +48,10 @@ def main() -> None:
         sys.exit(ended.exit_code)
     except typer.Abort:
         sys.exit(130)
+    except OSError as error:
+        if error.filename is None:  # not a path that the caller gave
+            raise
+        _fail(ConfigError(f"{error.filename}: {error.strerror}; nothing can be read or written there"))
     except Exception as error:
         shown = getattr(error, "format_message", None)  # click's usage errors
         if shown is None:
@@ -315,7 +319,10 @@ def bench(
     """Print the figures behind the README's tables."""
     from nonet.bench.run import run_bench
 
-    run_bench(name, json_file, [int(seed) for seed in seeds.split(",")], device)
+    given = seeds.split(",")
+    if not all(seed.strip().isdecimal() for seed in given):
+        raise ConfigError(f"--seeds wants whole numbers such as 7,8,9, got {seeds!r}")
+    run_bench(name, json_file, [int(seed) for seed in given], device)
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
@@ -323,7 +330,6 @@ def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> A
     from nonet.controller.scenario import document
     from nonet.controller.yaml import dump
     from nonet.deploy import api
-    from nonet.errors import ConfigError
 
     if run_dir is None:
         raise ConfigError("--resume wants --run-dir with the run's folder; or use: nonet resume RUN")

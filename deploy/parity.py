@@ -72,6 +72,7 @@ def parity(
     """Compare two pools on a scenario. `run`: its newest commit; else weights trained here for `steps` steps."""
     scenario = made.scenario
     sides = _sides(scenario, pools, precision)
+    bounds = limits_for([side.precision for side in sides], limits)
     _check_there(sides)
     with tempfile.TemporaryDirectory(prefix="nonet-parity-") as scratch:
         material = _of_run(run) if run else _fresh(made, Path(scratch), steps)
@@ -86,7 +87,7 @@ def parity(
         positions,
         tie,
         metrics=[metric for metric in scenario.evaluate.metrics if not metric.startswith("coverage")],
-        limits=limits_for([side.precision for side in sides], limits),
+        limits=bounds,
         weights=material.weights,
         seed=scenario.seed,
     )

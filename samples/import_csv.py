@@ -43,6 +43,12 @@ def import_csv(
     tables: dict[Path, tuple[tuple[str, ...], list[str]]] = {path: (_OF_INTERACTIONS, header(path, "csv"))}
     if items_path is not None:
         tables[items_path] = (_OF_ITEMS, header(items_path, "csv"))
+    for file, (_, names) in tables.items():
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(
+                f"csv {file}: columns {listed(twice)} are there more than once; rename or drop them."
+            )
     _check_given(columns, [name for _, names in tables.values() for name in names], f"csv {src}")
     chosen = {file: _choose(roles, names, columns) for file, (roles, names) in tables.items()}
     table = _read(path, chosen[path])

@@ -185,6 +185,10 @@ def _with_seconds(table: pa.Table, source: str, what: str) -> pa.Table:
             f"{what}: column {source!r} is {error}; wanted a timestamp, or a number of seconds or "
             "milliseconds."
         ) from None
+    except ValueError as error:
+        raise DataError(
+            f"{what}: column {source!r}: {error}. Write one unit; a name that ends in _s, _ms, _us or _ns says which."
+        ) from None
     table = _replaced(table, "timestamp", pa.chunked_array([pa.array(seconds)]))
     return table if finer is None else table.take(pa.array(np.argsort(finer, kind="stable")))
 

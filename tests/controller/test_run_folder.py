@@ -31,3 +31,27 @@ def test_ids_carry_name_time_and_chance(two_runs):
     import re
 
     assert re.fullmatch(r"quickstart-\d{8}-\d{6}-[0-9a-f]{4}", new_run("quickstart").id)
+
+
+def test_a_new_run_takes_no_folder_that_holds_something(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").touch()
+    (tmp_path / "file").touch()
+    for name, said in (("photos", "is not empty and holds no run"), ("file", "is a file")):
+        with pytest.raises(ConfigError, match=said):
+            new_run("x", tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    assert new_run("x", tmp_path / "empty").id == "empty"
+
+
+def test_a_run_that_has_commits_or_is_finished_is_not_begun_again(tmp_path):
+    run = tmp_path / "aa-1"
+    run.mkdir()
+    (run / "scenario.yaml").write_text("name: x")
+    assert new_run("x", run).id == "aa-1", "it never got to a commit"
+    (run / "checkpoints" / "step-000003").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds a run with commits; go on with `nonet resume"):
+        new_run("x", run)
+    (run / "report.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a finished run"):
+        new_run("x", run)

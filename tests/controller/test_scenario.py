@@ -127,6 +127,11 @@ def test_a_clip_is_a_width_or_two_bounds():
     load_scenario("quickstart", ["stages.rl.algorithm.clip=[0.2, 0.28]"])
 
 
+def test_a_seed_fits_64_bits_and_something_is_measured():
+    assert "seed: input should be less than" in wrong("seed=9223372036854775808")
+    assert "evaluate.metrics: list should have at least 1 item" in wrong("evaluate.metrics=[]")
+
+
 def test_a_pool_with_no_memory_is_refused():
     assert "pools.g.memory: input should be greater than 0" in wrong("pools={g: {memory: 0}}")
 

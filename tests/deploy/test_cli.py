@@ -191,6 +191,37 @@ def test_import_writes_two_tables(ring, monkeypatch, capsys):
     assert (code, (ring / "out2").exists()) == (2, False)
 
 
+def test_a_path_that_cannot_be_written_is_one_line(ring, monkeypatch, capsys):
+    (ring / "log.csv").write_text("user,item,ts\n1,a,10\n")
+    for args in (("import", "csv", "log.csv", "log.csv"), ("new", "quickstart", "log.csv/mine.yaml")):
+        code, _, err = nonet(ring, *args, monkeypatch=monkeypatch, capsys=capsys)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert "log.csv" in err
+
+
+def test_a_run_dir_that_holds_other_files_is_left_alone(ring, monkeypatch, capsys):
+    for folder, said in ((".", "is not empty and holds no run"), ("ring.yaml", "is a file")):
+        code, _, err = nonet(
+            ring, "run", "ring.yaml", "--run-dir", folder, monkeypatch=monkeypatch, capsys=capsys
+        )
+        assert (code, err.count("\n"), said in err) == (2, 1, True), err
+    assert (ring / "interactions.parquet").is_file()
+
+
+def test_seeds_of_a_bench_are_numbers(ring, monkeypatch, capsys):
+    code, _, err = nonet(ring, "bench", "quickstart", "--seeds", "a", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, "--seeds wants whole numbers such as 7,8,9, got 'a'" in err) == (2, True)
+
+
+def test_a_misspelt_role_or_key_of_every_reward_is_told_what_there_is(refused):
+    assert "roles.trainr (roles of your own: write a nonet.Session loop. Did you mean 'trainer'?)" in refused(
+        "roles={trainr: {workers: 1}}"
+    )
+    assert "Every reward has weight, at_least, timeout_s, pool, workers." in refused(
+        "stages.rl.rewards.hit={wieght: 2}"
+    )
+
+
 def test_unknown_verb_is_one_line(ring, monkeypatch, capsys):
     code, _, err = nonet(ring, "rum", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, err.count("\n")) == (2, 1)

@@ -247,6 +247,18 @@ def test_bad_source_is_one_line_and_nothing_is_written(tmp_path, run, texts, pat
     assert not (tmp_path / "out").exists()
 
 
+def test_csv_with_a_column_twice_says_which(tmp_path):
+    src = _files(tmp_path / "s", x__csv="user,user,item,time\n1,1,2,3\n") / "x.csv"
+    with pytest.raises(DataError, match=r"x.csv: columns user are there more than once"):
+        import_csv(src, tmp_path / "out")
+
+
+def test_csv_that_mixes_seconds_and_milliseconds_says_so(tmp_path):
+    src = _files(tmp_path / "s", x__csv="user,item,ts\n1,a,1700000000\n1,b,1700000000000\n") / "x.csv"
+    with pytest.raises(DataError, match=r"column 'ts': 1 of 2 values look like s and the others like ms"):
+        import_csv(src, tmp_path / "out")
+
+
 def test_csv_column_that_is_not_there_is_named(tmp_path):
     src = _files(tmp_path / "s", x__csv="uid,item,time\n1,2,3\n") / "x.csv"
     with pytest.raises(

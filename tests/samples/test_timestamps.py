@@ -35,6 +35,13 @@ def test_dates_are_midnight_utc():
     assert unix_seconds(pa.chunked_array([pa.array([WHEN.date()])]), "day")[0].tolist() == [UNIX - 43200]
 
 
+def test_seconds_among_milliseconds_are_refused_and_the_ending_of_the_name_settles_it():
+    mixed = pa.chunked_array([pa.array([UNIX, UNIX * 1000, 0])])
+    with pytest.raises(ValueError, match=r"1 of 3 values look like s and the others like ms"):
+        unix_seconds(mixed, "ts")
+    assert unix_seconds(mixed, "ts_ms")[0].tolist() == [UNIX // 1000, UNIX, 0]
+
+
 def test_ending_of_the_name_wins_over_the_size_of_the_numbers():
     small = pa.chunked_array([pa.array([5000, 12000])])
     assert unix_seconds(small, "ts_ms")[0].tolist() == [5, 12]
