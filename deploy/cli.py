@@ -41,7 +41,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 def main() -> None:
     """Entry point: errors we raise on purpose become one line and an exit code."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        if isinstance(code, int) and code:  # typer returns 130 for a Ctrl-C that no command caught
+            print("nonet: interrupted", file=sys.stderr)
+            sys.exit(code)
     except NonetError as error:
         _fail(error)
     except typer.Exit as ended:

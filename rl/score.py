@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nonet.errors import DataError
+from nonet.errors import DataError, NonetError
 from nonet.types import Rollouts
 
 if TYPE_CHECKING:
     from nonet.rl.reward import Reward
 
 _SHOWN = 3  # users named in an error
+
+
+def set_up(reward: Reward, name: str) -> None:
+    """Let a reward set itself up; a DataError names the reward, what it raised and where."""
+    try:
+        reward.setup()
+    except NonetError:
+        raise
+    except Exception as error:
+        raise DataError(f"reward {name!r} failed in setup: {_one_line(error)}{_place(error)}") from error
 
 
 def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from nonet.errors import ConfigError
 from nonet.rl.corpus_items import as_array, read_items
 from nonet.rl.reward import load_reward
-from nonet.rl.score import score_checked
+from nonet.rl.score import score_checked, set_up
 from nonet.rl.wire import from_wire, join
 from nonet.workers.method import Replicate, Shard, method
 from nonet.workers.worker import DistributeWorker
@@ -32,7 +32,7 @@ class RewardWorker(DistributeWorker):
         """Load the reward and let it set itself up."""
         self.reward = load_reward(self._use, Path(self._folder), self._options, name=self.name)
         self.reward.device = self.device
-        self.reward.setup()
+        set_up(self.reward, self.name)
 
     @method(folders=Replicate, remember=True)
     def open(self, folders: Mapping[str, str]) -> None:

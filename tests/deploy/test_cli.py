@@ -222,6 +222,17 @@ def test_a_misspelt_role_or_key_of_every_reward_is_told_what_there_is(refused):
     )
 
 
+def test_ctrl_c_before_a_run_is_under_way_is_no_success(ring, monkeypatch, capsys):
+    from nonet.deploy import api
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "scenario", interrupted)
+    code, _, err = nonet(ring, "plan", "ring.yaml", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, err.splitlines()[-1]) == (130, "nonet: interrupted")
+
+
 def test_unknown_verb_is_one_line(ring, monkeypatch, capsys):
     code, _, err = nonet(ring, "rum", monkeypatch=monkeypatch, capsys=capsys)
     assert (code, err.count("\n")) == (2, 1)

@@ -14,6 +14,7 @@ import torch
 from nonet.errors import ConfigError, DataError
 from nonet.rl.reward import Reward, as_reward, check_options, find_reward, load_reward, reward, score_checked
 from nonet.rl.rewards import hit
+from nonet.rl.score import set_up
 
 
 @reward
@@ -289,3 +290,18 @@ def test_only_the_first_users_are_named(make_rollouts):
     r = make_rollouts(users=9)
     with pytest.raises(DataError, match=r"for users 501, 502, 503, \.\.\.; wanted numbers of shape \[9, 2\]"):
         score_checked(Fixed(np.ones(3)), "margin", r)
+
+
+def test_a_setup_that_raises_names_reward_cause_and_line():
+    class Late(Reward):
+        def setup(self):
+            raise FileNotFoundError("no model file")
+
+        def score(self, r):
+            return r.item
+
+    with pytest.raises(
+        DataError,
+        match=r"reward 'ctr' failed in setup: FileNotFoundError: no model file \(test_reward.py:\d+\)",
+    ):
+        set_up(Late(), "ctr")
