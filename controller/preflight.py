@@ -14,7 +14,8 @@ from nonet.controller.tables import check_tables
 from nonet.errors import ConfigError, DataError
 from nonet.models.click_metrics import check_metric
 from nonet.models.metrics import parse_metric
-from nonet.rl.reward import check_options, find_reward
+from nonet.rl.reward import check_options, columns_of, find_reward
+from nonet.samples.hints import did_you_mean
 from nonet.samples.sequences import RL, TEST, TRAIN
 
 
@@ -64,12 +65,19 @@ def _check_clicks(scenario: Scenario) -> None:
 
 def _check_data(scenario: Scenario, folder: Path) -> None:
     data = data_setup(scenario, folder)
-    seq, _ = data.build()
+    seq, items = data.build()
     if not (seq.split == TEST).any():
         raise DataError(
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
             f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
+    for _, name, options in reward_options(scenario):
+        for column in columns_of(find_reward(options.use or name, folder, name=name)):
+            if column not in items.column_names:
+                there = items.column_names
+                raise ConfigError(
+                    f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
+                )
     for name, mask in seq.targets.items():
         if not (mask & (seq.split == TRAIN)).any():
             raise DataError(

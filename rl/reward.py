@@ -36,6 +36,7 @@ __all__ = [
     "Reward",
     "as_reward",
     "check_options",
+    "columns_of",
     "find_reward",
     "load_reward",
     "reward",
@@ -133,6 +134,14 @@ def check_options(target: Any, options: Mapping[str, Any], *, name: str | None =
         raise ConfigError(
             f"{title} needs the option {missing[0]!r}: add `{missing[0]}: ...` to it in the scenario."
         )
+
+
+def columns_of(target: Any) -> list[str]:
+    """The item columns that a function or class asks for, as far as they are known before it is made."""
+    if not isinstance(target, type | Reward):
+        return [name for name in _arguments(target)[0] if name not in FIELDS]
+    columns = target.columns
+    return list(columns) if isinstance(columns, list | tuple) else []
 
 
 def _init_options(cls: type) -> tuple[list[str], list[str], bool]:

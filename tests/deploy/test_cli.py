@@ -128,6 +128,17 @@ def test_reward_that_does_not_import_or_misses_an_option(refused, ring):
     assert "reward 'own' has no option 'cieling'; did you mean 'ceiling'?" in message
 
 
+def test_a_reward_s_columns_are_looked_for_before_anything_starts(refused, ring):
+    own = ring / "rewards" / "own.py"
+    use = "stages.rl.rewards.own={use: rewards/own.py}"
+    own.write_text("import nonet\n@nonet.reward\ndef own(titel): return titel")
+    assert "reward 'own' asks for the column 'titel'; items have item, item_id, title" in refused(use)
+    own.write_text(
+        "import nonet\nclass Own(nonet.Reward):\n    columns = ['prise']\n    def score(self, r): return r['prise']"
+    )
+    assert "reward 'own' asks for the column 'prise'" in refused(use)
+
+
 def test_what_only_plans_is_said_before_anything_starts(ring, monkeypatch, capsys):
     code, _, err = nonet(ring, "run", "nightly-feed", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
