@@ -6,15 +6,18 @@ RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (d
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nonet.errors import ConfigError
+
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,11 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.json"
 
+    def begin_anew(self) -> None:
+        """Forget the steps of a run that never got to a commit."""
+        for path in (self.journal, self.metrics):
+            path.unlink(missing_ok=True)
+
     def write_json(self, name: str, value: Any) -> Path:
         """A JSON file, whole or not at all."""
         path = self.path / name
@@ -79,6 +87,22 @@ class RunFolder:
 def runs_root() -> Path:
     """The folder of all runs."""
     return Path(os.environ.get("NONET_RUNS", "runs")).absolute()
+
+
+def claim(run: RunFolder) -> IO[str]:
+    """Hold a run's folder until the answer is closed or this process ends. Raises ConfigError where another holds it."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    held = (run.path / _LOCK).open("a")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        raise ConfigError(
+            f"{run.path} is being run by another process; wait for its end, or stop it first"
+        ) from None
+    except OSError:
+        pass  # a filesystem without locks: a second run there is not noticed
+    return held
 
 
 def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
@@ -103,7 +127,11 @@ def _check_unused(run: RunFolder) -> None:
         )
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"{run.path} is a file; choose a folder for --run-dir")
-    if run.path.exists() and not run.scenario.exists() and any(run.path.iterdir()):
+    if (
+        run.path.exists()
+        and not run.scenario.exists()
+        and {path.name for path in run.path.iterdir()} - {_LOCK}
+    ):
         raise ConfigError(
             f"{run.path} is not empty and holds no run; choose an empty or a new folder for --run-dir"
         )

@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nonet.controller import preflight
 from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
-from nonet.controller.run_folder import RunFolder
+from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
 from nonet.deploy.memory import PeakMemory
 from nonet.deploy.panel import Panel
@@ -35,8 +35,10 @@ _RESTART_S = 120.0
 class Run:
     """A run under way or over: its folder, its state (running, done, stopped), and its report."""
 
-    def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float):
-        self.folder, self.id = folder, folder.id
+    def __init__(
+        self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, held: IO[str]
+    ):
+        self.folder, self.id, self._held = folder, folder.id, held
         self._controller: Any = controller
         self._memory = memory
         self.state = "running"
@@ -113,6 +115,7 @@ class Run:
             ray.kill(self._controller, no_restart=True)
             reap_run(self.id)
             self._controller = None
+        self._held.close()
 
     def _ended(self, outcome: dict[str, Any]) -> Run:
         self.state = outcome["state"]
@@ -145,8 +148,15 @@ def start(
     timeout_s = orphan_timeout_s()
     if not resume:
         preflight.check(scenario, folder)
-    memory = PeakMemory().__enter__()
-    return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s)
+    held = claim(run)
+    try:
+        if not resume:
+            run.begin_anew()
+        memory = PeakMemory().__enter__()
+        return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s, held)
+    except BaseException:
+        held.close()
+        raise
 
 
 def start_detached(

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from nonet.controller.run_folder import find_run, list_runs, new_run
+from nonet.controller.run_folder import claim, find_run, list_runs, new_run
+from nonet.controller.scenario import load_scenario
+from nonet.controller.sources import write_run
 from nonet.errors import ConfigError
 
 
@@ -55,3 +57,31 @@ def test_a_run_that_has_commits_or_is_finished_is_not_begun_again(tmp_path):
     (run / "report.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds a finished run"):
         new_run("x", run)
+
+
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path):
+    run = new_run("x", tmp_path / "aa-1")
+    held = claim(run)
+    with pytest.raises(ConfigError, match="is being run by another process"):
+        claim(run)
+    held.close()
+    claim(new_run("x", tmp_path / "aa-1")).close()
+
+
+def test_a_run_without_a_commit_begins_with_an_empty_journal(tmp_path):
+    run = new_run("x", tmp_path / "aa-1")
+    run.path.mkdir()
+    for path in (run.journal, run.metrics):
+        path.write_text("{}")
+    run.begin_anew()
+    assert not run.journal.exists()
+    assert not run.metrics.exists()
+
+
+def test_a_folder_that_another_scenario_began_is_refused(tmp_path):
+    run = new_run("x", tmp_path / "aa-1")
+    scenario, folder = load_scenario("quickstart")
+    write_run(scenario, folder, run)
+    assert write_run(scenario, folder, run)
+    with pytest.raises(ConfigError, match="is a run of another scenario"):
+        write_run(load_scenario("quickstart", ["seed=8"])[0], folder, run)
