@@ -30,7 +30,7 @@ def best_router() -> Router:
         if not 0 < count < _MOST:
             return by_stamps(keys, owners, shards)
         keys = np.ascontiguousarray(keys)
-        cells = np.empty(1 << max(4, (2 * count - 1).bit_length()), dtype=np.int32)
+        cells = np.empty(1 << max(4, (4 * count - 1).bit_length()), dtype=np.int32)
         scratch, shard = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32)
         out, place, counts = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(shards, np.int64)
         at = [array.ctypes.data for array in (keys, owners, cells, scratch, shard, out, counts, place)]

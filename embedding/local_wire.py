@@ -1,59 +1,85 @@
-"""All-to-alls between ranks of one machine: payloads in shared memory, a small message over a Unix socket and a bell for each.
+"""All-to-alls between ranks of one machine: payloads in shared memory, a letter about each on the receiver's board.
 
 A byte is copied once into memory that its receiver has mapped and once out of it, where loopback TCP copies it through the
-kernel in packets; not even that where a sender writes into `outgoing` and a receiver is `shown` what came. An exchange sends
-every peer a message even when it has nothing for it, so ranks stay in step: who has everyone's message of exchange n + 1 knows
-that all have read n, hence two halves of memory a rank are enough. A peer that dies closes its socket, which ends the others'
-waits at once. Nothing has a name in the file system, so nothing is left behind.
+kernel in packets; not even once at the sender where it writes into `outgoing`. An exchange is one call of the core
+(native/exchange.cpp) without the GIL, so other threads of the process disturb it little. Every rank writes to every other
+one, even when it has nothing for it, so ranks stay in step: who has everyone's letter of exchange n + 1 knows that all have
+read those of n, hence two halves of memory a rank are enough. Rows may be copied out while later ones are still written
+(`announce`, `gather`). A peer that dies hangs up its socket, which ends the others' waits. Nothing has a name in the file
+system, so nothing is left behind.
 """
 
-# Shapes: W ranks.
+# Shapes: W ranks, N rows asked for.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
-import select
 import socket
 import struct
-import time
 from collections.abc import Callable
+from ctypes import byref, c_int64, c_uint64, c_void_p
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_MESSAGE = struct.Struct(
-    "<qqq"
-)  # where the bytes begin in the sender's memory, how many, the size of that memory
-_TOKEN_BYTES, _LEAST_BYTES, _ALIGN = 16, 1 << 20, 64
+from nonet.embedding.native_library import NativeUnavailable, library
+
+_TOKEN_BYTES, _LEAST_BYTES = 16, 1 << 20
 _CONNECT_S = 10.0
+_NO_BYTES = np.empty(0, dtype=np.uint8)
+
+
+class _Ranks(ctypes.Structure):
+    """nonet::Ranks."""
+
+    _fields_ = [
+        ("rank", c_int64), ("world", c_int64), ("boards", c_void_p), ("sockets", c_void_p), ("timeout_ns", c_int64),
+    ]  # fmt: skip
+
+
+class _Numbers:
+    """int64 [count] and its address, which NumPy takes a microsecond to say."""
+
+    def __init__(self, count: int):
+        self.array = np.zeros(count, dtype=np.int64)
+        self.at = self.array.ctypes.data
 
 
 class LocalWire:
     """This rank's end; made by `connect`."""
 
     def __init__(self, rank: int, peers: dict[int, socket.socket], timeout_s: float):
-        self._rank, self._peers, self._timeout_s = rank, peers, timeout_s
-        # A socket's wake-up lets the scheduler put the woken beside the waker, on one core; an eventfd's does not.
-        self._bells = {peer: os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC) for peer in peers}
-        for peer, bell in self._bells.items():
-            socket.send_fds(peers[peer], [b"bell"], [bell])
-        self._heard = {peer: socket.recv_fds(peers[peer], 4, 1)[1][0] for peer in peers}
-        self._half, self._size, self._file = 0, 0, -1
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        self._knows: dict[int, int] = dict.fromkeys(
-            peers, 0
-        )  # the size of our memory that each peer has mapped
-        self._theirs: dict[int, Tensor] = {}
+        world = len(peers) + 1
+        self._rank, self._peers, self._world = rank, peers, world
+        self._quick, self._core = _core()
+        self._boards = self._swapped_boards(self._core.nonet_board_bytes(world))
+        # What the peers' letters say, and where their rows begin.
+        self._at, self._count, self._size = (_Numbers(world) for _ in range(3))
+        self._counts, self._starts, self._rows = _Numbers(world), _Numbers(world + 1), _Numbers(world)
+        self._addresses = np.array([board.ctypes.data for board in self._boards], dtype=np.uint64)
+        files = [peers[other].fileno() if other in peers else -1 for other in range(world)]
+        self._sockets = np.array(files, dtype=np.int32)
+        self._ranks = byref(
+            _Ranks(rank, world, self._addresses.ctypes.data, self._sockets.ctypes.data, int(1e9 * timeout_s))
+        )
+        self._timeout_s, self._number = timeout_s, 0
+        self._file, self._memory = -1, _NO_BYTES
+        self._told = 0  # the size of our memory that the peers have been told
+        self._theirs = [_NO_BYTES] * world
 
-    def outgoing(self, nbytes: int) -> Tensor:
-        """Memory, uint8 [nbytes], that the next exchange sends without a copy when it is given all of it."""
-        self._need(nbytes)
-        at = (self._half ^ 1) * self._size // 2
+    def outgoing(self, nbytes: int) -> np.ndarray:
+        """Memory, uint8 [nbytes], that the next exchange sends."""
+        if 2 * nbytes > len(self._memory):
+            self._grow(2 * max(nbytes * 3 // 2, _LEAST_BYTES))
+        at = self._half(self._number + 1)
         return self._memory[at : at + nbytes]
 
     def all_to_all(
@@ -63,128 +89,181 @@ class LocalWire:
         got_counts: list[int],
         given_counts: list[int],
         meanwhile: Callable[[], None] | None = None,
-        shown: bool = False,
-    ) -> Tensor:
-        """What `dist.all_to_all_single` does; RuntimeError when a peer is gone or late.
+    ) -> None:
+        """What `dist.all_to_all_single` does; RuntimeError when a peer is gone or late."""
+        sent, width = _bytes(given), _row_bytes(given)
+        self.outgoing(len(sent))[:] = sent
+        parts = self.swap([count * width for count in given_counts], meanwhile)
+        into, width, start = _bytes(got), _row_bytes(got), 0
+        for rank, (part, count) in enumerate(zip(parts, got_counts, strict=True)):
+            self._expect(rank, len(part), count * width)
+            into[start : start + len(part)] = part
+            start += len(part)
 
-        Returns `got`; with `shown`, where one rank alone sends, its memory instead, which holds until the next exchange.
+    def swap(self, counts: list[int], meanwhile: Callable[[], None] | None = None) -> list[np.ndarray]:
+        """Send what `outgoing` gave last, so many bytes to each rank [W]; the bytes [n] that each rank sends.
+
+        These lie where they came until this rank begins its next exchange.
         """
-        came, parts = _parts(got, got_counts), self._swap(_parts(given, given_counts), meanwhile)
-        for rank, (expected, part) in enumerate(zip(came, parts, strict=True)):
-            if part.numel() != expected.numel():
-                raise RuntimeError(
-                    f"rank {rank} sent {part.numel()} bytes where {expected.numel()} were expected"
-                )
-        senders = [part for part in parts if part.numel()]
-        if shown and len(senders) == 1:
-            return senders[0].view(got.dtype).view(got.shape)
-        for into, part in zip(came, parts, strict=True):
-            into.copy_(part)
-        return got
-
-    def _swap(self, sent: list[Tensor], meanwhile: Callable[[], None] | None) -> list[Tensor]:
-        """The bytes [n] that each rank sends, where they lie until this rank begins its next exchange."""
-        self._send(sent)
+        own = self._half(self._number + 1) + sum(counts[: self._rank])
+        self._post(counts, True)
         if meanwhile is not None:
             meanwhile()
-        came = sent.copy()
-        waiting = {file: rank for rank, file in self._heard.items()}
-        poll = select.poll()
-        for rank, file in self._heard.items():
-            poll.register(file, select.POLLIN)
-            poll.register(self._peers[rank].fileno(), 0)  # only its end
-        until = time.monotonic() + self._timeout_s
-        while waiting:
-            ready = poll.poll(1e3 * max(0.0, until - time.monotonic()))
-            if not ready:
-                raise RuntimeError(
-                    f"no message from rank {sorted(waiting.values())} in {self._timeout_s:g} s"
-                )
-            rung = [file for file, _ in ready if file in waiting]
-            for file in rung:
-                rank = waiting.pop(file)
-                os.eventfd_read(file)
-                poll.unregister(file)
-                poll.unregister(self._peers[rank].fileno())
-                came[rank] = self._receive(rank)
-            if not rung:  # nobody's message, so somebody's end
-                ended = {peer.fileno(): rank for rank, peer in self._peers.items()}
-                raise RuntimeError(f"rank {ended[ready[0][0]]} closed its connection")
+        came = self._await()
+        came[self._rank] = self._memory[own : own + counts[self._rank]]
         return came
 
-    def _send(self, parts: list[Tensor]) -> None:
-        there = all(self._holds(parts[rank]) for rank in self._peers)
-        if not there:
-            self._need(sum(-(-parts[rank].numel() // _ALIGN) * _ALIGN for rank in self._peers))
-        self._half ^= 1
-        at = self._half * self._size // 2
-        lost = []
-        for rank, peer in self._peers.items():
-            count = parts[rank].numel()
-            if not there:
-                self._memory[at : at + count].copy_(parts[rank])
-            elif count:
-                at = parts[rank].data_ptr() - self._memory.data_ptr()
-            message = _MESSAGE.pack(at, count, self._size)
-            try:
-                if self._knows[rank] == self._size:
-                    peer.send(message)
-                else:
-                    socket.send_fds(peer, [message], [self._file])
-                    self._knows[rank] = self._size
-            except OSError as error:
-                lost.append(f"rank {rank}: {error}")
-            else:
-                os.eventfd_write(self._bells[rank], 1)
-            at += -(-count // _ALIGN) * _ALIGN
-        if lost:
-            raise RuntimeError(f"could not send to {'; '.join(lost)}")
+    def announce(self, counts: list[int]) -> None:
+        """Begin an exchange whose bytes are not there yet: counts [W] of what `outgoing` gave last, none of them our own.
 
-    def _holds(self, part: Tensor) -> bool:
-        """Whether these bytes lie in the half that goes next."""
-        start = part.data_ptr() - self._memory.data_ptr() - (self._half ^ 1) * self._size // 2
-        return not part.numel() or 0 <= start <= self._size // 2 - part.numel()
+        `tell` says when they are there; `gather` or `done` ends the exchange.
+        """
+        self._post(counts, False)
 
-    def _need(self, nbytes: int) -> None:
-        if 2 * nbytes > self._size:
-            self._grow(2 * max(nbytes * 3 // 2, _LEAST_BYTES))
+    def tell(self, nbytes: int) -> None:
+        """The first bytes of those that were announced are there."""
+        self._quick.nonet_tell(self._ranks, self._number, nbytes)
 
-    def _receive(self, rank: int) -> Tensor:
-        try:
-            message, files, *_ = socket.recv_fds(self._peers[rank], _MESSAGE.size, 1)
-        except OSError as error:
-            raise RuntimeError(f"rank {rank} closed its connection: {error}") from error
-        if not message:
-            raise RuntimeError(f"rank {rank} closed its connection")
-        at, count, size = _MESSAGE.unpack(message)
-        if files:
-            self._theirs[rank] = _mapped(files[0], size)
-            os.close(files[0])
-        return self._theirs[rank][at : at + count] if count else torch.empty(0, dtype=torch.uint8)
+    def done(self) -> None:
+        """Wait for the peers' announcements where nothing was asked for."""
+        self._await()
 
-    def _grow(self, size: int) -> None:
-        """New memory; the old one lives on where a peer still reads it."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = os.memfd_create("nonet-wire")
-        os.ftruncate(self._file, size)
-        self._memory, self._size = _mapped(self._file, size), size
+    def gather(self, place: np.ndarray, counts: list[int], own: Tensor, out: Tensor) -> None:
+        """Rows that the peers announced, as they come: row i of `out` [N, D] is number place[i] of all ranks' rows.
+
+        counts [W]: how many rows each rank has of them; this rank's are `own`, of the type of `out`.
+        """
+        came, width = self._await(), _row_bytes(out)
+        for rank, part in enumerate(came):
+            if rank != self._rank:
+                self._expect(rank, len(part), counts[rank] * width)
+        self._rows.array[:] = [part.ctypes.data for part in came]
+        self._rows.array[self._rank] = own.data_ptr()
+        np.cumsum(counts, out=self._starts.array[1:])
+        self._check(
+            self._core.nonet_gather(
+                self._ranks, self._number, self._rows.at, self._starts.at, place.ctypes.data, len(place),
+                width, out.data_ptr(),
+            )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Hang up."""
         for peer in self._peers.values():
             peer.close()
-        for file in (*self._bells.values(), *self._heard.values(), *[self._file] * (self._file >= 0)):
-            os.close(file)
-        self._peers, self._bells, self._heard, self._file = {}, {}, {}, -1
+        if self._file >= 0:
+            os.close(self._file)
+        self._peers, self._file = {}, -1
 
     __del__ = close
+
+    def _post(self, counts: list[int], ready: bool) -> None:
+        self._number += 1
+        if self._told != len(self._memory):
+            for rank, peer in self._peers.items():
+                try:
+                    socket.send_fds(peer, [b"memory"], [self._file])
+                except OSError as error:
+                    raise RuntimeError(f"could not send to rank {rank}: {error}") from error
+            self._told = len(self._memory)
+        self._counts.array[:] = counts
+        self._quick.nonet_post(
+            self._ranks, self._number, self._half(self._number), self._counts.at, len(self._memory), ready
+        )
+
+    def _await(self) -> list[np.ndarray]:
+        """The bytes that the peers' letters tell of; none for this rank."""
+        self._check(
+            self._core.nonet_await(self._ranks, self._number, self._at.at, self._count.at, self._size.at)
+        )
+        letters = zip(
+            *(numbers.array.tolist() for numbers in (self._at, self._count, self._size)), strict=True
+        )
+        came = []
+        for rank, (at, count, size) in enumerate(letters):
+            if rank != self._rank and size != len(self._theirs[rank]):
+                self._theirs[rank] = self._mapped_of(rank, size)
+            came.append(self._theirs[rank][at : at + count])
+        return came
+
+    def _mapped_of(self, rank: int, size: int) -> np.ndarray:
+        """The peer's new memory, of which it sent the file before the letter."""
+        try:
+            message, files, *_ = socket.recv_fds(self._peers[rank], len(b"memory"), 1)
+        except OSError as error:
+            raise RuntimeError(f"rank {rank} closed its connection: {error}") from error
+        if not message:
+            raise RuntimeError(f"rank {rank} closed its connection")
+        try:
+            return _mapped(files[0], size)
+        finally:
+            os.close(files[0])
+
+    def _expect(self, rank: int, got: int, wanted: int) -> None:
+        if got != wanted:
+            raise RuntimeError(f"rank {rank} sent {got} bytes where {wanted} were expected")
+
+    def _check(self, code: int) -> None:
+        if code <= -1 - self._world:
+            raise RuntimeError(f"rank {-1 - self._world - code} closed its connection")
+        if code < 0:
+            raise RuntimeError(f"no message from rank {-1 - code} in {self._timeout_s:g} s")
+
+    def _half(self, number: int) -> int:
+        """Where the memory of this exchange begins."""
+        return (number & 1) * len(self._memory) // 2
+
+    def _grow(self, size: int) -> None:
+        """New memory; the old one lives on where a peer still reads it."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = _new_file(size)
+        self._memory = _mapped(self._file, size)
+
+    def _swapped_boards(self, nbytes: int) -> list[np.ndarray]:
+        """Every rank's board, mapped; ours goes to all."""
+        file = _new_file(nbytes)
+        own = _mapped(file, nbytes)
+        for peer in self._peers.values():
+            socket.send_fds(peer, [b"board"], [file])
+        os.close(file)
+        boards = {self._rank: own}
+        for rank, peer in self._peers.items():
+            theirs = socket.recv_fds(peer, len(b"board"), 1)[1][0]
+            boards[rank] = _mapped(theirs, nbytes)
+            os.close(theirs)
+        return [boards[rank] for rank in range(self._world)]
+
+
+@cache
+def _core() -> tuple[Any, Any]:
+    """The core twice: for calls that take less time than to give the GIL away, and for calls that wait."""
+    core = library()
+    quick = ctypes.PyDLL(core._name, handle=core._handle)
+    ranks = at = c_void_p
+    for held, name, answer, arguments in (
+        (core, "board_bytes", c_int64, (c_int64,)),
+        (quick, "post", None, (ranks, c_uint64, c_int64, at, c_int64, c_int64)),
+        (quick, "tell", None, (ranks, c_uint64, c_int64)),
+        (core, "await", c_int64, (ranks, c_uint64, at, at, at)),
+        (core, "gather", c_int64, (ranks, c_uint64, at, at, at, c_int64, c_int64, at)),
+    ):
+        function = getattr(held, f"nonet_{name}")
+        function.restype, function.argtypes = answer, arguments
+    return quick, core
+
+
+def _has_core() -> bool:
+    try:
+        return bool(_core())
+    except NativeUnavailable:
+        return False
 
 
 def connect(rank: int, group: Any) -> LocalWire | None:
     """Every rank of the group calls it at once: a LocalWire when all are on this machine and can connect, else None on all."""
     world = dist.get_world_size(group)
-    if dist.get_backend(group) != "gloo" or not (hasattr(os, "memfd_create") and hasattr(os, "eventfd")):
+    if dist.get_backend(group) != "gloo" or not hasattr(os, "memfd_create"):
         return None
     token, address = secrets.token_bytes(_TOKEN_BYTES), "\0nonet-" + secrets.token_hex(16)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
@@ -192,9 +271,10 @@ def connect(rank: int, group: Any) -> LocalWire | None:
         door.listen(world)
         door.settimeout(_CONNECT_S)
         everyone: list[Any] = [None] * world
-        dist.all_gather_object(everyone, (_machine(), address, token), group=group)
+        machine = _machine() if _has_core() else None
+        dist.all_gather_object(everyone, (machine, address, token), group=group)
         peers: dict[int, socket.socket] | None = None
-        if len({machine for machine, *_ in everyone}) == 1:
+        if {machine for machine, *_ in everyone} == {_machine()}:
             peers = _met(rank, door, everyone)
         well: list[Any] = [None] * world
         dist.all_gather_object(well, peers is not None, group=group)
@@ -241,14 +321,21 @@ def _timeout_s(group: Any) -> float:
     return backend.options._timeout.total_seconds()
 
 
-def _mapped(file: int, size: int) -> Tensor:
-    return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+def _new_file(size: int) -> int:
+    """Memory with a file descriptor, which other processes can map."""
+    file = os.memfd_create("nonet-wire")
+    os.ftruncate(file, size)
+    return file
 
 
-def _parts(tensor: Tensor, counts: list[int]) -> list[Tensor]:
-    """Each rank's rows as bytes."""
-    if not tensor.numel():
-        return [torch.empty(0, dtype=torch.uint8) for _ in counts]
-    width = tensor.element_size() * (tensor.numel() // len(tensor))
-    flat = tensor.reshape(-1).view(torch.uint8)
-    return list(torch.split(flat, [count * width for count in counts]))
+def _mapped(file: int, size: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(file, size), dtype=np.uint8)
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """A contiguous tensor's bytes, a view."""
+    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else _NO_BYTES
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    return tensor.element_size() * (tensor.numel() // len(tensor)) if len(tensor) else 0

@@ -12,7 +12,8 @@ the process group's timeout; a rank that is gone is named in WorkerLost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from nonet.errors import WorkerLost
 
 NOTHING = np.empty(0, dtype=np.uint8)
 _NO_KEYS = np.empty(0, dtype=np.int64)
+Fill = Callable[[Tensor, Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Wire:
     def __init__(self, layout: Layout, group: Any, names: Sequence[str], local: bool = False):
         self._layout, self._group, self._names = layout, group, names
         self._local: LocalWire | None = None
-        self._may_be_local = local  # asked once, at the first exchange, which all ranks take part in
+        self._may_be_local = local  # asked once, before the first exchange, which all ranks take part in
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._last = (0, 0)
         self._pulled: dict[int, tuple[Asked, np.ndarray]] = {}
@@ -104,10 +106,7 @@ class Wire:
         room = self._rooms.get(self._last) or _Room(self._nobody, self._nobody)
         more = any(count > space for count, space in zip(counts, room.given, strict=True))
         given = self._fill(header, keys, counts, room.given, (int(same), int(more)))
-        sizes = [space + WORDS for space in room.got]
-        got = self._buffers["got"].take((sum(sizes),), torch.int64)
-        self._all_to_all(got, given, sizes, [space + WORDS for space in room.given], meanwhile)
-        blocks = _cut(got.numpy(), sizes)
+        blocks = self._blocks(given, room, meanwhile)
         heads = [block[:WORDS].tolist() for block in blocks]
         settled = agreed(header, [heads[rank][:COUNT] for rank in self._layout.trainers], self._names)
         coming = [head[COUNT] for head in heads]
@@ -115,6 +114,7 @@ class Wire:
             block[WORDS : WORDS + min(n, len(block) - WORDS)] for block, n in zip(blocks, coming, strict=True)
         ]
         if any(head[MORE] for head in heads):
+            parts = [part.copy() for part in parts]  # the next exchange may overwrite them
             parts = self._rest(parts, coming, keys, counts, room)
         self._rooms[self._last] = _Room(_grown(counts, room.given), _grown(coming, room.got))
         self._last = (settled.op, settled.table)
@@ -137,18 +137,40 @@ class Wire:
         sent = given.contiguous() if exact else codec.encode(given)
         shape = (sum(got_counts), sent.shape[1])
         got = self._buffers["rows"].take(shape, sent.dtype) if into is None or not exact else into
-        got = self._all_to_all(got, sent, got_counts, given_counts, shown=got is not into)
+        self._all_to_all(got, sent, got_counts, given_counts)
         return got if exact else codec.decode(got, dim)
-
-    def outgoing(self, count: int, dim: int) -> Tensor | None:
-        """float32 [count, dim] that the next exchange of rows sends without a copy; None where it copies anyhow."""
-        if self._local is None:
-            return None
-        return self._local.outgoing(4 * count * dim).view(torch.float32).view(count, dim)
 
     def room(self, count: int, dim: int) -> Tensor:
         """float32 [count, dim] that lives until the next exchange of rows."""
         return self._buffers["rows"].take((count, dim), torch.float32)
+
+    def streams(self, codec: Codec) -> bool:
+        """Whether rows go by `answer` and `gather`, later ones still looked up while earlier ones are read: all ranks agree."""
+        return codec.name == "fp32" and self._met() is not None
+
+    def answer(self, counts: list[int], dim: int, fill: Fill) -> None:
+        """Send every rank its rows, float32 [counts, dim], which `fill` writes into the tensor it is given.
+
+        `fill` says how many of the first ones are there whenever it likes. `gather` or `done` must follow.
+        """
+        local, width = self._streaming(), 4 * dim
+        out = torch.from_numpy(local.outgoing(sum(counts) * width).view(np.float32).reshape(-1, dim))
+        self._count(out.nbytes, keys=False)
+        with self._naming_the_lost():
+            local.announce([count * width for count in counts])
+        fill(out, lambda rows: local.tell(rows * width))
+
+    def gather(self, route: Route, own: Tensor) -> Tensor:
+        """Rows [N, D] of the asked keys, as the others send them; `own` [.., D] are those of this rank's own keys."""
+        out = torch.empty(len(route.place), own.shape[1])
+        with self._naming_the_lost():
+            self._streaming().gather(route.place, route.counts, own, out)
+        return out
+
+    def done(self) -> None:
+        """End an exchange whose rows go to others."""
+        with self._naming_the_lost():
+            self._streaming().done()
 
     def bytes_of(self, given: Tensor, given_counts: list[int], got_counts: list[int]) -> Tensor:
         """Send and receive opaque rows, uint8 [M, B]."""
@@ -177,9 +199,8 @@ class Wire:
         counts: list[int],
         room: list[int],
         flags: tuple[int, int],
-    ) -> Tensor:
-        given = self._buffers["given"].take((sum(room) + WORDS * len(room),), torch.int64)
-        blocks = given.numpy()
+    ) -> np.ndarray:
+        blocks = self._block_room(sum(room) + WORDS * len(room))
         words = header.words() if header else [0] * COUNT
         at, start = 0, 0
         for count, space in zip(counts, room, strict=True):
@@ -187,7 +208,48 @@ class Wire:
             fits = min(count, space)
             blocks[at + WORDS : at + WORDS + fits] = keys[start : start + fits]
             at, start = at + WORDS + space, start + count
-        return given
+        return blocks
+
+    def _block_room(self, words: int) -> np.ndarray:
+        """int64 [words], to be sent without a copy where that can be."""
+        local = self._met()
+        if local is None:
+            return self._buffers["given"].take((words,), torch.int64).numpy()
+        return local.outgoing(8 * words).view(np.int64)
+
+    def _blocks(
+        self, given: np.ndarray, room: _Room, meanwhile: Callable[[], None] | None
+    ) -> list[np.ndarray]:
+        """The blocks, int64, that all ranks send; they last until the next exchange."""
+        sent, came = ([space + WORDS for space in spaces] for spaces in (room.given, room.got))
+        local = self._met()
+        if local is None:
+            got = self._buffers["got"].take((sum(came),), torch.int64)
+            self._all_to_all(got, torch.from_numpy(given), came, sent, meanwhile)
+            return _cut(got.numpy(), came)
+        self._count(given.nbytes, keys=True)
+        with self._naming_the_lost():
+            blocks = local.swap([8 * words for words in sent], meanwhile)
+        return [block.view(np.int64) for block in blocks]
+
+    def _count(self, nbytes: int, keys: bool) -> None:
+        if keys:
+            self.traffic.key_bytes += nbytes
+        else:
+            self.traffic.row_bytes += nbytes
+        self.traffic.collectives += 1
+
+    def _met(self) -> LocalWire | None:
+        """The wire through shared memory, where it is wanted and can be."""
+        if self._may_be_local:
+            self._may_be_local = False
+            with self._naming_the_lost():
+                self._local = connect(self._layout.rank, self._group)
+        return self._local
+
+    def _streaming(self) -> LocalWire:
+        assert self._local is not None, "ask `streams` first"
+        return self._local
 
     def _rest(
         self, parts: list[np.ndarray], coming: list[int], keys: np.ndarray, counts: list[int], room: _Room
@@ -227,25 +289,24 @@ class Wire:
         got_counts: list[int],
         given_counts: list[int],
         meanwhile: Callable[[], None] | None = None,
-        shown: bool = False,
-    ) -> Tensor:
-        if given.dtype == torch.int64:
-            self.traffic.key_bytes += given.nbytes
-        else:
-            self.traffic.row_bytes += given.nbytes
-        self.traffic.collectives += 1
-        try:
-            if self._may_be_local:
-                self._may_be_local, self._local = False, connect(self._layout.rank, self._group)
-            if self._local is not None:
-                return self._local.all_to_all(got, given, got_counts, given_counts, meanwhile, shown)
+    ) -> None:
+        self._count(given.nbytes, keys=given.dtype == torch.int64)
+        local = self._met()
+        with self._naming_the_lost():
+            if local is not None:
+                local.all_to_all(got, given, got_counts, given_counts, meanwhile)
+                return
             work = dist.all_to_all_single(
                 got, given, got_counts, given_counts, group=self._group, async_op=meanwhile is not None
             )
             if meanwhile is not None:
                 meanwhile()
                 work.wait()  # type: ignore[union-attr]
-            return got
+
+    @contextmanager
+    def _naming_the_lost(self) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as cause:
             raise self._lost(cause) from cause
 

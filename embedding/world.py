@@ -34,6 +34,8 @@ from nonet.embedding.store import SparseTable, TableSpec
 from nonet.embedding.wire import NOTHING, Asked, Wire
 from nonet.errors import ConfigError, DataError
 
+# Reading rows takes a third of the time of looking them up: who reads them is done soon after the last one is there.
+_SHARES, _FEW = (0.75, 0.95, 1.0), 256
 MakeTable = Callable[[str, TableSpec, int], SparseTable]
 
 
@@ -98,24 +100,33 @@ class SparseWorld:
         header = self._header(PULL if train else READ, number)
         if self.layout.holds and self.codec.name == "fp32":
             return self._pull_fused(table, plan, header)
-        return plan.spread(self._answer_rows(self.wire.ask(header, plan), plan.counts))
+        asked = self.wire.ask(header, plan)
+        if self.wire.streams(self.codec):
+            self._stream(asked)
+            return self.wire.gather(plan, torch.empty(0, self.specs[table].dim))
+        return plan.spread(self._answer_rows(asked, plan.counts))
 
     def _pull_fused(self, table: str, plan: Route, header: Header) -> Tensor:
         """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
         rank, train = self.layout.rank, header.op == PULL
         start = sum(plan.counts[:rank])
         own = plan.keys[start : start + plan.counts[rank]]
+        if self.wire.streams(self.codec):
+            mine = self.wire.room(len(own), self.specs[table].dim)
+            asked = self.wire.ask(
+                header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
+            )
+            self._stream(asked)
+            return self.wire.gather(plan, mine)
         rows = self.wire.room(len(plan.keys), self.specs[table].dim)
-        first = (
-            start == 0
-        )  # own rows stand before the others' where that is the route's order, else after them
-        others = len(rows) - len(own)
+        # Own rows stand before the others' where that is the route's order, else after them.
+        first, others = start == 0, len(rows) - len(own)
         mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
         asked = self.wire.ask(
             header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
         )
         counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self._answer(table, asked.keys, train)
+        answer = self._lookup(table, asked.keys, train)
         self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
         return plan.moved(start, len(own), first).spread(rows)
 
@@ -193,6 +204,9 @@ class SparseWorld:
                 self._answer_packed(asked, nobody)
             elif op == MOVE:
                 self._move(moves_of(asked.keys, len(self.layout.trainers)))
+            elif self.wire.streams(self.codec):
+                self._stream(asked)
+                self.wire.done()
             else:
                 self._answer_rows(asked, nobody)
             exchanges += 1
@@ -206,7 +220,7 @@ class SparseWorld:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
         table = self._names[asked.header.table]
         if self.layout.holds:
-            answer = self._answer(table, asked.keys, asked.header.op == PULL)
+            answer = self._lookup(table, asked.keys, asked.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
         return self.wire.rows(answer, self.codec, asked.counts, counts)
@@ -234,21 +248,37 @@ class SparseWorld:
             rows = self.tables[table].lookup(keys, train=train)
         return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
 
-    def _answer(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
-        """Rows [M, D] for those who asked, in memory that needs no copy to be sent where there is such."""
-        into = self.wire.outgoing(len(keys), self.specs[table].dim) if self.codec.name == "fp32" else None
-        if into is None:
-            return self._lookup(table, keys, train)
-        self._lookup_into(table, keys, train, into)
-        return into
+    def _stream(self, asked: Asked) -> None:
+        """Send the rows that were asked for, the first ones while later ones are looked up."""
+        table, train = self._names[asked.header.table], asked.header.op == PULL
 
-    def _lookup_into(self, table: str, keys: np.ndarray, train: bool, out: Tensor) -> None:
+        def fill(rows: Tensor, tell: Callable[[int], None]) -> None:
+            if self.layout.holds:
+                self._lookup_into(table, asked.keys, train, rows, tell)
+
+        self.wire.answer(asked.counts, self.specs[table].dim, fill)
+
+    def _lookup_into(
+        self,
+        table: str,
+        keys: np.ndarray,
+        train: bool,
+        out: Tensor,
+        tell: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        """Rows of keys [M] into `out` [M, D]; `tell` hears how many are there, a few times."""
         history, held = self.histories[table], self.tables[table]
         with history.making(keys) if train else history.lock:
-            if isinstance(held, NativeTable):
-                held.lookup(keys, train=train, out=out)
-            else:
+            if not isinstance(held, NativeTable):
                 out.copy_(held.lookup(keys, train=train))
+                tell(len(keys))
+                return
+            start = 0
+            for share in _SHARES if len(keys) > _FEW else _SHARES[-1:]:
+                stop = int(share * len(keys))
+                held.lookup(keys[start:stop], train=train, out=out[start:stop])
+                tell(stop)
+                start = stop
 
     def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
         with self.histories[table].changing(keys, step):

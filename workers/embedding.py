@@ -64,7 +64,10 @@ class EmbeddingShard(DistributeWorker):
     def enter(self, layout: Layout, member: Membership) -> None:
         """Take this place in a sparse world; a fused trainer calls it with its own membership."""
         group = member.everyone
-        self._hold(SparseWorld(self.specs, seed=self._seed, layout=layout, group=group, make=self._made))
+        world = SparseWorld(
+            self.specs, seed=self._seed, layout=layout, group=group, make=self._made, local=True
+        )
+        self._hold(world)
 
     @method(ttl_steps=Replicate)
     def settle(self, ttl_steps: Mapping[str, int]) -> None:

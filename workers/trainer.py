@@ -102,6 +102,7 @@ class Trainer(DistributeWorker):
                 seed=self.run.seed,
                 layout=Layout.apart(self.rank, gang.trainers, gang.shards),
                 group=self._member.everyone,
+                local=True,
             )
         else:
             self._shard.enter(Layout.fused(self.rank, gang.trainers), self._member)

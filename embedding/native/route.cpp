@@ -1,6 +1,6 @@
 // Distinct keys of a batch, sorted by the shard that owns them, in one pass over the keys and one over the result.
 //
-// Open addressing over positions, never over keys: every key is legal. 8,192 keys: about 40 us against 240 us in NumPy.
+// Open addressing over positions, never over keys: every key is legal. 8,192 keys: 40 to 110 us, in NumPy 240.
 // C ABI, no allocation, no exceptions; all memory is the caller's.
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,7 @@ using nonet::mix;
 
 static constexpr int64_t kAhead = 16;
 
-// keys [n], owner of each slice [65536], cells [mask + 1] scratch with mask + 1 >= 2 n a power of two, first and shard [n]
+// keys [n], owner of each slice [65536], cells [mask + 1] scratch with mask + 1 >= 2 n, better 4 n, a power of two, first and shard [n]
 // scratch -> sorted [n], counts [shards], place [n]; returns how many keys are distinct.
 NONET_API int64_t nonet_route(const int64_t* keys, int64_t n, const uint16_t* owners, int64_t shards, int32_t* cells,
                                int64_t mask, int64_t* first, int32_t* shard, int64_t* sorted, int64_t* counts,
@@ -21,14 +21,16 @@ NONET_API int64_t nonet_route(const int64_t* keys, int64_t n, const uint16_t* ow
   memset(cells, 0xff, sizeof(int32_t) * static_cast<size_t>(mask + 1));
   memset(counts, 0, sizeof(int64_t) * static_cast<size_t>(shards));
   int64_t distinct = 0;
+  uint64_t hashes[kAhead];  // of the next keys
+  for (int64_t i = 0; i < n && i < kAhead; ++i) hashes[i] = mix(static_cast<uint64_t>(keys[i]));
   for (int64_t i = 0; i < n; ++i) {
+    const uint64_t hash = hashes[i % kAhead];
     if (i + kAhead < n) {
-      const uint64_t next = mix(static_cast<uint64_t>(keys[i + kAhead]));
+      const uint64_t next = hashes[i % kAhead] = mix(static_cast<uint64_t>(keys[i + kAhead]));
       __builtin_prefetch(&cells[next & static_cast<uint64_t>(mask)], 1);
-      __builtin_prefetch(&owners[next >> 48]);
+      if (shards > 1) __builtin_prefetch(&owners[next >> 48]);
     }
     const int64_t key = keys[i];
-    const uint64_t hash = mix(static_cast<uint64_t>(key));
     int64_t cell = static_cast<int64_t>(hash & static_cast<uint64_t>(mask));
     int32_t found;
     while ((found = cells[cell]) >= 0 && first[found] != key) cell = (cell + 1) & mask;
@@ -36,7 +38,7 @@ NONET_API int64_t nonet_route(const int64_t* keys, int64_t n, const uint16_t* ow
       found = static_cast<int32_t>(distinct++);
       cells[cell] = found;
       first[found] = key;
-      shard[found] = owners[hash >> 48];
+      shard[found] = shards > 1 ? owners[hash >> 48] : 0;
       ++counts[shard[found]];
     }
     place[i] = found;

@@ -32,6 +32,31 @@ def exchanges(rank, world):
     return {"same": same, "done": len(done)}
 
 
+def streamed(rank, world):
+    """Rows that are announced before they are there, told of in pieces, and gathered with this rank's own among them."""
+    wire, same = connect(rank, None), 0
+    for number in range(12):
+        source = np.random.default_rng(number)
+        counts = source.integers(0, 9000 if number % 3 == 0 else 4, (world, world))  # [sender, receiver]
+        width = 1 + number % 5
+        everything = torch.from_numpy(source.random((world, int(counts.sum()), width), dtype=np.float32))
+        blocks = [[everything[a, : counts[a, b]] + b for b in range(world)] for a in range(world)]
+        sent = counts[rank].tolist()
+        sent[rank] = 0
+        rows = torch.cat([blocks[rank][other][: sent[other]] for other in range(world)])
+        out = wire.outgoing(rows.nbytes).view(np.float32).reshape(-1, width)
+        wire.announce([4 * width * count for count in sent])
+        for stop in [*sorted(source.integers(0, len(rows) + 1, 3).tolist()), len(rows)]:
+            out[:stop] = rows[:stop].numpy()
+            wire.tell(4 * width * stop)
+        got = torch.cat([blocks[other][rank] for other in range(world)])
+        place = source.integers(0, len(got), 5000 * (len(got) > 0))
+        found = torch.empty(len(place), width)
+        wire.gather(place, counts[:, rank].tolist(), blocks[rank][rank], found)
+        same += torch.equal(found, got[torch.from_numpy(place)])
+    return same
+
+
 def trained(rank, local):
     world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=local)
     for step in range(1, 5):
@@ -56,7 +81,7 @@ def lost(rank):
 
 
 def main(rank, world_size, folder):
-    results = {"exchanges": exchanges(rank, world_size)}
+    results = {"exchanges": exchanges(rank, world_size), "streamed": streamed(rank, world_size)}
     results |= {"local": trained(rank, True), "network": trained(rank, False)}
     if rank == 2:
         (folder / "2.json").write_text(json.dumps(results))

@@ -11,6 +11,10 @@ def test_shared_memory_moves_the_bytes_that_gloo_moves(ranks):
     assert [rank["exchanges"] for rank in ranks] == [{"same": 12, "done": 12}] * 3
 
 
+def test_rows_are_gathered_while_their_senders_still_write_them(ranks):
+    assert [rank["streamed"] for rank in ranks] == [12] * 3
+
+
 def test_rows_trained_through_shared_memory_have_the_bits_of_rows_trained_over_the_network(ranks):
     for rank in ranks:
         assert rank["local"][0] == rank["network"][0]
@@ -23,3 +27,9 @@ def test_a_rank_that_dies_ends_the_others_waits_at_once_and_is_named(ranks):
         error, seconds = rank["lost"]
         assert "no sign of life from rank 2" in error
         assert seconds < 15  # the group's timeout is 30 s; survivors wait a second for each other's marks
+
+
+def test_a_shard_that_dies_with_half_an_answer_given_ends_the_trainers_waits(forked):
+    half, whole = forked("local_wire_lost_scenarios.py", 3, ended=1)
+    assert "the sparse world waited for the other ranks in vain" in half
+    assert "the sparse world waited for the other ranks in vain" in whole

@@ -24,7 +24,7 @@ class ThreadWire(Wire):
         super().__init__(layout, None, names)
         self._meeting = meeting
 
-    def _all_to_all(self, got, given, got_counts, given_counts, meanwhile=None, shown=False):
+    def _all_to_all(self, got, given, got_counts, given_counts, meanwhile=None):
         if meanwhile is not None:
             meanwhile()
         rank, meeting = self._layout.rank, self._meeting
@@ -34,7 +34,6 @@ class ThreadWire(Wire):
         assert [len(part) for part in parts] == got_counts
         torch.cat(parts, out=got) if sum(got_counts) else None
         meeting.barrier.wait()
-        return got
 
 
 class ThreadWorld(SparseWorld):

@@ -1,6 +1,8 @@
 // The core's own checks, for the sanitizers: the C ABI against std::unordered_map over random calls.
 
 #include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +37,11 @@ int64_t nonet_keep(const void*, const int64_t*, int64_t);
 int32_t nonet_watch(void*);
 void nonet_unwatch(void*, void*);
 int64_t nonet_piece(const void*, uint64_t, uint64_t, int64_t, const void*, int64_t);
+int64_t nonet_board_bytes(int64_t);
+void nonet_post(const void*, uint64_t, int64_t, const int64_t*, int64_t, int64_t);
+void nonet_tell(const void*, uint64_t, int64_t);
+int64_t nonet_await(const void*, uint64_t, int64_t*, int64_t*, int64_t*);
+int64_t nonet_gather(const void*, uint64_t, const char* const*, const int64_t*, const int64_t*, int64_t, int64_t, char*);
 }
 
 #define CHECK(truth)                                                     \
@@ -243,6 +250,74 @@ static void a_version_while_rows_go(const char* isa) {
   nonet_table_free(table);
 }
 
+struct Ranks {  // as in exchange.cpp
+  int64_t rank, world;
+  void* const* boards;
+  const int32_t* sockets;
+  int64_t timeout_ns;
+};
+
+constexpr int64_t kRows = 400;
+static int64_t halves[2][2][kRows];  // by rank and half: what it sends
+
+// Two ranks in two threads: rows that are announced, told of one by one, and gathered meanwhile, exchange after exchange.
+struct Exchanging {
+  Ranks ranks;
+  bool dies;
+};
+static void* exchange(void* of) {
+  const Exchanging& self = *static_cast<Exchanging*>(of);
+  const int64_t rank = self.ranks.rank, other = 1 - rank, none = 0;
+  int64_t at[2], came[2], size[2], place[kRows], out[kRows];
+  for (int64_t i = 0; i < kRows; ++i) place[i] = (i * 7) % kRows;
+  for (uint64_t number = 1; number <= 2000; ++number) {
+    int64_t* sent = halves[rank][number & 1];
+    const int64_t counts[2] = {rank ? 8 * kRows : 0, rank ? 0 : 8 * kRows};
+    nonet_post(&self.ranks, number, (number & 1) * 8 * kRows, counts, sizeof(halves[0]), 0);
+    for (int64_t i = 0; i < kRows; ++i) {
+      if (self.dies && number == 2000 && i == kRows / 2) {
+        close(self.ranks.sockets[other]);
+        return nullptr;
+      }
+      sent[i] = static_cast<int64_t>(number) * 1000 + i + rank;
+      if (i % 50 == 49) nonet_tell(&self.ranks, number, 8 * (i + 1));
+    }
+    CHECK(nonet_await(&self.ranks, number, at, came, size) == none);
+    CHECK(came[other] == 8 * kRows && size[other] == static_cast<int64_t>(sizeof(halves[0])));
+    const char* rows[2] = {nullptr, nullptr};
+    rows[other] = reinterpret_cast<char*>(halves[other]) + at[other];
+    const int64_t starts[3] = {0, rank ? kRows : 0, kRows};
+    const int64_t code = nonet_gather(&self.ranks, number, rows, starts, place, kRows, 8, reinterpret_cast<char*>(out));
+    if (number == 2000 && !self.dies) {
+      CHECK(code == -1 - 2 - other);  // it is gone
+      return nullptr;
+    }
+    CHECK(code == none);
+    for (int64_t i = 0; i < kRows; ++i) CHECK(out[i] == static_cast<int64_t>(number) * 1000 + place[i] + other);
+  }
+  return nullptr;
+}
+
+static void exchanges_between_ranks() {
+  void* boards[2];
+  for (void*& board : boards) {
+    board = aligned_alloc(64, nonet_board_bytes(2));
+    memset(board, 0, nonet_board_bytes(2));
+  }
+  int ends[2];
+  CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
+  const int32_t sockets[2][2] = {{-1, ends[0]}, {ends[1], -1}};
+  Exchanging both[2];
+  pthread_t threads[2];
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    both[rank] = {{rank, 2, boards, sockets[rank], 10'000'000'000}, rank == 1};
+    CHECK(!pthread_create(&threads[rank], nullptr, exchange, &both[rank]));
+  }
+  for (pthread_t thread : threads) pthread_join(thread, nullptr);
+  close(ends[0]);
+  for (void* board : boards) free(board);
+}
+
 int main(int count, char** words) {
   const char* isa = count > 1 ? words[1] : nullptr;
   for (int64_t width : {1, 7, 16, 64, 100}) {
@@ -255,5 +330,6 @@ int main(int count, char** words) {
   admission_and_eviction(isa);
   readers_beside_a_writer(isa);
   a_version_while_rows_go(isa);
+  exchanges_between_ranks();
   printf("checks passed (%s)\n", isa ? isa : "best");
 }
