@@ -28,7 +28,7 @@ from nonet.embedding.pieces import Room
 from nonet.embedding.reader import wire_tables
 from nonet.embedding.segments import Footer, SegmentWriter, check_spec, read_footer, read_segments
 from nonet.embedding.slices import SLICES, slice_of
-from nonet.embedding.snapshot import Snapshot
+from nonet.embedding.snapshot import Snapshot, open_all
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.world import SparseWorld
 from nonet.errors import CheckpointError, DeadlineExceeded
@@ -46,7 +46,7 @@ class Saving:
         # Before the snapshots ask for memory: a thread that starts while they do waits for it.
         writer = _writer(os.getpid())
         self._plans = [(name, *_plan(world, name, folder, base)) for name in world.tables]
-        self._snapshots = {name: history.open() for name, history in world.histories.items()}
+        self._snapshots = open_all(world.histories)
         self._ranges = world.ranges
         self._written = writer.submit(self._write_all)
 

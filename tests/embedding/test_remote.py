@@ -229,6 +229,22 @@ def test_a_version_stays_open_until_the_last_call_that_reads_it_ends(shards, mon
         publisher.rows("item", keys.numpy(), 1)
 
 
+def test_a_publish_that_fails_leaves_no_version_open(monkeypatch):
+    world = SparseWorld(SPECS | {"user": SPECS["item"]}, seed=7)
+    publisher, user = Publisher(world), world.histories["user"]
+
+    def no_memory():
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(user, "open", no_memory)
+        with pytest.raises(MemoryError):
+            publisher.publish(1)
+    assert not any(history.snapshots for history in world.histories.values())
+    publisher.publish(1)
+    assert publisher.version == 1
+
+
 def test_what_cannot_be_read_is_named(shards):
     with pytest.raises(StaleVersion, match="nothing is published yet"):
         Publisher(SparseWorld(SPECS, seed=1)).update()
