@@ -211,7 +211,8 @@ class BaseTable(ABC):
     def _upsert(self, rows: RowColumns) -> None: ...
 
     @abstractmethod
-    def _delete(self, keys: np.ndarray) -> None: ...
+    def _delete(self, keys: np.ndarray) -> None:
+        """Forget the rows of these keys, and that they wait for one."""
 
     @abstractmethod
     def _waiting(self) -> tuple[np.ndarray, np.ndarray]:

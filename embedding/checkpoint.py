@@ -28,7 +28,7 @@ from nonet.embedding.pieces import Room
 from nonet.embedding.reader import wire_tables
 from nonet.embedding.segments import Footer, SegmentWriter, check_spec, read_footer, read_segments
 from nonet.embedding.slices import SLICES, slice_of
-from nonet.embedding.snapshot import Snapshot
+from nonet.embedding.snapshot import Snapshot, open_all
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.world import SparseWorld
 from nonet.errors import CheckpointError, DeadlineExceeded
@@ -46,7 +46,7 @@ class Saving:
         # Before the snapshots ask for memory: a thread that starts while they do waits for it.
         writer = _writer(os.getpid())
         self._plans = [(name, *_plan(world, name, folder, base)) for name in world.tables]
-        self._snapshots = {name: history.open() for name, history in world.histories.items()}
+        self._snapshots = open_all(world.histories)
         self._ranges = world.ranges
         self._written = writer.submit(self._write_all)
 
@@ -128,9 +128,13 @@ def load(world: SparseWorld, folder: Path) -> None:
 def load_table(table: BaseTable, folder: Path, ranges: list[range]) -> None:
     """Read the rows of these slices into an empty table."""
     files = _chain(table.name, table.spec, folder, ranges)
+    newest = max((footer.step for _, footer in files), default=0)
     try:
         for path, footer in files:
             for part in read_segments(path, ranges, footer):
+                # Every file has all keys that waited when it was written.
+                if footer.step < newest and part.waiting is not None:
+                    part = part.where(~part.waiting)
                 for block in _touched(part.key, ranges):
                     put(table, part, block)
             table.step = max(table.step, footer.step)

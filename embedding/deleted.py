@@ -7,7 +7,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from nonet.embedding.slices import within
 
 
 class Deleted:
@@ -40,6 +44,11 @@ class Deleted:
         keys, steps = keys[order], steps[order]
         last = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
         return keys[last], steps[last]
+
+    def leave(self, slices: Sequence[range]) -> None:
+        """Drop the keys of these slices: the shard that has them tells of them."""
+        kept = [(keys, steps, ~within(keys, slices)) for keys, steps in self._parts]
+        self._parts = [(keys[here], steps[here]) for keys, steps, here in kept if here.any()]
 
     def forget(self, step: int) -> None:
         """Drop what went at or before `step`."""

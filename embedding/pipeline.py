@@ -29,6 +29,7 @@ Keys = Callable[[Any], Mapping[str, Tensor]]  # batch -> keys [N] by table
 # number, batch, rows [N, D] by table -> gradients [N, D] by table, and what run() returns of this batch
 Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor], Any]]
 _POLL_S = 0.05
+_END_S = 5.0  # an exchange that takes longer waits for a rank that is gone
 
 
 @dataclass(slots=True)
@@ -113,6 +114,7 @@ class _Run:
         ]
         for thread in threads:
             thread.start()
+        _, wire = threads
         try:
             results = [self._computed(number) for number in self._numbers]
             for thread in threads:
@@ -121,6 +123,7 @@ class _Run:
             results = []
         finally:
             self._over.set()
+            wire.join(_END_S)  # or rows would change after the caller has the error
         if self._error is not None:
             raise self._error
         if any(thread.is_alive() for thread in threads):

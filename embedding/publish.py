@@ -22,7 +22,7 @@ from nonet.embedding.arrow import RowColumns
 from nonet.embedding.codec import codec
 from nonet.embedding.reader import wire_tables
 from nonet.embedding.slices import SliceMap, within
-from nonet.embedding.snapshot import History, Snapshot
+from nonet.embedding.snapshot import History, Snapshot, open_all
 from nonet.errors import ConfigError, StaleVersion
 
 _REMEMBERED = 64
@@ -93,7 +93,7 @@ class Publisher:
             raise ConfigError(
                 f"version {version} cannot be published after version {self.version}; count them up"
             )
-        tables = {name: history.open() for name, history in self._world.histories.items()}
+        tables = open_all(self._world.histories)
         old = []
         with self._lock:
             self._open[version] = _Version(tables, self._world.slices, self._world.ranges)

@@ -113,10 +113,12 @@ class ReplicaReader:
         with self._lock:
             return _known(self._live, table).lookup(keys, train=False)
 
-    def has(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Which keys [N] have a row here."""
+    def known(self, table: str, keys: np.ndarray, version: int) -> tuple[Tensor, np.ndarray]:
+        """Which keys [N] have a row here at this version, none when another is held, and the rows of those."""
         with self._lock:
-            return _known(self._live, table)._holds(keys)
+            live = _known(self._live, table)
+            there = live._holds(keys) & (self._version == version)
+            return live.lookup(keys[there], train=False), there
 
     def _checked(self, name: str, tables: Iterable[pa.Table]) -> list[RowColumns]:
         """The update's rows in its order, neighbours of one kind put together."""

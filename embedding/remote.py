@@ -97,12 +97,11 @@ class RemoteReader:
     def _rows(self, table: str, keys: np.ndarray) -> Tensor:
         slices = self._now.slices
         plan = route(keys, slices, slices.shards, 0, best_router())
-        hot = self._in_hot_set(table, plan.keys)
-        known = hot | self._kept[table]._holds(plan.keys) | (self._gone[table].find(plan.keys) >= 0)
+        hot, here = self._from_hot_set(table, plan.keys)
+        known = here | self._kept[table]._holds(plan.keys) | (self._gone[table].find(plan.keys) >= 0)
         self._fetch(table, plan.keys, plan.counts, ~known)
         out = self._kept[table].lookup(plan.keys, train=False)
-        if hot.any() and self._hot is not None:
-            out[torch.from_numpy(hot)] = self._hot.rows(table, torch.from_numpy(plan.keys[hot]))
+        out[torch.from_numpy(here)] = hot
         absent = self._gone[table].find(plan.keys) >= 0
         self.absent += int(absent[plan.place].sum())
         self._bound(table)
@@ -134,10 +133,11 @@ class RemoteReader:
         self._kept[table]._upsert(part.where(answer.there))
         self._gone[table].add(keys[~answer.there])
 
-    def _in_hot_set(self, table: str, keys: np.ndarray) -> np.ndarray:
-        if self._hot is None or self._hot.version != self._now.version:
-            return np.zeros(len(keys), dtype=bool)
-        return self._hot.has(table, keys)
+    def _from_hot_set(self, table: str, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """The rows of those keys [N] that the hot set has at this version, and which they are; another thread may move it."""
+        if self._hot is None:
+            return torch.empty(0, self._specs[table].dim), np.zeros(len(keys), dtype=bool)
+        return self._hot.known(table, keys, self._now.version)
 
     def _bound(self, table: str) -> None:
         if len(self._kept[table]) + len(self._gone[table]) > self._cache_rows:

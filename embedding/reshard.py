@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.embedding.route import Route
-from nonet.embedding.slices import SLICES, Move, SliceMap
+from nonet.embedding.slices import SLICES, Move, SliceMap, within
 from nonet.errors import ConfigError, NonetError
 
 if TYPE_CHECKING:
@@ -92,8 +92,9 @@ def given_rows(table: BaseTable, moves: Sequence[Move]) -> np.ndarray:
 
 
 def leave(history: History, moves: Sequence[Move]) -> int:
-    """Forget the rows of these moves, but for the open snapshots; how many there were."""
+    """Forget the rows of these moves, but for the open snapshots; how many there were. What waits and went, goes too."""
     table, gone = history.table, 0
+    slices = [range(move.start, move.stop) for move in moves]
     with history.lock:
         for move in moves:
             keys = np.concatenate(
@@ -105,6 +106,9 @@ def leave(history: History, moves: Sequence[Move]) -> int:
             if len(keys):
                 table._delete(keys)
             gone += len(keys)
+        waiting, _ = table._waiting()
+        table._delete(waiting[within(waiting, slices)])
+        table.deleted.leave(slices)
     return gone
 
 

@@ -11,7 +11,7 @@ keeps those as well, the NumPy twin is copied whole when the snapshot is opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -91,6 +91,19 @@ class History:
             )
         for snapshot in self._open:
             snapshot.keep(keys)
+
+
+def open_all(histories: Mapping[str, History]) -> dict[str, Snapshot]:
+    """A snapshot of every table; of none where one has no memory for it, since nobody would close the others."""
+    opened: dict[str, Snapshot] = {}
+    try:
+        for name, history in histories.items():
+            opened[name] = history.open()
+    except BaseException:
+        for snapshot in opened.values():
+            snapshot.close()
+        raise
+    return opened
 
 
 class Snapshot:

@@ -172,6 +172,8 @@ class NumPyTable(BaseTable):
             for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
                 setattr(self, name, getattr(self, name)[kept])
             self._index.keep(kept)
+        for key in keys.tolist() if self._admission.waiting else ():
+            self._admission.waiting.pop(key, None)
 
     def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
         waiting = self._admission.waiting

@@ -9,6 +9,7 @@ is fetched when the gradients of b - k are at the owners, and then only its keys
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable
 
@@ -62,27 +63,33 @@ class Window:
 
     def __init__(self, name: str, spec: TableSpec, codec: Codec):
         self._table, self._codec, self._spec = make_table(name, spec, 0), codec, spec
+        # Rows enter on the wire's thread, and the core's twin has no lock of its own.
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._table)
 
     def enter(self, plan: Plan, fetched: np.ndarray, data: Tensor) -> None:
         """Take the fetched rows in, let the leaving ones go."""
-        if len(plan.leave):
-            self._table._delete(plan.leave)
         rows = unpacked(fetched, data, self._spec)
-        self._table._upsert(rows)
-        self._table.step = max(self._table.step, int(rows.step.max(initial=0)))
+        with self._lock:
+            if len(plan.leave):
+                self._table._delete(plan.leave)
+            self._table._upsert(rows)
+            self._table.step = max(self._table.step, int(rows.step.max(initial=0)))
 
     def rows(self, route: Route) -> Tensor:
         """The rows [N, D] of a batch as they are, having been over the wire."""
-        rows = self._table.lookup(route.keys, train=False)
+        with self._lock:
+            rows = self._table.lookup(route.keys, train=False)
         return route.spread(self.over_the_wire(rows))
 
     def apply(self, route: Route, grads: Tensor, step: int, lr: float | None) -> None:
         """Take the step that the owner takes with these summed gradients [U, D]."""
-        self._table.step = min(self._table.step, step)
-        self._table.apply(route.keys, self.over_the_wire(grads), step, lr)
+        sent = self.over_the_wire(grads)
+        with self._lock:
+            self._table.step = min(self._table.step, step)
+            self._table.apply(route.keys, sent, step, lr)
 
     def over_the_wire(self, rows: Tensor) -> Tensor:
         """What comes out of the wire's codec."""

@@ -26,7 +26,15 @@ pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t arrived = PTHREAD_COND_INITIALIZER;
 Request queue[kQueue];
 unsigned first = 0, waiting = 0;
-pid_t owner = 0;  // a forked child has no thread of its parent's
+bool running = false, watches_forks = false;
+
+// A forked child has no thread of its parent's, yet the parent's mutex, maybe held, and a bell that waits for that thread.
+void begin_anew() {
+  pthread_mutex_init(&mutex, nullptr);
+  pthread_cond_init(&arrived, nullptr);
+  first = waiting = 0;
+  running = false;
+}
 
 Request next() {
   pthread_mutex_lock(&mutex);
@@ -53,16 +61,16 @@ void* serve(void*) {
 }
 
 bool started() {
-  if (owner == getpid()) return true;
+  if (running) return true;
+  watches_forks = watches_forks || !pthread_atfork(nullptr, nullptr, begin_anew);
+  if (!watches_forks) return false;
   pthread_attr_t attributes;
   pthread_t thread;
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  first = waiting = 0;
-  bool ready = !pthread_create(&thread, &attributes, serve, nullptr);
+  running = !pthread_create(&thread, &attributes, serve, nullptr);
   pthread_attr_destroy(&attributes);
-  if (ready) owner = getpid();
-  return ready;
+  return running;
 }
 
 }  // namespace

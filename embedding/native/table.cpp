@@ -231,7 +231,11 @@ int64_t Table::forget(const int64_t* keys, int64_t count) {
   WriteLock lock(&lock_);
   batch_ = -1;
   int64_t gone = 0;
-  for (int64_t i = 0; i < count; ++i) gone += drop(mix(static_cast<uint64_t>(keys[i])), keys[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t hash = mix(static_cast<uint64_t>(keys[i]));
+    gone += drop(hash, keys[i]);
+    admission_.waiting.remove(hash, keys[i]);
+  }
   tally();
   return gone;
 }

@@ -262,3 +262,18 @@ def test_one_flipped_bit_changes_the_checksum_and_both_twins_agree():
         assert checksum(np.append(data, np.uint8(0))) != whole
     words = np.arange(64, dtype=np.int64)
     assert checksum(words[::-1].copy()) != checksum(words)
+
+
+def test_a_key_that_waits_no_more_does_not_wait_again_after_an_incremental_save(tmp_path):
+    specs = {"item": TableSpec(4, "sgd", ttl_steps=8, admit_count=2)}
+    world, none = SparseWorld(specs, seed=7), torch.empty(0, dtype=torch.int64)
+    world.push("item", none, torch.empty(0, 4), 1)
+    world.pull("item", torch.tensor([5]))
+    save(world, tmp_path / "0").wait()
+    for step in range(2, 14):
+        world.push("item", none, torch.empty(0, 4), step)
+    world.pull("item", torch.tensor([6]))
+    save(world, tmp_path / "1", base=tmp_path / "0").wait()
+    again = SparseWorld(specs, seed=7)
+    load(again, tmp_path / "1")
+    assert [table.tables["item"]._waiting()[0].tolist() for table in (world, again)] == [[6], [6]]

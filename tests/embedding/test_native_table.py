@@ -1,6 +1,11 @@
 """The C++ core against its NumPy twin: whatever one does, the other does to the bit."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -253,3 +258,31 @@ def test_clearing_forgets_rows_and_steps():
     assert (len(core), core.step) == (0, 0)
     core.load(twin.export())
     assert_equal(core, twin)
+
+
+FORKS = """
+import os, time, torch
+from nonet.embedding.native_table import NativeTable
+
+def grow(tables):  # 6 MB each, of which a part is asked to be made ready
+    for number in range(tables):
+        table = NativeTable("item", 256, seed=1)
+        table.lookup(torch.arange(6_000), train=True)
+        time.sleep(0.02)  # that thread waits again
+
+grow(2)
+child = os.fork()
+if not child:
+    grow(6)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_tables_grow_in_a_forked_child_whose_parent_has_a_thread_that_makes_memory_ready():
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", FORKS], start_new_session=True) as parent:
+        try:
+            assert parent.wait(60) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ import torch
 
 from nonet.embedding.pipeline import Pipeline
 from nonet.embedding.store import TableSpec
+from nonet.embedding.window import Planner, Window
 from nonet.embedding.world import SparseWorld
 from nonet.errors import ConfigError, DeadlineExceeded
 
@@ -120,6 +121,52 @@ def test_an_error_in_any_stage_ends_the_run_with_that_error(where):
     ):
         time.sleep(0.01)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("sparse-_")]
+
+
+def test_nothing_changes_after_the_caller_has_the_error():
+    world, late, pushed = SparseWorld(SPECS, seed=1), threading.Event(), []
+    push = world.push
+
+    def slow_push(*given):
+        late.wait(20)
+        push(*given)
+        pushed.append(world.tables["item"].step)
+
+    def compute(number, data, rows):
+        if number == 2:
+            threading.Timer(0.2, late.set).start()
+            raise ValueError("in compute, while the wire has the update of batch 0")
+        return ones(number, data, rows)
+
+    world.push = slow_push  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="in compute"):
+        pipeline(world, compute, depth=3).run(0, 6)
+    assert pushed == [1]
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "sparse-_wire"]
+
+
+def test_rows_in_flight_are_not_read_while_others_enter(monkeypatch):
+    world = SparseWorld(SPECS, seed=1)
+    window, planner = Window("item", SPECS["item"], world.codec), Planner(1)
+    found, data = world.take("item", torch.arange(50))
+    plan = planner.plan(found)
+    window.enter(plan, found.keys, data)
+    rows, seen, waited = window.rows(plan.route), [], []
+    reader = threading.Thread(target=lambda: seen.append(window.rows(plan.route)))
+    upsert = window._table._upsert
+
+    def while_read(entering):
+        reader.start()
+        reader.join(0.2)
+        waited.append(reader.is_alive())
+        upsert(entering)
+
+    monkeypatch.setattr(window._table, "_upsert", while_read)
+    plan.leave = found.keys
+    window.enter(plan, found.keys, data)
+    reader.join(20)
+    assert waited == [True]
+    assert torch.equal(seen[0], rows)
 
 
 def test_a_stage_that_hangs_is_a_deadline_that_names_what_is_missing():

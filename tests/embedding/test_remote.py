@@ -131,6 +131,25 @@ def test_a_hot_set_answers_without_a_call(shards):
     assert torch.equal(reader.rows("item", KEYS[:10]), shards.live(KEYS[:10]))
 
 
+def test_a_hot_set_that_moves_on_under_a_batch_does_not_mix_versions(shards, monkeypatch):
+    hot = ReplicaReader(SPECS)
+    reader = RemoteReader(SPECS, shards.published, hot=hot)
+    reader.rows("item", KEYS[:10])
+    reader.refresh()
+    hot.apply(join_updates([publisher.hot(10) for publisher in shards.publishers]))
+    before, fetch = shards.live(KEYS), reader._fetch
+
+    def as_the_hot_set_moves_on(*asked):
+        shards.train(KEYS)
+        shards.publish(2)
+        hot.apply(join_updates([publisher.hot(10) for publisher in shards.publishers]))
+        fetch(*asked)
+
+    monkeypatch.setattr(reader, "_fetch", as_the_hot_set_moves_on)
+    assert torch.equal(reader.rows("item", KEYS), before)
+    assert (hot.version, reader.version) == (2, 1)
+
+
 def test_hot_keys_are_the_frequent_ones():
     counted = HotKeys(room=20)
     source = np.random.default_rng(3)
@@ -208,6 +227,22 @@ def test_a_version_stays_open_until_the_last_call_that_reads_it_ends(shards, mon
     assert snapshot not in publisher._world.histories["item"].snapshots
     with pytest.raises(StaleVersion, match="version 1 of table 'item' was asked for, version 4 is published"):
         publisher.rows("item", keys.numpy(), 1)
+
+
+def test_a_publish_that_fails_leaves_no_version_open(monkeypatch):
+    world = SparseWorld(SPECS | {"user": SPECS["item"]}, seed=7)
+    publisher, user = Publisher(world), world.histories["user"]
+
+    def no_memory():
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(user, "open", no_memory)
+        with pytest.raises(MemoryError):
+            publisher.publish(1)
+    assert not any(history.snapshots for history in world.histories.values())
+    publisher.publish(1)
+    assert publisher.version == 1
 
 
 def test_what_cannot_be_read_is_named(shards):

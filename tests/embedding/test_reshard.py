@@ -6,7 +6,7 @@ import torch
 
 from nonet.embedding.checkpoint import load, save
 from nonet.embedding.publish import Publisher
-from nonet.embedding.reader import ReplicaReader, join_updates
+from nonet.embedding.reader import ReplicaReader, join_updates, make_update
 from nonet.embedding.remote import Published, RemoteReader
 from nonet.embedding.reshard import reshard, spread_over
 from nonet.embedding.slices import Move, SliceMap, slice_of
@@ -149,6 +149,32 @@ def test_a_save_begun_before_a_move_holds_the_version_before_it(thread_worlds, t
     load(again, tmp_path)
     assert len(again.tables["item"]) == 3000
     assert torch.equal(again.pull("item", keys, train=False), before)
+
+
+def test_a_shard_that_gave_slices_away_tells_nothing_more_of_their_keys(thread_worlds):
+    specs = {"item": TableSpec(4, "sgd", ttl_steps=2), "slow": TableSpec(2, "sgd", admit_count=3)}
+    worlds, threads = thread_worlds.apart(specs, 1, 2, slices=spread_over(SliceMap(2), [1]))
+    trainer, (target, source) = worlds[0], worlds[1:]
+    key, other, replica = torch.tensor([5]), torch.tensor([1_000_003]), ReplicaReader(specs)
+
+    def step(keys, number):
+        trainer.push("item", keys, torch.ones(1, 4) + trainer.pull("item", keys), number)
+
+    step(key, 1)
+    for number in range(2, 10):
+        step(other, number)
+    assert source.tables["item"].deleted.since(0)[0].tolist() == key.tolist()
+    trainer.pull("slow", key)
+    updates = [make_update(world.tables, 1) for world in (target, source)]
+    replica.apply(join_updates(updates))
+    step(key, 10)  # it is back
+    trainer.move([Move(0, 1 << 16, 1, 0)])
+    finish(trainer, threads)
+    assert [len(world.tables["slow"]._waiting()[0]) for world in (target, source)] == [1, 0]
+    updates = [make_update(world.tables, 2, base=1, since=3) for world in (target, source)]
+    replica.apply(join_updates(updates))  # it went after step 3, says the shard that had it then
+    assert torch.equal(replica.rows("item", key), target.tables["item"].lookup(key, train=False))
+    assert len(source.tables["item"].deleted) == 0
 
 
 def test_moves_that_do_not_fit_are_refused_before_anything_moves():
