@@ -100,7 +100,9 @@ def exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
     torch.set_num_threads(1)
     member = join(Gang(host, port, 0, 2, 0), rank)
     try:
-        world = SparseWorld(_TABLE, seed=_SEED, layout=Layout.fused(rank, 2), group=member.everyone)
+        world = SparseWorld(
+            _TABLE, seed=_SEED, layout=Layout.fused(rank, 2), group=member.everyone, local=True
+        )
         steps = itertools.count(1)
 
         def there_and_back(keys: Tensor, grads: Tensor) -> None:

@@ -163,7 +163,8 @@ def _segment_slices(table: BaseTable) -> int:
 
 
 def _changed(snapshot: Snapshot, slices: range, since: int | None, room: Room) -> RowColumns:
-    part = snapshot.part(slices, since, room)
+    """What goes into a segment: rows trained after `since`; of a table that evicts all, for looks and scores have no step."""
+    part = snapshot.part(slices, None if snapshot.spec.evicts else since, room)
     gone = [] if since is None else snapshot.gone(slices, since)
     return joined([*gone, part], snapshot.spec) if gone else part
 

@@ -160,7 +160,7 @@ class Pieces:
         wanted, found = np.ascontiguousarray(keys), np.empty(len(keys), dtype=np.bool_)
         into = None if rows is None else rows.ctypes.data
         self._core.nonet_kept_find(
-            self._version.kept, wanted.ctypes.data, len(wanted), found.ctypes.data, into
+            byref(self._version), wanted.ctypes.data, len(wanted), found.ctypes.data, into
         )
         return found
 
@@ -206,7 +206,7 @@ def _core() -> Any:
             "nonet_kept_free": (None, c_void_p),
             "nonet_kept_clear": (None, c_void_p),
             "nonet_kept_count": (c_int64, c_void_p),
-            "nonet_kept_find": (None, c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+            "nonet_kept_find": (None, POINTER(_Version), c_void_p, c_int64, c_void_p, c_void_p),
             "nonet_keep": (c_int64, POINTER(_Version), c_void_p, c_int64),
             "nonet_watch": (c_int32, POINTER(_Version)),
             "nonet_unwatch": (None, c_void_p, POINTER(_Version)),

@@ -12,7 +12,7 @@ using nonet::Table;
 
 static Table* of(void* table) { return static_cast<Table*>(table); }
 
-NONET_API int32_t nonet_abi() { return 3; }
+NONET_API int32_t nonet_abi() { return 4; }
 
 NONET_API int32_t nonet_config_bytes() { return static_cast<int32_t>(sizeof(nonet::Config)); }
 
@@ -56,6 +56,7 @@ NONET_API int64_t nonet_table_apply(void* table, const int64_t* keys, int64_t co
 }
 
 NONET_API int64_t nonet_table_find(void* table, const int64_t* keys, int64_t count, int64_t* found) {
+  nonet::ReadLock lock = of(table)->reading();
   return of(table)->find(keys, count, found);
 }
 
@@ -71,11 +72,13 @@ NONET_API int64_t nonet_table_forget(void* table, const int64_t* keys, int64_t c
 
 NONET_API int64_t nonet_table_choose(void* table, uint64_t low, uint64_t high, int64_t since,
                                      nonet::Chosen** chosen) {
+  nonet::ReadLock lock = of(table)->reading();
   return of(table)->choose(low, high, since, chosen);
 }
 
 NONET_API void nonet_table_read(void* table, const nonet::Chosen* chosen, int64_t count, float* rows, float* state,
                                 int64_t* step, int64_t* seen, int64_t* uses) {
+  nonet::ReadLock lock = of(table)->reading();
   of(table)->read(chosen, count, rows, state, step, seen, uses);
 }
 

@@ -3,9 +3,9 @@
 // A row of the live table belongs to the version of step `at` when its own step is at most `at`. Rows that were made and not
 // trained yet carry `at` + 1: they belong to it unless they were kept or their key is among the `born`, sorted. Where rows
 // came from elsewhere (`moved`) the born are asked for every row. Rows are kept in the order of arrival, chained by the top
-// bits of their hash, in memory that is made ready before it is needed: keeping one is a copy. The caller's lock is held for a
-// batch of keys or one range of slices at a time. Of a table that evicts, a version keeps what the table forgets, sees or scores by
-// itself as well: the table tells it first. How the live rows lie in memory is not known here.
+// bits of their hash, in memory that is made ready before it is needed: keeping one is a copy. The caller's lock and the table's
+// are held for a batch of keys or one range of slices at a time. Of a table that evicts, a version keeps what the table forgets,
+// sees or scores by itself as well: the table tells it first. How the live rows lie in memory is not known here.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -176,11 +176,9 @@ static bool list_kept(const Kept& kept, uint64_t low, uint64_t high, Listed& out
 }
 
 // Live rows into columns, without those that are not of the version or did not change after `since`; returns how many.
-static int64_t read_live(const Version& version, const Chosen* chosen, int64_t count, int64_t since, const Columns& out,
-                         bool locked = false) {
+static int64_t read_live(const Version& version, const Chosen* chosen, int64_t count, int64_t since, const Columns& out) {
   const int64_t width = version.kept->width, state_width = version.kept->state_width;
-  if (locked) version.table->copy_out(chosen, count, out.row, out.state, out.step, out.seen, out.uses);
-  else version.table->read(chosen, count, out.row, out.state, out.step, out.seen, out.uses);
+  version.table->read(chosen, count, out.row, out.state, out.step, out.seen, out.uses);
   int64_t stay = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (out.step[i] <= since || !version.has(chosen[i].key, out.step[i])) continue;
@@ -206,7 +204,7 @@ static void keep_row(void* of, int64_t key, int64_t row) {
   int64_t step, seen, uses;
   Chosen one{key, row};
   Columns out{&key, numbers, states, &step, &seen, &uses};
-  if (read_live(version, &one, 1, INT64_MIN, out, true) && !kept.add(out, 0)) version.broken = 1;
+  if (read_live(version, &one, 1, INT64_MIN, out) && !kept.add(out, 0)) version.broken = 1;
 }
 
 }  // namespace nonet
@@ -233,8 +231,9 @@ NONET_API void nonet_kept_clear(void* kept) { static_cast<Kept*>(kept)->clear();
 NONET_API int64_t nonet_kept_count(void* kept) { return static_cast<Kept*>(kept)->count; }
 
 // Which keys were kept, and their rows where `rows` is given; a row of a key that was not kept is left alone.
-NONET_API void nonet_kept_find(void* held, const int64_t* keys, int64_t count, uint8_t* found, float* rows) {
-  const Kept& kept = *static_cast<Kept*>(held);
+NONET_API void nonet_kept_find(const Version* version, const int64_t* keys, int64_t count, uint8_t* found, float* rows) {
+  ReadLock lock = version->table->reading();
+  const Kept& kept = *version->kept;
   Buffer<float> state;
   if (rows && !state.ensure(kept.state_width + 1)) rows = nullptr;
   for (int64_t i = 0; i < count; ++i) {
@@ -248,6 +247,7 @@ NONET_API void nonet_kept_find(void* held, const int64_t* keys, int64_t count, u
 // how many; -1 without memory; -2 - n where n rows of room are needed, and then nothing is read.
 NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t high, int64_t since, const Columns* columns,
                               int64_t room) {
+  ReadLock lock = version->table->reading();
   const Kept& kept = *version->kept;
   Listed now, old;
   if (version->broken) return -1;
@@ -276,6 +276,7 @@ NONET_API int64_t nonet_piece(const Version* version, uint64_t low, uint64_t hig
 NONET_API int64_t nonet_keep(const Version* version, const int64_t* keys, int64_t count) {
   constexpr int64_t kBatch = 256, kAhead = 16;
   Kept& kept = *version->kept;
+  ReadLock lock = version->table->reading();
   Buffer<float> numbers;
   if (!numbers.ensure(kBatch * (kept.width + kept.state_width))) return -1;
   int64_t asked[kBatch], found[kBatch], step[kBatch], seen[kBatch], uses[kBatch];

@@ -192,7 +192,6 @@ int64_t Table::distinct(int64_t count) {
 }
 
 int64_t Table::find(const int64_t* keys, int64_t count, int64_t* found) {
-  ReadLock lock(&lock_);
   int64_t absent = 0;
   for (int64_t i = 0; i < count; ++i) {
     found[i] = index_.find(mix(static_cast<uint64_t>(keys[i])), keys[i]);
@@ -252,7 +251,6 @@ bool Table::drop(uint64_t hash, int64_t key) {
 
 // The rows between two hashes that changed after `since`, by slice and key, in memory that the caller frees.
 int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen) {
-  ReadLock lock(&lock_);
   int64_t count = 0, room = 0;
   Chosen* list = nullptr;
   bool enough = true;
@@ -277,12 +275,6 @@ int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chose
 
 void Table::read(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
                  int64_t* uses) {
-  ReadLock lock(&lock_);
-  copy_out(chosen, count, rows, state, step, seen, uses);
-}
-
-void Table::copy_out(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
-                     int64_t* uses) {
   for (int64_t i = 0; i < count; ++i) {
     int64_t row = chosen[i].row;
     kernels_->read_row(format(), rows_.view().row(row), rows + i * config_.width, config_.width);

@@ -68,15 +68,17 @@ class Table {
   int64_t look(const int64_t* keys, int64_t count, float* out);  // for readers: makes nothing
   int64_t lookup(const int64_t* keys, int64_t count, float* out, int64_t step);
   int64_t apply(const int64_t* keys, int64_t count, const float* grads, int64_t before, int64_t step, double lr);
-  int64_t find(const int64_t* keys, int64_t count, int64_t* found);
   int64_t upsert(const int64_t* keys, int64_t count, const float* rows, const float* state, const int64_t* step,
                  const int64_t* seen, const int64_t* uses);
   int64_t forget(const int64_t* keys, int64_t count);
+
+  // Held around the three that follow, by a watcher's `changes` already, and around all that must be of one moment.
+  ReadLock reading() { return ReadLock(&lock_); }
+  int64_t find(const int64_t* keys, int64_t count, int64_t* found);
   int64_t choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen);
   void read(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
             int64_t* uses);
-  void copy_out(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
-                int64_t* uses);  // what read does, for who has the lock
+
   bool watch(const Watcher& watcher);
   void unwatch(void* of);
   int64_t score(const int64_t* keys, const float* scores, int64_t count);

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from nonet.embedding.base import ALL_SLICES
+from nonet.embedding.bulk import joined
 from nonet.embedding.checkpoint import load, save, update_of
 from nonet.embedding.checksum import checksum, checksum_numpy
 from nonet.embedding.reader import ReplicaReader
@@ -277,3 +279,22 @@ def test_a_key_that_waits_no_more_does_not_wait_again_after_an_incremental_save(
     again = SparseWorld(specs, seed=7)
     load(again, tmp_path / "1")
     assert [table.tables["item"]._waiting()[0].tolist() for table in (world, again)] == [[6], [6]]
+
+
+@pytest.mark.parametrize("policy", [{"evict": "score"}, {"evict": "lru"}, {"evict": "lfu"}])
+def test_increments_keep_scores_and_looks_of_rows_that_were_not_trained(tmp_path, policy):
+    specs, keys = {"item": TableSpec(4, "sgd", budget_rows=100, **policy)}, torch.arange(20)
+    world, again = SparseWorld(specs, seed=7), SparseWorld(specs, seed=7)
+    world.push("item", keys, world.pull("item", keys), 1)
+    save(world, tmp_path / "0").wait()
+    world.pull("item", keys)
+    if policy["evict"] == "score":
+        world.tables["item"].score(keys, torch.arange(20.0))
+    world.push("item", keys[:1], torch.ones(1, 4), 2)
+    save(world, tmp_path / "1", base=tmp_path / "0").wait()
+    load(again, tmp_path / "1")
+    kept, read = (
+        joined(list(each.tables["item"]._chosen(ALL_SLICES, None)), specs["item"]) for each in (world, again)
+    )
+    assert (kept.seen.tolist(), kept.uses.tolist()) == (read.seen.tolist(), read.uses.tolist())
+    assert hashes(again) == hashes(world)

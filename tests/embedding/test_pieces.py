@@ -223,3 +223,32 @@ def test_a_table_that_has_grown_much_gets_memory_of_its_size():
     again = history.open()
     assert again._pieces.memory is large._pieces.memory
     again.close()
+
+
+def test_scores_set_by_a_thread_without_the_lock_do_not_tear_a_version():
+    world, keys = (
+        SparseWorld({"item": TableSpec(4, "sgd", evict="score", budget_rows=100_000)}, seed=7),
+        np.arange(20_000),
+    )
+    table = world.tables["item"]
+    world.push("item", torch.from_numpy(keys), world.pull("item", torch.from_numpy(keys)), 1)
+    table.score(keys, np.zeros(len(keys), np.float32))
+    wanted = joined(list(table._chosen(ALL_SLICES, None)), table.spec).uses
+    over = threading.Event()
+
+    def score():
+        for turn in range(1, 100_000):
+            table.score(keys[turn % 40 :: 40], np.full(500, float(turn), np.float32))
+            if over.is_set():
+                return
+
+    snapshot = world.histories["item"].open()
+    scoring = threading.Thread(target=score)
+    scoring.start()
+    try:
+        version = parts(snapshot, [range(start, start + 2048) for start in range(0, 1 << 16, 2048)])
+    finally:
+        over.set()
+        scoring.join(30)
+        snapshot.close()
+    assert version.uses.tolist() == wanted.tolist()
