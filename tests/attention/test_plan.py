@@ -185,30 +185,37 @@ def test_a_plan_of_65k_tokens_is_small(lengths):
     assert made.bytes() + integers <= 32 * sum(lengths)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        lambda lengths: masks.candidates(lengths, 200),
-        # Near the bar: on a busy core the best of 25 passes it, so they are asked for in the slow suite.
-        pytest.param(lambda lengths: masks.bos(lengths, 4), marks=pytest.mark.slow),
-        pytest.param(lambda lengths: masks.classes(lengths, 200), marks=pytest.mark.slow),
-    ],
-    ids=["candidates", "BOS columns", "classes"],
-)
-def test_a_plan_of_65k_tokens_takes_at_most_5_ms_of_one_thread(mask):
+def best_of_25(mask, lengths):
+    """Seconds of one thread for a plan; the best of many, since neighbours on a shared core only add."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for lengths in ([1024] * 64, [65536]):
-            table = mask(lengths)
-            spent = []
-            for _ in range(25):  # the best of many: neighbours on a shared core only add
-                began = time.thread_time()
-                plan(table, 128, 64)
-                spent.append(time.thread_time() - began)
-            assert min(spent) <= 5e-3, spent
+        table, spent = mask(lengths), []
+        for _ in range(25):
+            began = time.thread_time()
+            plan(table, 128, 64)
+            spent.append(time.thread_time() - began)
+        return min(spent)
     finally:
         torch.set_num_threads(threads)
+
+
+COSTLY = {
+    "candidates": lambda lengths: masks.candidates(lengths, 200),
+    "BOS columns": lambda lengths: masks.bos(lengths, 4),
+    "classes": lambda lengths: masks.classes(lengths, 200),
+}
+
+
+@pytest.mark.parametrize("mask", COSTLY.values(), ids=COSTLY)
+@pytest.mark.parametrize("lengths", [[1024] * 64, [65536]], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "most_ms",
+    # The bar, of a quiet core; and what only another algorithm passes, on any core (cut by tile pairs BOS took 53).
+    [pytest.param(5, marks=pytest.mark.slow), 25],
+)
+def test_a_plan_of_65k_tokens_takes_milliseconds_of_one_thread(mask, lengths, most_ms):
+    assert best_of_25(mask, lengths) <= 1e-3 * most_ms
 
 
 def test_a_block_that_no_kernel_has_is_refused():

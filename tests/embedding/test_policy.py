@@ -205,7 +205,7 @@ def test_a_policy_that_contradicts_itself_is_refused():
         TableSpec(4, dtype="int8")
     with pytest.raises(ConfigError, match="admit_probability must be in"):
         TableSpec(4, admit_probability=0.0)
-    with pytest.raises(ConfigError, match="a budget of 20 bytes holds no row of"):
+    with pytest.raises(ConfigError, match="a budget of 20 bytes holds no row: one takes 48 bytes"):
         TableSpec(4, budget_bytes=20, evict="lru")
     with pytest.raises(ConfigError, match="evicts by 'lru', not by score"):
         table(NumPyTable, evict="lru", budget_rows=5).score(np.arange(2), np.ones(2))
