@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,12 @@ def check(scenario: Scenario, folder: Path) -> None:
     for name in scenario.stages:
         if name in taken:
             raise ConfigError(f"stages.{name}: {', '.join(taken)} are names of every run; choose another")
+    asked: list[tuple[str, str]] = []
     for _, name, options in reward_options(scenario):
-        _check_reward(find_reward(options.use or name, folder, name=name), name, options)
-    _check_data(scenario, folder)
+        target = find_reward(options.use or name, folder, name=name)
+        _check_reward(target, name, options)
+        asked += [(name, column) for column in columns_of(target)]
+    _check_data(scenario, folder, asked)
 
 
 def _check_reward(target: Any, name: str, options: RewardOptions) -> None:
@@ -63,7 +67,8 @@ def _check_clicks(scenario: Scenario) -> None:
         )
 
 
-def _check_data(scenario: Scenario, folder: Path) -> None:
+def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str]]) -> None:
+    """`asked`: (reward, column of the items)."""
     data = data_setup(scenario, folder)
     seq, items = data.build()
     if not (seq.split == TEST).any():
@@ -71,13 +76,12 @@ def _check_data(scenario: Scenario, folder: Path) -> None:
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
             f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
-    for _, name, options in reward_options(scenario):
-        for column in columns_of(find_reward(options.use or name, folder, name=name)):
-            if column not in items.column_names:
-                there = items.column_names
-                raise ConfigError(
-                    f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
-                )
+    for name, column in asked:
+        if column not in items.column_names:
+            there = items.column_names
+            raise ConfigError(
+                f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
+            )
     for name, mask in seq.targets.items():
         if not (mask & (seq.split == TRAIN)).any():
             raise DataError(

@@ -264,21 +264,32 @@ class SparseWorld:
         keys: np.ndarray,
         train: bool,
         out: Tensor,
-        tell: Callable[[int], None] = lambda rows: None,
+        tell: Callable[[int], None] | None = None,
     ) -> None:
-        """Rows of keys [M] into `out` [M, D]; `tell` hears how many are there, a few times."""
+        """Rows of keys [M] into `out` [M, D]; `tell` hears how many are there, a few times where they are only read.
+
+        A table knows where the keys of its last training lookup lie, so one that will be trained is looked up whole.
+        """
         history, held = self.histories[table], self.tables[table]
         with history.making(keys) if train else history.lock:
             if not isinstance(held, NativeTable):
                 out.copy_(held.lookup(keys, train=train))
-                tell(len(keys))
-                return
-            start = 0
-            for share in _SHARES if len(keys) > _FEW else _SHARES[-1:]:
-                stop = int(share * len(keys))
-                held.lookup(keys[start:stop], train=train, out=out[start:stop])
-                tell(stop)
-                start = stop
+            elif train or tell is None or len(keys) <= _FEW:
+                held.lookup(keys, train=train, out=out)
+            else:
+                self._read_in_parts(held, keys, out, tell)
+        if tell is not None:
+            tell(len(keys))
+
+    def _read_in_parts(
+        self, table: NativeTable, keys: np.ndarray, out: Tensor, tell: Callable[[int], None]
+    ) -> None:
+        start = 0
+        for share in _SHARES:
+            stop = int(share * len(keys))
+            table.lookup(keys[start:stop], train=False, out=out[start:stop])
+            tell(stop)
+            start = stop
 
     def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
         with self.histories[table].changing(keys, step):

@@ -24,7 +24,7 @@ def main(rank, world_size, folder):
             world.tables["item"].lookup = once
             world.serve()
         for _ in range(4):
-            world.pull("item", keys)
+            world.pull("item", keys, train=False)
     except WorkerLost as error:
         return str(error)
     return "no error"
