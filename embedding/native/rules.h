@@ -5,24 +5,28 @@
 
 // Shapes: w [D] row, s [S] state, g [D] summed gradient.
 
+typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Quarter __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Halves, not whole lanes: GCC takes a vector wider than the registers through memory, a third of a step's time on AVX2.
 TARGET static inline float square_sum(const float* g, int64_t width) {
-  Lanes sum = {};
+  Half low = {}, high = {};
   int64_t at = 0;
   for (; at + 16 <= width; at += 16) {
-    Lanes part = *reinterpret_cast<const Lanes*>(g + at);
-    sum += part * part;
+    Half first = *reinterpret_cast<const Half*>(g + at), second = *reinterpret_cast<const Half*>(g + at + 8);
+    low += first * first;
+    high += second * second;
   }
   if (at < width) {
     float rest[16] = {};
     for (int64_t lane = 0; at + lane < width; ++lane) rest[lane] = g[at + lane];
-    Lanes part = *reinterpret_cast<const Lanes*>(rest);
-    sum += part * part;
+    Half first = *reinterpret_cast<const Half*>(rest), second = *reinterpret_cast<const Half*>(rest + 8);
+    low += first * first;
+    high += second * second;
   }
-  float lane[16];
-  *reinterpret_cast<Lanes*>(lane) = sum;
-  for (int half = 8; half; half /= 2)
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  return lane[0];
+  low += high;
+  Quarter sum = Quarter{low[0], low[1], low[2], low[3]} + Quarter{low[4], low[5], low[6], low[7]};
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 TARGET static inline void sgd(float* __restrict w, const float* __restrict g, int64_t width, const Step& p) {
