@@ -22,7 +22,10 @@ struct Step {
   double lr64;
 };
 
+// GCC takes a vector wider than the registers through memory (a third of a step's time), so the width follows the set.
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Quarter __attribute__((vector_size(16), aligned(4), may_alias));
 
 // beta^t by squaring: the same products in NumPy.
 static inline double power(double beta, int64_t t) {

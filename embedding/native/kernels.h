@@ -8,14 +8,21 @@
 
 constexpr int kToL2 = 2;
 
+#ifdef NONET_AVX512
+typedef Lanes Wide;
+#else
+typedef Half Wide;
+#endif
+constexpr int kWide = sizeof(Wide);
+
 TARGET static void hash_keys(const int64_t* __restrict keys, int64_t count, uint64_t* __restrict hash) {
   for (int64_t i = 0; i < count; ++i) hash[i] = mix(static_cast<uint64_t>(keys[i]));
 }
 
 TARGET static inline void copy_row(char* __restrict to, const char* __restrict from, int64_t bytes) {
   int64_t at = 0;
-  for (; at + 64 <= bytes; at += 64)
-    *reinterpret_cast<Lanes*>(to + at) = *reinterpret_cast<const Lanes*>(from + at);
+  for (; at + kWide <= bytes; at += kWide)
+    *reinterpret_cast<Wide*>(to + at) = *reinterpret_cast<const Wide*>(from + at);
   for (; at + 16 <= bytes; at += 16) memcpy(to + at, from + at, 16);
   for (; at < bytes; at += 4) memcpy(to + at, from + at, 4);
 }
@@ -69,8 +76,8 @@ TARGET static inline int64_t probe_line(const Slot* slots, uint64_t mask, uint64
 
 template <int kLines>
 TARGET static inline void copy_lines(char* __restrict to, const char* __restrict from) {
-  for (int line = 0; line < kLines; ++line)
-    *reinterpret_cast<Lanes*>(to + 64 * line) = *reinterpret_cast<const Lanes*>(from + 64 * line);
+  for (int at = 0; at < 64 * kLines; at += kWide)
+    *reinterpret_cast<Wide*>(to + at) = *reinterpret_cast<const Wide*>(from + at);
 }
 
 // Finds every key; its row's number or -1 goes to `found` if given, its row, or the default, to `out`; returns how many

@@ -5,10 +5,6 @@
 
 // Shapes: w [D] row, s [S] state, g [D] summed gradient.
 
-typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
-typedef float Quarter __attribute__((vector_size(16), aligned(4), may_alias));
-
-// Halves, not whole lanes: GCC takes a vector wider than the registers through memory, a third of a step's time on AVX2.
 TARGET static inline float square_sum(const float* g, int64_t width) {
   Half low = {}, high = {};
   int64_t at = 0;
