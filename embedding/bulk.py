@@ -137,23 +137,37 @@ def arrow(part: RowColumns) -> Iterator[pa.Table]:
 
 
 def packed_bytes(spec: TableSpec) -> int:
-    """B: whether there is a row, the row, its state and its step."""
+    """B: the row, its state, its step and whether it is absent."""
     return 4 * (spec.dim + state_width(spec)) + 16
 
 
-def packed(part: RowColumns) -> Tensor:
-    """Rows as bytes [R, B]."""
-    count = len(part.key)
+def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
+    """The rows of keys [N] as bytes [N, B], made where absent."""
+    if isinstance(table, NativeTable):
+        return table.take_packed(keys, packed_bytes(table.spec))
+    table.lookup(keys, train=True)
+    part = take(table, keys)
     pieces = [
-        np.ascontiguousarray(column).reshape(count, -1).view(np.uint8)
+        np.ascontiguousarray(column).reshape(len(keys), -1).view(np.uint8)
         for column in (part.row, part.state, part.step, part.deleted.astype(np.int64))
         if column.size
     ]
-    return torch.from_numpy(np.concatenate(pieces, axis=1)) if count else torch.empty(0, 0, dtype=torch.uint8)
+    none = torch.empty(0, packed_bytes(table.spec), dtype=torch.uint8)
+    return torch.from_numpy(np.concatenate(pieces, axis=1)) if len(keys) else none
 
 
-def unpacked(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
-    """What `packed` gave, with the keys it was asked for."""
+def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:
+    """Write what `take_packed` gave for these keys, absent ones apart; the table's step is at least that of its rows."""
+    if isinstance(table, NativeTable):
+        table.put_packed(keys, data)
+        return
+    part = _unpacked(keys, data, table.spec)
+    part = part.where(~part.deleted)
+    table._upsert(part)
+    table.step = max(table.step, int(part.step.max(initial=0)))
+
+
+def _unpacked(keys: np.ndarray, data: Tensor, spec: TableSpec) -> RowColumns:
     raw = data.numpy()
     row, state = 4 * spec.dim, 4 * state_width(spec)
 

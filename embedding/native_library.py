@@ -23,7 +23,7 @@ from pathlib import Path
 
 from nonet.errors import NonetError
 
-ABI = 4
+ABI = 5
 _HERE = Path(__file__).resolve().parent
 _FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno",
@@ -206,6 +206,8 @@ def _bound(opened: ctypes.CDLL) -> ctypes.CDLL:
         "table_apply": (i64, pointer, pointer, pointer, pointer, pointer, pointer, c_double),
         "table_find": (i64, pointer, pointer, i64, pointer),
         "table_upsert": (i64, pointer, pointer, i64, *[pointer] * 5),
+        "table_take": (i64, pointer, pointer, i64, pointer, i64),
+        "table_enter": (i64, pointer, pointer, i64, pointer),
         "table_forget": (i64, pointer, pointer, i64),
         "table_choose": (i64, pointer, c_uint64, c_uint64, i64, POINTER(pointer)),
         "table_read": (None, pointer, pointer, i64, *[pointer] * 5),

@@ -127,6 +127,24 @@ class NativeTable(BaseTable):
         if not self._strict and self._counters["evicted"]:
             self._take_evicted(step)
 
+    def take_packed(self, keys: np.ndarray, record: int) -> Tensor:
+        """The rows of keys [N] as bytes [N, record], made where absent: see `bulk.take_packed`."""
+        wanted, out = _array(keys), torch.empty(len(keys), record, dtype=torch.uint8)
+        code = self._core.nonet_table_take(
+            self._handle, _at(wanted), len(wanted), out.data_ptr(), self.step + 1
+        )
+        if code < 0:
+            raise _out_of_memory(self)
+        return out
+
+    def put_packed(self, keys: np.ndarray, data: Tensor) -> None:
+        """Write what `take_packed` gave for these keys; the table's step is at least that of its rows."""
+        wanted, data = _array(keys), data.contiguous()
+        last = self._core.nonet_table_enter(self._handle, _at(wanted), len(wanted), data.data_ptr())
+        if last < 0:
+            raise _out_of_memory(self)
+        self.step = max(self.step, last)
+
     def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
         """Set the scores [N] that evict="score" goes by, 0 at first; returns how many keys have no row."""
         if self.spec.evict != "score":

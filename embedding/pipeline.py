@@ -16,10 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from nonet.embedding.route import Route, route
 from nonet.embedding.window import Plan, Planner, Window, exact_window, summed
 from nonet.embedding.world import SparseWorld
 from nonet.errors import ConfigError, DeadlineExceeded
@@ -155,11 +153,8 @@ class _Run:
         for number in self._numbers:
             flight = self._pipeline._flight(number)
             for table, keys in flight.keys.items() if planners else ():
-                flight.plans[table] = planners[table].plan(self._to_one(keys))
+                flight.plans[table] = planners[table].plan(self._world.route(keys))
             self._put(self._routed, flight)
-
-    def _to_one(self, keys: Tensor) -> Route:
-        return route(keys.detach().cpu().numpy(), self._world.slices, self._world.slices.shards, 0)
 
     def _wire(self) -> None:
         for fetches, number in _schedule(self._numbers, self._ahead):
@@ -170,8 +165,7 @@ class _Run:
 
     def _fetch(self, flight: Flight) -> None:
         for table, plan in flight.plans.items():
-            found, data = self._world.take(table, torch.from_numpy(plan.fetch))
-            self._windows[table].enter(plan, found.keys, data)
+            self._windows[table].enter(plan, self._world.take(table, plan.fetch))
         if not flight.plans:
             flight.rows = {table: self._world.pull(table, keys) for table, keys in flight.keys.items()}
         self._ready.put(flight)
@@ -180,9 +174,10 @@ class _Run:
         flight, grads = self._next(self._updates, f"the gradients of batch {number}")
         step, lr = self._pipeline._step(number), self._pipeline._lr
         for table, keys in flight.keys.items():
-            plan = flight.plans.get(table)
-            sent = torch.from_numpy(plan.route.keys) if plan else keys
-            self._world.push(table, sent, grads[table], step, lr(number, table))
+            if plan := flight.plans.get(table):
+                self._world.push_summed(table, plan.route, grads[table], step, lr(number, table))
+            else:
+                self._world.push(table, keys, grads[table], step, lr(number, table))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

@@ -35,6 +35,13 @@ class Route:
         """Whether no key was asked for twice."""
         return len(self.keys) == len(self.place)
 
+    def only(self, chosen: np.ndarray) -> Route:
+        """The route of some of the distinct keys, `chosen` [U] bool, each asked for once."""
+        keys, stop = self.keys[chosen], np.cumsum(self.counts)
+        until = np.concatenate([[0], np.cumsum(chosen)])
+        counts = [int(until[end] - until[end - count]) for end, count in zip(stop, self.counts, strict=True)]
+        return Route(keys, keys, counts, np.arange(len(keys)))
+
     def moved(self, start: int, count: int, first: bool) -> Route:
         """The route when the `count` rows from `start` stand behind all others; `first`: when they stay where they are."""
         stop = start + count

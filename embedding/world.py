@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nonet.embedding.bulk import packed, packed_bytes, take
+from nonet.embedding.bulk import packed_bytes, take_packed
 from nonet.embedding.codec import codec
 from nonet.embedding.core import make_table
 from nonet.embedding.fast_route import best_router
@@ -96,7 +96,7 @@ class SparseWorld:
         number = self._number(table, "pull")
         if self.layout.world == 1:
             return self._lookup(table, _array(keys), train)
-        plan = self._routes[table] = self._route(keys)
+        plan = self._routes[table] = self.route(keys)
         header = self._header(PULL if train else READ, number)
         if self.layout.holds and self.codec.name == "fp32":
             return self._pull_fused(table, plan, header)
@@ -141,21 +141,32 @@ class SparseWorld:
             return
         plan = self._routes.pop(table, None)
         same = plan is not None and np.array_equal(plan.asked, _array(keys))
-        plan = plan if plan is not None and same else self._route(keys)
+        plan = plan if plan is not None and same else self.route(keys)
         asked = self.wire.ask(self._header(PUSH, number, step, lr), plan, same)
         self._take_grads(asked, plan.reduce(grads.detach().to(torch.float32)), plan.counts)
 
-    def take(self, table: str, keys: Tensor) -> tuple[Route, Tensor]:
-        """Distinct rows with their optimizer state and steps, as `packed` bytes [U, B], and the route to them.
+    def route(self, keys: Tensor) -> Route:
+        """Where the keys [N] of a batch go; any thread may ask."""
+        layout = self.layout
+        return route(_array(keys), self.slices, layout.world, layout.shards.start, self._router)
+
+    def take(self, table: str, plan: Route) -> Tensor:
+        """The route's distinct rows with their optimizer state and steps, as bytes [U, B] (`bulk.take_packed`).
 
         What a pipeline keeps while a batch is in flight. Absent rows are made.
         """
-        number = self._number(table, "take")
-        plan = self._route(keys)
+        header = self._header(TAKE, self._number(table, "take"))
         if self.layout.world == 1:
-            return plan, self._packed(table, plan.keys)
-        asked = self.wire.ask(self._header(TAKE, number), plan)
-        return plan, self._answer_packed(asked, plan.counts)
+            return self._packed(table, plan.keys)
+        return self._answer_packed(self.wire.ask(header, plan), plan.counts)
+
+    def push_summed(self, table: str, plan: Route, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """As `push`, of gradients [U, D] that are summed over equal keys already (`Route.reduce`)."""
+        header = self._header(PUSH, self._number(table, "push"), step, lr)
+        if self.layout.world == 1:
+            self._apply(table, plan.keys, grads, step, lr)
+            return
+        self._take_grads(self.wire.ask(header, plan), grads, plan.counts)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Move slices between shards; every trainer calls it between steps. See `reshard`."""
@@ -238,9 +249,8 @@ class SparseWorld:
         return self.wire.bytes_of(answer, asked.counts, counts)
 
     def _packed(self, table: str, keys: np.ndarray) -> Tensor:
-        self._lookup(table, keys, True)
-        with self.histories[table].lock:
-            return packed(take(self.tables[table], keys))
+        with self.histories[table].making(keys):
+            return take_packed(self.tables[table], keys)
 
     def _lookup(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
         history = self.histories[table]
@@ -294,10 +304,6 @@ class SparseWorld:
     def _apply(self, table: str, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
         with self.histories[table].changing(keys, step):
             self.tables[table].apply(keys, grads, step, lr)
-
-    def _route(self, keys: Tensor) -> Route:
-        layout = self.layout
-        return route(_array(keys), self.slices, layout.world, layout.shards.start, self._router)
 
     def _header(self, op: int, table: int = 0, step: int = 0, lr: float | None = None) -> Header:
         return Header(op, table, step, lr, self.slices.version)

@@ -1,4 +1,4 @@
-// The C ABI, version 3: opaque tables, plain pointers, 64-bit counts; a negative answer is an error code.
+// The C ABI: opaque tables, plain pointers, 64-bit counts; a negative answer is an error code.
 
 #include <cstdlib>
 #include <new>
@@ -12,7 +12,7 @@ using nonet::Table;
 
 static Table* of(void* table) { return static_cast<Table*>(table); }
 
-NONET_API int32_t nonet_abi() { return 4; }
+NONET_API int32_t nonet_abi() { return 5; }
 
 NONET_API int32_t nonet_config_bytes() { return static_cast<int32_t>(sizeof(nonet::Config)); }
 

@@ -32,8 +32,13 @@ void Table::tally() {
 }
 
 int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, int64_t step) {
-  if (!count) return 0;
   WriteLock lock(&lock_);
+  return find_or_make(keys, count, out, step);
+}
+
+// The rows of a batch in `found_`, made where absent and let in, their values in `out` if given; returns the positions refused.
+int64_t Table::find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step) {
+  if (!count) return 0;
   batch_ = -1;
   if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
   kernels_->hash_keys(keys, count, hash_.data);
@@ -84,7 +89,7 @@ int64_t Table::fill_absent(const int64_t* keys, int64_t count, float* out, int64
       if (row < 0) return kNoMemory;
     }
     found_[i] = row;
-    kernels_->read_row(format(), rows_.view().row(row), out + i * config_.width, config_.width);
+    if (out) kernels_->read_row(format(), rows_.view().row(row), out + i * config_.width, config_.width);
   }
   config_.counters[kRefused] += refused;
   return refused;
@@ -212,18 +217,24 @@ int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, con
       row = take_row(hash, keys[i]);
     }
     if (row < 0) return tally(), kNoMemory;
-    kernels_->write_row(format(), rows_.view().row(row), rows + i * config_.width, config_.width);
-    char* held = rows_.view().tail(row);
-    memset(held, 0, state_at_);
-    memcpy(held + state_at_, state + i * config_.state_width, 4 * config_.state_width);
-    tail(row)->step = step[i];
-    if (evicts()) {
-      tail(row)->seen = seen ? seen[i] : step[i];
-      tail(row)->uses = static_cast<uint32_t>(uses ? uses[i] : 1);
-    }
+    write(row, rows + i * config_.width, state + i * config_.state_width, step[i]);
+    if (evicts() && seen) tail(row)->seen = seen[i];
+    if (evicts() && uses) tail(row)->uses = static_cast<uint32_t>(uses[i]);
   }
   tally();
   return count;
+}
+
+// A row as it was elsewhere, looked up once, then.
+void Table::write(int64_t row, const float* values, const float* state, int64_t step) {
+  kernels_->write_row(format(), rows_.view().row(row), values, config_.width);
+  char* held = rows_.view().tail(row);
+  memset(held, 0, state_at_);
+  memcpy(held + state_at_, state, 4 * config_.state_width);
+  tail(row)->step = step;
+  if (!evicts()) return;
+  tail(row)->seen = step;
+  tail(row)->uses = 1;
 }
 
 int64_t Table::forget(const int64_t* keys, int64_t count) {

@@ -72,6 +72,10 @@ class Table {
                  const int64_t* seen, const int64_t* uses);
   int64_t forget(const int64_t* keys, int64_t count);
 
+  // What travels to a trainer that steps rows itself: rows made where absent, as bytes, and such bytes written back.
+  int64_t take(const int64_t* keys, int64_t count, char* out, int64_t step);
+  int64_t enter(const int64_t* keys, int64_t count, const char* bytes);
+
   // Held around the three that follow, by a watcher's `changes` already, and around all that must be of one moment.
   ReadLock reading() { return ReadLock(&lock_); }
   int64_t find(const int64_t* keys, int64_t count, int64_t* found);
@@ -90,6 +94,9 @@ class Table {
   bool evicts() const { return config_.policy.evicts(); }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
+  int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
+  void write(int64_t row, const float* values, const float* state, int64_t step);
+  void prefetch_row(int64_t row) const;
   int64_t make(uint64_t hash, int64_t key, int64_t step);
   int64_t take_row(uint64_t hash, int64_t key);
   int64_t fill_absent(const int64_t* keys, int64_t count, float* out, int64_t step);

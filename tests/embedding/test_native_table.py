@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from nonet.embedding.bulk import packed_bytes, put_packed, take_packed
 from nonet.embedding.core import core_status
 from nonet.embedding.slices import SliceMap, splitmix64
+from nonet.embedding.spec import TableSpec
 from nonet.embedding.store import SparseTable
 from nonet.embedding.table import NumPyTable
 from nonet.errors import ConfigError, DataError
@@ -286,3 +288,55 @@ def test_tables_grow_in_a_forked_child_whose_parent_has_a_thread_that_makes_memo
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rows_as_bytes_are_the_twins_and_come_back_whole(optimizer, dtype):
+    spec = TableSpec(7, optimizer, dtype=dtype, lr=0.1)
+    tables, copies = ([make(spec) for make in (of_core, of_numpy)] for _ in range(2))
+    keys = np.concatenate([ODD, np.arange(400)])
+    train(tables, 5, keys)
+    asked = np.unique(np.concatenate([keys[::2], np.arange(1000, 1040)]))  # the last ones are made
+    ours, theirs = (take_packed(table, asked) for table in tables)
+    assert torch.equal(ours, theirs)
+    for copy in copies:
+        put_packed(copy, asked[:300], theirs[:300])
+        put_packed(copy, asked, theirs)
+    assert [len(copy) for copy in copies] == [len(asked)] * 2
+    assert copies[0].state_hash() == copies[1].state_hash()
+    assert [copy.step for copy in copies] == [6, 6]  # rows made after step 5 carry the next one
+    again = [copy.lookup(asked, train=True) for copy in copies]
+    for copy, rows in zip(copies, again, strict=True):
+        copy.apply(asked, rows, 7)
+    assert copies[0].state_hash() == copies[1].state_hash()
+
+
+def test_a_key_that_is_not_let_in_travels_as_absent():
+    for make in (of_core, of_numpy):
+        table, copy = make(TableSpec(4, admit_count=2)), make(TableSpec(4))
+        for step in (1, 2):
+            table.lookup(np.array([5, 6]), train=True, step=step)
+        data = take_packed(table, np.array([5, 7, 6]))
+        put_packed(copy, np.array([5, 7, 6]), data)
+        assert sorted(copy.keys) == [5, 6]
+
+
+def test_no_rows_as_bytes_are_no_bytes():
+    nothing = np.empty(0, dtype=np.int64)
+    for make in (of_core, of_numpy):
+        table = make(TableSpec(4, "adam"))
+        data = take_packed(table, nothing)
+        assert tuple(data.shape) == (0, packed_bytes(table.spec))
+        put_packed(table, nothing, data)
+        assert (len(table), table.step) == (0, 0)
+
+
+def of_core(spec):
+    from nonet.embedding.native_table import NativeTable
+
+    return NativeTable.of("item", spec, 7)
+
+
+def of_numpy(spec):
+    return NumPyTable.of("item", spec, 7)

@@ -77,9 +77,13 @@ class SlowWire(SparseWorld):
         time.sleep(self.wire_s)
         return super().pull(table, keys, train=train)
 
-    def take(self, table, keys):
+    def take(self, table, plan):
         time.sleep(self.wire_s)
-        return super().take(table, keys)
+        return super().take(table, plan)
+
+    def push_summed(self, table, plan, grads, step, lr=None):
+        time.sleep(self.wire_s)
+        super().push_summed(table, plan, grads, step, lr)
 
     def push(self, table, keys, grads, step, lr=None):
         time.sleep(self.wire_s)
@@ -109,7 +113,7 @@ def test_an_error_in_any_stage_ends_the_run_with_that_error(where):
     world = SparseWorld(SPECS, seed=1)
     running = pipeline(world, fail if where == "compute" else ones, depth=3, timeout_s=20)
     if where == "push":
-        world.push = fail  # type: ignore[method-assign]
+        world.push_summed = fail  # type: ignore[method-assign]
     elif where != "compute":
         setattr(running, f"_{where}", fail)
     with pytest.raises(ValueError, match=f"in {where}"):
@@ -125,7 +129,7 @@ def test_an_error_in_any_stage_ends_the_run_with_that_error(where):
 
 def test_nothing_changes_after_the_caller_has_the_error():
     world, late, pushed = SparseWorld(SPECS, seed=1), threading.Event(), []
-    push = world.push
+    push = world.push_summed
 
     def slow_push(*given):
         late.wait(20)
@@ -138,7 +142,7 @@ def test_nothing_changes_after_the_caller_has_the_error():
             raise ValueError("in compute, while the wire has the update of batch 0")
         return ones(number, data, rows)
 
-    world.push = slow_push  # type: ignore[method-assign]
+    world.push_summed = slow_push  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="in compute"):
         pipeline(world, compute, depth=3).run(0, 6)
     assert pushed == [1]
@@ -148,22 +152,22 @@ def test_nothing_changes_after_the_caller_has_the_error():
 def test_rows_in_flight_are_not_read_while_others_enter(monkeypatch):
     world = SparseWorld(SPECS, seed=1)
     window, planner = Window("item", SPECS["item"], world.codec), Planner(1)
-    found, data = world.take("item", torch.arange(50))
-    plan = planner.plan(found)
-    window.enter(plan, found.keys, data)
+    plan = planner.plan(world.route(torch.arange(50)))
+    data = world.take("item", plan.fetch)
+    window.enter(plan, data)
     rows, seen, waited = window.rows(plan.route), [], []
     reader = threading.Thread(target=lambda: seen.append(window.rows(plan.route)))
-    upsert = window._table._upsert
+    delete = window._table._delete
 
-    def while_read(entering):
+    def while_read(leaving):
+        delete(leaving)
         reader.start()
         reader.join(0.2)
         waited.append(reader.is_alive())
-        upsert(entering)
 
-    monkeypatch.setattr(window._table, "_upsert", while_read)
-    plan.leave = found.keys
-    window.enter(plan, found.keys, data)
+    monkeypatch.setattr(window._table, "_delete", while_read)
+    plan.leave = plan.fetch.keys
+    window.enter(plan, data)
     reader.join(20)
     assert waited == [True]
     assert torch.equal(seen[0], rows)

@@ -99,3 +99,15 @@ def test_a_map_is_edited_by_moves_and_carries_a_version():
     assert sum(move.stop - move.start for move in moves) == (two.owners != three.owners).sum()
     half = two.moved(moves[:1])
     assert sum(len(block) for shard in range(5) for block in half.ranges(shard)) == SLICES
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_some_of_a_routes_keys_go_where_they_would_alone(router):
+    slices = SliceMap(5)
+    for keys in batches():
+        whole = route(keys, slices, 6, 1, router)
+        chosen = np.random.default_rng(3).random(len(whole.keys)) < 0.4
+        some, alone = whole.only(chosen), route(whole.keys[chosen], slices, 6, 1, router)
+        assert some.keys.tolist() == alone.keys.tolist()
+        assert some.counts == alone.counts
+        assert some.place.tolist() == list(range(len(some.keys)))

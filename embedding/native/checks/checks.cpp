@@ -29,6 +29,8 @@ int64_t nonet_table_choose(void*, uint64_t, uint64_t, int64_t, nonet::Chosen**);
 void nonet_table_read(void*, const nonet::Chosen*, int64_t, float*, float*, int64_t*, int64_t*, int64_t*);
 void nonet_chosen_free(nonet::Chosen*);
 void nonet_table_take_evicted(void*, int64_t*);
+int64_t nonet_table_take(void*, const int64_t*, int64_t, char*, int64_t);
+int64_t nonet_table_enter(void*, const int64_t*, int64_t, const char*);
 void* nonet_kept_new(int64_t, int64_t, int64_t);
 void nonet_kept_free(void*);
 void nonet_kept_clear(void*);
@@ -107,6 +109,20 @@ static void against_a_map(const char* isa, int64_t width, nonet::Format format) 
   nonet_table_free(table);
 }
 
+// Rows that travel as bytes, memory of just their size, are in the other table what they were.
+static void carried(const nonet::Config* made, const char* isa, void* table, const std::vector<int64_t>& keys) {
+  const int64_t count = keys.size(), record = 4 * (made->width + made->state_width) + 16;
+  char *there = static_cast<char*>(malloc(count * record)), *back = static_cast<char*>(malloc(count * record));
+  void* other = nonet_table_new(made, isa);
+  CHECK(nonet_table_take(table, keys.data(), count, there, 4) == 0);
+  CHECK(nonet_table_enter(other, keys.data(), count, there) == 3);
+  CHECK(nonet_table_take(other, keys.data(), count, back, 4) == 0);
+  CHECK(!memcmp(there, back, count * record));
+  nonet_table_free(other);
+  free(there);
+  free(back);
+}
+
 static void every_rule(const char* isa, int64_t width, nonet::Format format) {
   const int64_t states[] = {0, width, 1, 2 * width + 1, 2 * width};
   for (int rule = 0; rule < 5; ++rule) {
@@ -124,6 +140,7 @@ static void every_rule(const char* isa, int64_t width, nonet::Format format) {
     }
     CHECK(nonet_table_look(table, keys.data(), 300, rows.data()) == 0);
     for (float number : rows) CHECK(std::isfinite(number));
+    carried(&made, isa, table, keys);
     nonet_table_free(table);
   }
 }

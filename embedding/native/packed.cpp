@@ -1,0 +1,71 @@
+// Rows as bytes, for a trainer that steps them itself: a row's numbers, its optimizer state, its step, whether it is absent.
+//
+// One pass over the table where columns, and then bytes of them, would be four. All numbers are float32 or int64,
+// whatever the table stores; nothing is padded, so a record's int64s may lie anywhere.
+
+#include "table.h"
+
+#define NONET_API extern "C" __attribute__((visibility("default")))
+
+namespace nonet {
+
+constexpr int64_t kPackAhead = 8;  // rows; their lines are as many as a core has on their way
+
+void Table::prefetch_row(int64_t row) const {
+  const Rows::View rows = rows_.view();
+  for (int64_t line = 0; line < rows.row_bytes; line += 64) __builtin_prefetch(rows.row(row) + line);
+  for (int64_t line = 0; line < rows.tail_bytes; line += 64) __builtin_prefetch(rows.tail(row) + line);
+}
+
+// Returns how many keys have no row because they were not let in.
+int64_t Table::take(const int64_t* keys, int64_t count, char* out, int64_t step) {
+  WriteLock lock(&lock_);
+  int64_t refused = find_or_make(keys, count, nullptr, step);
+  if (refused < 0) return refused;
+  const int64_t width = 4 * config_.width, state = 4 * config_.state_width;
+  for (int64_t i = 0; i < count; ++i, out += width + state + 16) {
+    if (i + kPackAhead < count && found_[i + kPackAhead] >= 0) prefetch_row(found_[i + kPackAhead]);
+    int64_t row = found_[i], absent = row < 0;
+    if (absent) {
+      memset(out, 0, width + state + 8);
+    } else {
+      kernels_->read_row(format(), rows_.view().row(row), reinterpret_cast<float*>(out), config_.width);
+      memcpy(out + width, rows_.view().tail(row) + state_at_, state);
+      memcpy(out + width + state, &tail(row)->step, 8);
+    }
+    memcpy(out + width + state + 8, &absent, 8);
+  }
+  return refused;
+}
+
+// Returns the last step of the rows that came, 0 without any. Absent ones are passed over.
+int64_t Table::enter(const int64_t* keys, int64_t count, const char* bytes) {
+  WriteLock lock(&lock_);
+  batch_ = -1;
+  const int64_t width = 4 * config_.width, state = 4 * config_.state_width;
+  int64_t last = 0;
+  for (int64_t i = 0; i < count; ++i, bytes += width + state + 16) {
+    int64_t step, absent;
+    memcpy(&step, bytes + width + state, 8);
+    memcpy(&absent, bytes + width + state + 8, 8);
+    if (absent) continue;
+    uint64_t hash = mix(static_cast<uint64_t>(keys[i]));
+    int64_t row = index_.find(hash, keys[i]);
+    if (row < 0) row = take_row(hash, keys[i]);
+    if (row < 0) return tally(), kNoMemory;
+    write(row, reinterpret_cast<const float*>(bytes), reinterpret_cast<const float*>(bytes + width), step);
+    if (step > last) last = step;
+  }
+  tally();
+  return last;
+}
+
+}  // namespace nonet
+
+NONET_API int64_t nonet_table_take(void* table, const int64_t* keys, int64_t count, char* out, int64_t step) {
+  return static_cast<nonet::Table*>(table)->take(keys, count, out, step);
+}
+
+NONET_API int64_t nonet_table_enter(void* table, const int64_t* keys, int64_t count, const char* bytes) {
+  return static_cast<nonet::Table*>(table)->enter(keys, count, bytes);
+}
