@@ -8,13 +8,15 @@ from typing import Any
 
 from nonet.controller.options import Reinforced, RewardOptions, Supervised
 from nonet.controller.scenario import Scenario
-from nonet.controller.setups import baselines_of, predicts_clicks, reward_options, targets
+from nonet.controller.setups import baselines_of, predicts_clicks, reward_options, run_setup, targets
 from nonet.controller.sources import data_setup
 from nonet.controller.support import check_runnable
 from nonet.controller.tables import check_tables
+from nonet.embedding.tiers import Tiers
 from nonet.errors import ConfigError, DataError
 from nonet.models.click_metrics import check_metric
 from nonet.models.metrics import parse_metric
+from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.reward import check_options, columns_of, find_reward
 from nonet.samples.hints import did_you_mean
 from nonet.samples.sequences import RL, TEST, TRAIN
@@ -24,6 +26,7 @@ def check(scenario: Scenario, folder: Path) -> None:
     """Read and split the data, find the rewards, parse the metrics. Raises ConfigError or DataError, one line."""
     check_runnable(scenario)
     check_tables(scenario)
+    _check_tiers(scenario)
     for metric in scenario.evaluate.metrics:
         check_metric(metric) if predicts_clicks(scenario) else parse_metric(metric)
     if predicts_clicks(scenario):
@@ -46,6 +49,15 @@ def _check_reward(target: Any, name: str, options: RewardOptions) -> None:
     except ConfigError as error:
         general = ", ".join(key for key in RewardOptions.model_fields if key != "use")
         raise ConfigError(f"{error} Every reward has {general}.") from None
+
+
+def _check_tiers(scenario: Scenario) -> None:
+    setup = run_setup(scenario)
+    for name, spec in setup.specs().items():
+        try:
+            Tiers.of(spec, setup.tiers.get(name, {})).check(spec)
+        except ConfigError as error:
+            raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
 
 def _check_clicks(scenario: Scenario) -> None:
@@ -82,6 +94,8 @@ def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str
             raise ConfigError(
                 f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
             )
+    if not predicts_clicks(scenario):
+        check_tokenizer(items, data.tokenizer, folder)
     for name, mask in seq.targets.items():
         if not (mask & (seq.split == TRAIN)).any():
             raise DataError(

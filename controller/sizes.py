@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nonet.controller.scenario import Scenario
+from nonet.controller.tables import table_arguments
+from nonet.embedding.spec import TableSpec
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # layers, width, feed-forward width, key/value width, vocabulary: from the published config.json of each
@@ -30,12 +32,6 @@ _DEPTH_VECTORS = (
 )
 _GAPS, _RATINGS, _TYPES = 28, 21, 32  # nonet.models.sid_decoder
 _BUCKETS = 64  # nonet.models.hstu
-_STATES = {
-    "sgd": lambda dim: 0,
-    "rowwise_adagrad": lambda dim: 1,
-    "adagrad": lambda dim: dim,
-    "adam": lambda dim: 2 * dim,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +158,6 @@ def _depth_attention(codes: Sequence[int], width: int, heads: int) -> int:
     return history + levels + sought + sum(codes[:-1]) * (unturned + width)
 
 
-def row_bytes(dim: int, optimizer: str) -> int:
-    """One sparse row: key, values, optimizer state, step; fp32."""
-    return 8 + 4 * dim + 4 * _STATES.get(optimizer, _STATES["adam"])(dim) + 8
-
-
 def table_bytes(scenario: Scenario) -> dict[str, int | None]:
     """Bytes of each table over all shards: its budget, or None where only the data will tell."""
     return {name: table.budget for name, table in scenario.sparse.tables.items()}
@@ -187,8 +178,7 @@ def shard_bytes(scenario: Scenario, shards: int) -> float:
 def _of_tier(scenario: Scenario, name: str, tier: str) -> int:
     table, defaults = scenario.sparse.tables[name], scenario.sparse.defaults
     rows, given = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
-    size = row_bytes(table.dim or defaults.dim, table.optimizer or defaults.optimizer)
-    return int(given or (rows or 0) * size)
+    return int(given or (rows or 0) * TableSpec(**table_arguments(defaults, table)).row_bytes)
 
 
 def _backbone(path: str, precision: str, levels: int) -> ModelSize:

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 from nonet.controller.part import Part, Positive, Rate, Word
 from nonet.controller.quantity import Bytes, Seconds
 
-Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
+Numbers = Literal["fp32", "bf16", "fp16"]
+AtLeast0 = Annotated[float, Field(ge=0)]
 
 
 class Admit(Part):
@@ -79,8 +81,13 @@ class TableDefaults(Part):
     dim: Positive = 32
     optimizer: Optimizer = "rowwise_adagrad"
     lr: Rate = 0.02
-    init_scale: Annotated[float, Field(ge=0)] | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    init_scale: AtLeast0 | None = None
+    weight_decay: AtLeast0 | None = None
+    clip: AtLeast0 | None = None
+    eps: AtLeast0 | None = None
+    l1: AtLeast0 | None = None
+    l2: AtLeast0 | None = None
+    dtype: Numbers | None = None
 
 
 class Table(Part):
@@ -89,10 +96,20 @@ class Table(Part):
     optimizer: Optimizer | None = None
     lr: Rate | None = None
     init_scale: Annotated[
-        float | None, Field(ge=0, description="first values are uniform within this of 0; 0.02 by default")
+        AtLeast0 | None, Field(description="first values are uniform within this of 0; 0.02 by default")
     ] = None
     weight_decay: Annotated[
-        float | None, Field(ge=0, description="decoupled, of the rows a step touches; 0 by default")
+        AtLeast0 | None, Field(description="decoupled, of the rows a step touches; 0 by default")
+    ] = None
+    clip: Annotated[
+        AtLeast0 | None, Field(description="largest norm of a row's gradient in a step; 0, the default: any")
+    ] = None
+    eps: Annotated[AtLeast0 | None, Field(description="the optimizer's; ftrl's is McMahan's beta")] = None
+    l1: Annotated[AtLeast0 | None, Field(description="ftrl: what pulls numbers to exactly 0")] = None
+    l2: Annotated[AtLeast0 | None, Field(description="ftrl: what pulls numbers towards 0")] = None
+    dtype: Annotated[
+        Numbers | None,
+        Field(description="of a row's numbers in memory, fp32 by default; optimizer state stays fp32"),
     ] = None
     combiner: Annotated[
         Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")

@@ -18,7 +18,7 @@ from nonet.embedding.spec import TableSpec
 from nonet.errors import ConfigError
 from nonet.samples.hints import did_you_mean
 
-_INHERITED = ("init_scale", "weight_decay")
+_INHERITED = ("init_scale", "weight_decay", "clip", "eps", "l1", "l2", "dtype")
 _OF_DECODER = ("item", "user")
 
 

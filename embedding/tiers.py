@@ -38,7 +38,7 @@ class Tiers:
         settings = dict(given)
         host_bytes = settings.pop("host_bytes", 0)
         if host_bytes:
-            settings["host_rows"] = max(1, host_bytes // spec.row_bytes)
+            settings["host_rows"] = _rows(host_bytes, spec.row_bytes, "host")
         if settings.get("host_rows"):
             settings.setdefault("folder", str(Path(tempfile.gettempdir()) / "nonet-cold"))
         return cls(device=device, **settings)
@@ -50,6 +50,8 @@ class Tiers:
 
     def check(self, spec: TableSpec) -> None:
         """ConfigError where these tiers cannot serve such a table."""
+        if self.device_bytes:
+            _rows(self.device_bytes, device_row_bytes(spec), "device")
         if bool(self.host_rows) != bool(self.folder):
             raise ConfigError(
                 f"a cold tier wants host_rows and a folder, got {self.host_rows} and {self.folder!r}; give both or neither"
@@ -64,3 +66,11 @@ class Tiers:
                 "a table that forgets rows (ttl_steps, or evict and a budget) has no use for a cold tier: "
                 "leave out host_rows and folder, or the eviction"
             )
+
+
+def _rows(budget: int, row: int, tier: str) -> int:
+    if budget < row:
+        raise ConfigError(
+            f"{budget} bytes of {tier} hold no row: one takes {row} with its optimizer state. Raise it, or leave it out"
+        )
+    return budget // row

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.sid_file import read_sids
-from nonet.models.vectors import item_vectors
+from nonet.models.vectors import check_sources, item_vectors
 from nonet.random import rng
 from nonet.samples.sequences import Sequences
 
@@ -25,6 +25,7 @@ from nonet.samples.sequences import Sequences
 LEAST_UNIQUE = 0.1  # share of distinct tuples before the collision level
 LEAST_EVEN = 0.1  # perplexity of the first level over the codes it could use
 _ITERATIONS = 30
+_VECTORS = ("title", "categories", "cooccurrence")
 _SAMPLE = 256  # vectors a code that k-means learns from; more add time, not quality (FAISS' bound)
 _CHUNK = 1 << 24  # distances held at once
 
@@ -47,10 +48,18 @@ def tokenise(
         return _finished(*read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False)
     if use != "rq_kmeans":
         raise ConfigError(f"tokenizer: use: {use!r} is unknown; there are: file, rq_kmeans.")
-    spec = config.get("vectors", ["title", "categories", "cooccurrence"])
+    spec = config.get("vectors", _VECTORS)
     vectors = item_vectors(items, seq, spec, dim=config.get("dim", 64), seed=seed, folder=folder)
     levels, codes = config.get("levels", 3), config.get("codes", 64)
     return _finished(rq_kmeans(vectors, levels, codes, seed), (codes,) * levels, always=True)
+
+
+def check_tokenizer(items: pa.Table, config: Mapping[str, Any], folder: Path) -> None:
+    """Raises ConfigError or DataError where `tokenise` would not find what it is told to read."""
+    if config.get("use") == "file":
+        read_sids(folder / config["path"], items["item_id"].to_pylist())
+    else:
+        check_sources(config.get("vectors", _VECTORS), items, folder)
 
 
 def rq_kmeans(vectors: np.ndarray, levels: int, codes: int, seed: int) -> np.ndarray:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ import torch
 
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
+from nonet.samples.hints import did_you_mean
 from nonet.samples.sequences import TRAIN, Sequences
 
 # Shapes: I items, F features (words, or items), D width of a block, n nonzeros.
@@ -76,6 +78,12 @@ def item_vectors(
             )
         blocks.append(weight * _standardised(block))
     return np.ascontiguousarray(np.concatenate(blocks, 1), dtype=np.float32)
+
+
+def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
+    """Raises ConfigError or DataError for a source of `item_vectors` that is nowhere, before anything is computed."""
+    for name in weights_of(spec):
+        _kind(name, items, folder)
 
 
 def weights_of(spec: Spec) -> dict[str, float]:
@@ -151,16 +159,29 @@ def svd(matrix: Nonzeros, dim: int, seed: int, name: str, *, power: float = 1.0)
 
 
 def _source(name: str, items: pa.Table, seq: Sequences, *, dim: int, seed: int, folder: Path) -> np.ndarray:
+    match _kind(name, items, folder):
+        case "cooccurrence":
+            return svd(cooccurrence(seq, len(items)), dim, seed, name, power=0.5)
+        case "column":
+            return _column(name, items[name], dim, seed)
+    return _file(folder / name, items)
+
+
+def _kind(name: str, items: pa.Table, folder: Path) -> Literal["cooccurrence", "column", "file"]:
     if name == "cooccurrence":
-        return svd(cooccurrence(seq, len(items)), dim, seed, name, power=0.5)
+        return "cooccurrence"
     if name in items.column_names:
-        return _column(name, items[name], dim, seed)
+        return "column"
     if Path(name).suffix in (".npy", ".parquet"):
-        return _file(folder / name, items)
-    known = ", ".join(["cooccurrence", *(c for c in items.column_names if c not in _NOT_TASTE)])
+        if not (folder / name).is_file():
+            raise DataError(
+                f"tokenizer.vectors: {folder / name} does not exist. Paths are relative to the scenario."
+            )
+        return "file"
+    there = ["cooccurrence", *(column for column in items.column_names if column not in _NOT_TASTE)]
     raise DataError(
         f"tokenizer.vectors names {name!r}, which is neither a column of the items nor a .npy or .parquet file; "
-        f"there are: {known}."
+        f"there are: {', '.join(there)}.{did_you_mean(name, there)}"
     )
 
 
@@ -180,8 +201,6 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
 
 def _file(path: Path, items: pa.Table) -> np.ndarray:
     """A .npy [I, D] in the order of the items table, or a Parquet of item_id and `vector` or numeric columns."""
-    if not path.is_file():
-        raise DataError(f"tokenizer.vectors: {path} does not exist. Paths are relative to the scenario.")
     if path.suffix == ".parquet":
         return _parquet(path, items)
     try:

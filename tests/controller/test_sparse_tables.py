@@ -26,6 +26,22 @@ def test_a_table_s_policy_reaches_its_spec():
     assert not run_setup(quickstart()).specs()["item"].evicts
 
 
+def test_an_optimizer_s_settings_reach_the_spec_from_the_table_or_the_defaults():
+    own = "sparse.tables.item={optimizer: ftrl, l1: 0.5, l2: 0, eps: 2.0, clip: 1.5, dtype: bf16}"
+    every = "sparse.defaults={dim: 32, dtype: fp16, optimizer: adamw, weight_decay: 0.1, clip: 3.0}"
+    specs = run_setup(quickstart(own, every, "sparse.tables.user={clip: 0}")).specs()
+    item, user = specs["item"], specs["user"]
+    assert (item.optimizer, item.l1, item.l2, item.eps) == ("ftrl", 0.5, 0.0, 2.0)
+    assert (item.clip, item.dtype, item.weight_decay) == (1.5, "bf16", 0.1)
+    assert (user.optimizer, user.clip, user.dtype, user.weight_decay, user.eps) == (
+        "adamw",
+        0.0,
+        "fp16",
+        0.1,
+        None,
+    )
+
+
 def test_a_time_to_live_is_the_steps_that_train_so_much_event_time():
     timed = quickstart("sparse.tables.item={evict: {ttl: 50d}}", "stages.pretrain.epochs=2")
     facts = {"train_span_s": 100 * DAY}
@@ -66,6 +82,10 @@ def test_tiers_reach_the_workers_and_one_that_says_nothing_is_refused():
             "no feature 'itemm'; there are item, user. Did you mean 'item'?",
         ),
         ("sparse.tables={sku: {dim: 8}}", "no feature 'sku'"),
+        (
+            "sparse.tables.item.l1=0.5",
+            "sparse.tables.item: l1 and l2 are ftrl's, and rowwise_adagrad has neither",
+        ),
         ("sparse.tables.item.features=[user]", "feature 'user' is that of table 'item' too"),
     ],
 )

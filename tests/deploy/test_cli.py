@@ -102,6 +102,31 @@ def test_target_names_an_unknown_column(refused):
     assert "rating" in message
 
 
+def test_item_vectors_that_are_nowhere(refused, ring):
+    assert "vectors.npy does not exist. Paths are relative to the scenario" in refused(
+        "tokenizer.vectors=[vectors.npy]"
+    )
+    assert "Did you mean 'cooccurrence'?" in refused("tokenizer.vectors=[coocurrence]")
+    assert "tokenizer.vectors is empty" in refused("tokenizer.vectors=[]")
+
+
+def test_semantic_ids_that_are_nowhere_or_lack_an_item(refused, ring):
+    change = "tokenizer={use: file, path: sids.json}"
+    assert "tokenizer.path: " in refused(change)
+    (ring / "sids.json").write_text(json.dumps({"1000": [0, 1]}))
+    assert "items have no semantic id, first 1001" in refused(change)
+
+
+def test_tiers_that_hold_no_row(refused):
+    for tier in ("device", "host"):
+        assert f"sparse.tables.item.tiers: 1 bytes of {tier} hold no row: one takes" in refused(
+            f"sparse.tables.item={{tiers: {{{tier}: 1}}}}"
+        )
+    assert "host_rows must be more than twice" in refused(
+        "sparse.tables.item={tiers: {device_rows: 50, host_rows: 60}}"
+    )
+
+
 def test_a_target_that_holds_for_no_training_event_would_train_on_nothing(refused):
     message = refused("stages.finetune.target='rating >= 99'")
     assert "stages.finetune.target: 'rating >= 99' holds for none of the" in message
