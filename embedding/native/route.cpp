@@ -38,10 +38,14 @@ NONET_API int64_t nonet_route(const int64_t* keys, int64_t n, const uint16_t* ow
       found = static_cast<int32_t>(distinct++);
       cells[cell] = found;
       first[found] = key;
-      shard[found] = shards > 1 ? owners[hash >> 48] : 0;
-      ++counts[shard[found]];
+      if (shards > 1) ++counts[shard[found] = owners[hash >> 48]];
     }
     place[i] = found;
+  }
+  if (shards == 1) {  // the order of the keys is that of the result
+    memcpy(sorted, first, sizeof(int64_t) * static_cast<size_t>(distinct));
+    counts[0] = distinct;
+    return distinct;
   }
   int64_t start = 0;
   for (int64_t s = 0; s < shards; ++s) {
