@@ -26,7 +26,7 @@ from nonet.errors import NonetError
 ABI = 5
 _HERE = Path(__file__).resolve().parent
 _FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno",
+    "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
     "-fvisibility=hidden",
 )  # fmt: skip
 _COMPILE_S = 300

@@ -20,17 +20,18 @@ namespace baseline {
 }  // namespace baseline
 
 #if defined(__x86_64__)
+#define NONET_F16C
 namespace avx2 {
-#define TARGET __attribute__((target("avx2")))
+#define TARGET __attribute__((target("avx2,f16c")))
 #include "kernels.h"
 #undef TARGET
 }  // namespace avx2
 
 namespace avx512 {
 #if defined(__clang__)
-#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c")))
 #else
-#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")))
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c,prefer-vector-width=512")))
 #endif
 #define NONET_AVX512
 #include "kernels.h"
@@ -46,11 +47,12 @@ struct Features {
   Features() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return;  // the system saves no wide registers
+    const bool halves = c & (1u << 29);  // F16C: every processor with AVX2 has it
     unsigned saved, unused;
     __asm__("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
     const unsigned wanted = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
-    avx2 = (saved & 0x6) == 0x6 && (b & (1u << 5));
+    avx2 = halves && (saved & 0x6) == 0x6 && (b & (1u << 5));
     avx512 = avx2 && (saved & 0xE6) == 0xE6 && (b & wanted) == wanted;
   }
 };

@@ -40,6 +40,31 @@ TARGET static inline void narrow_row(char* __restrict to, const float* __restric
   for (int64_t i = 0; i < width; ++i) narrow[i] = Value::narrow(from[i]);
 }
 
+#ifdef NONET_F16C
+template <>
+TARGET inline void widen<Fp16>(float* __restrict to, const char* __restrict from, int64_t width) {
+  const Fp16* narrow = reinterpret_cast<const Fp16*>(from);
+  int64_t i = 0;
+  for (; i + 8 <= width; i += 8)
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(narrow + i))));
+  for (; i < width; ++i) to[i] = Fp16::wide(narrow[i]);
+}
+
+// NaNs go the other way: the processor keeps their payload, and every instruction set must store the same bits.
+template <>
+TARGET inline void narrow_row<Fp16>(char* __restrict to, const float* __restrict from, int64_t width) {
+  Fp16* narrow = reinterpret_cast<Fp16*>(to);
+  int64_t i = 0;
+  for (; i + 8 <= width; i += 8) {
+    const __m256 wide = _mm256_loadu_ps(from + i);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(narrow + i), _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
+    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(wide, wide, _CMP_UNORD_Q)), 0))
+      for (int64_t lane = i; lane < i + 8; ++lane) narrow[lane] = Fp16::narrow(from[lane]);
+  }
+  for (; i < width; ++i) narrow[i] = Fp16::narrow(from[i]);
+}
+#endif
+
 TARGET static void read_row(Format format, const char* from, float* to, int64_t width) {
   if (format == kFp32) return copy_row(reinterpret_cast<char*>(to), from, 4 * width);
   if (format == kBf16) return widen<Bf16>(to, from, width);

@@ -312,6 +312,32 @@ def test_rows_as_bytes_are_the_twins_and_come_back_whole(optimizer, dtype):
     assert copies[0].state_hash() == copies[1].state_hash()
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_numbers_are_the_same_bits_by_every_instruction_set_and_nearest_to_what_came(dtype):
+    source = np.random.default_rng(5)
+    every = np.arange(1 << 16, dtype=np.uint16)
+    halves = torch.from_numpy(every.view(np.int16)).view(torch.bfloat16 if dtype == "bf16" else torch.float16)
+    # Every half number, those about halfway between two, and any bits at all: denormals, infinities and NaNs too.
+    given = np.concatenate(
+        [halves.float().numpy(), source.integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)]
+    )
+    with np.errstate(invalid="ignore", over="ignore"):
+        given = np.concatenate([given, given * np.float32(1 + 2**-9), given * np.float32(1 - 2**-12)])
+    rows = np.resize(given, (len(given) // 13, 13)).astype(np.float32)  # 13: whole vectors and a rest
+    keys = np.arange(len(rows))
+    record = torch.zeros(len(rows), 4 * 13 + 16, dtype=torch.uint8)
+    record[:, : 4 * 13] = torch.from_numpy(rows.view(np.uint8))
+    read = []
+    for isa in ("baseline", "avx2", ""):
+        table = native(13, isa=isa, dtype=dtype, optimizer="sgd")
+        put_packed(table, keys, record)
+        read.append(table.lookup(keys, train=False))
+    assert all(torch.equal(read[0].view(torch.int32), other.view(torch.int32)) for other in read[1:])
+    wanted = torch.from_numpy(rows).to(halves.dtype).float()
+    assert torch.equal(read[0].isnan(), wanted.isnan())
+    assert torch.equal(read[0].nan_to_num(), wanted.nan_to_num())
+
+
 def test_a_key_that_is_not_let_in_travels_as_absent():
     for make in (of_core, of_numpy):
         table, copy = make(TableSpec(4, admit_count=2)), make(TableSpec(4))
