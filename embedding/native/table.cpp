@@ -7,7 +7,7 @@
 namespace nonet {
 
 constexpr int64_t kReadBatch = 8192;  // keys that a reader hashes on its stack at a time; 2,048 cost 9 %: each batch fills its pipeline anew
-constexpr int64_t kMakeAhead = 8, kTailAhead = 64;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
+constexpr int64_t kMakeAhead = 8, kTailAhead = 64, kRowAhead = 8;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
 
 bool Table::clear() {
   WriteLock lock(&lock_);
@@ -261,32 +261,43 @@ bool Table::drop(uint64_t hash, int64_t key) {
 }
 
 // The rows between two hashes that changed after `since`, by slice and key, in memory that the caller frees.
+//
+// Listed first, looked at and sorted then: the walk would wait for each row's tail, and a comparison mix two keys.
 int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen) {
-  int64_t count = 0, room = 0;
-  Chosen* list = nullptr;
+  struct Found {
+    uint64_t slice;
+    Chosen row;
+  };
+  Buffer<Found> list;
+  int64_t count = 0;
   bool enough = true;
-  index_.walk(low, high, [&](int64_t key, int64_t row, uint64_t) {
-    if (!enough || tail(row)->step <= since) return;
-    if (count == room) {
-      room = room ? 2 * room : 1024;
-      void* larger = realloc(list, room * sizeof(Chosen));
-      if (!larger) return void(enough = false);
-      list = static_cast<Chosen*>(larger);
+  index_.walk(low, high, [&](int64_t key, int64_t row, uint64_t hash) {
+    enough = enough && list.ensure(count + 1);
+    if (enough) list[count++] = {slice_of(hash), {key, row}};
+  });
+  if (!enough) return kNoMemory;
+  if (since > INT64_MIN) {
+    int64_t changed = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kTailAhead < count) __builtin_prefetch(tail(list[i + kTailAhead].row.row));
+      if (tail(list[i].row.row)->step > since) list[changed++] = list[i];
     }
-    list[count++] = {key, row};
+    count = changed;
+  }
+  std::sort(list.data, list.data + count, [](const Found& a, const Found& b) {
+    return a.slice != b.slice ? a.slice < b.slice : a.row.key < b.row.key;
   });
-  if (!enough) return free(list), kNoMemory;
-  std::sort(list, list + count, [](const Chosen& a, const Chosen& b) {
-    uint64_t left = slice_of(mix(static_cast<uint64_t>(a.key))), right = slice_of(mix(static_cast<uint64_t>(b.key)));
-    return left != right ? left < right : a.key < b.key;
-  });
-  *chosen = list;
+  Chosen* rows = static_cast<Chosen*>(malloc(count ? count * sizeof(Chosen) : 1));
+  if (!rows) return kNoMemory;
+  for (int64_t i = 0; i < count; ++i) rows[i] = list[i].row;
+  *chosen = rows;
   return count;
 }
 
 void Table::read(const Chosen* chosen, int64_t count, float* rows, float* state, int64_t* step, int64_t* seen,
                  int64_t* uses) {
   for (int64_t i = 0; i < count; ++i) {
+    if (i + kRowAhead < count) prefetch_row(chosen[i + kRowAhead].row);
     int64_t row = chosen[i].row;
     kernels_->read_row(format(), rows_.view().row(row), rows + i * config_.width, config_.width);
     memcpy(state + i * config_.state_width, rows_.view().tail(row) + state_at_, 4 * config_.state_width);
