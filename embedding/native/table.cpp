@@ -269,21 +269,23 @@ int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chose
     Chosen row;
   };
   Buffer<Found> list;
-  int64_t count = 0;
+  Found coming[kTailAhead];  // whose tails are on their way
+  int64_t count = 0, seen = 0;
   bool enough = true;
-  index_.walk(low, high, [&](int64_t key, int64_t row, uint64_t hash) {
+  auto list_if_changed = [&](const Found& found) {
+    if (since > INT64_MIN && tail(found.row.row)->step <= since) return;
     enough = enough && list.ensure(count + 1);
-    if (enough) list[count++] = {slice_of(hash), {key, row}};
+    if (enough) list[count++] = found;
+  };
+  index_.walk(low, high, [&](int64_t key, int64_t row, uint64_t hash) {
+    if (since == INT64_MIN) return list_if_changed({slice_of(hash), {key, row}});
+    __builtin_prefetch(tail(row));
+    Found& next = coming[seen % kTailAhead];
+    if (seen++ >= kTailAhead) list_if_changed(next);
+    next = {slice_of(hash), {key, row}};
   });
+  for (int64_t i = seen < kTailAhead ? 0 : seen - kTailAhead; i < seen; ++i) list_if_changed(coming[i % kTailAhead]);
   if (!enough) return kNoMemory;
-  if (since > INT64_MIN) {
-    int64_t changed = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + kTailAhead < count) __builtin_prefetch(tail(list[i + kTailAhead].row.row));
-      if (tail(list[i].row.row)->step > since) list[changed++] = list[i];
-    }
-    count = changed;
-  }
   std::sort(list.data, list.data + count, [](const Found& a, const Found& b) {
     return a.slice != b.slice ? a.slice < b.slice : a.row.key < b.row.key;
   });
