@@ -53,9 +53,10 @@ def _check_reward(target: Any, name: str, options: RewardOptions) -> None:
 
 def _check_tiers(scenario: Scenario) -> None:
     setup = run_setup(scenario)
-    for name, spec in setup.specs().items():
+    specs = setup.specs()
+    for name, tiers in setup.tiers.items():
         try:
-            Tiers.of(spec, setup.tiers.get(name, {})).check(spec)
+            Tiers.of(specs[name], tiers).check(specs[name])
         except ConfigError as error:
             raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 

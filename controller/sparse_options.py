@@ -77,24 +77,9 @@ class TierOptions(Part):
         return self
 
 
-class TableDefaults(Part):
-    dim: Positive = 32
-    optimizer: Optimizer = "rowwise_adagrad"
-    lr: Rate = 0.02
-    init_scale: AtLeast0 | None = None
-    weight_decay: AtLeast0 | None = None
-    clip: AtLeast0 | None = None
-    eps: AtLeast0 | None = None
-    l1: AtLeast0 | None = None
-    l2: AtLeast0 | None = None
-    dtype: Numbers | None = None
+class RowOptions(Part):
+    """What a table says, or `sparse.defaults` for all that don't."""
 
-
-class Table(Part):
-    features: Annotated[list[str] | None, Field(min_length=1)] = None
-    dim: Positive | None = None
-    optimizer: Optimizer | None = None
-    lr: Rate | None = None
     init_scale: Annotated[
         AtLeast0 | None, Field(description="first values are uniform within this of 0; 0.02 by default")
     ] = None
@@ -111,6 +96,19 @@ class Table(Part):
         Numbers | None,
         Field(description="of a row's numbers in memory, fp32 by default; optimizer state stays fp32"),
     ] = None
+
+
+class TableDefaults(RowOptions):
+    dim: Positive = 32
+    optimizer: Optimizer = "rowwise_adagrad"
+    lr: Rate = 0.02
+
+
+class Table(RowOptions):
+    features: Annotated[list[str] | None, Field(min_length=1)] = None
+    dim: Positive | None = None
+    optimizer: Optimizer | None = None
+    lr: Rate | None = None
     combiner: Annotated[
         Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")
     ] = None

@@ -13,12 +13,11 @@ from typing import Any
 
 from nonet.controller.options import Supervised
 from nonet.controller.scenario import Scenario
-from nonet.controller.sparse_options import Table, TableDefaults, TierOptions
+from nonet.controller.sparse_options import RowOptions, Table, TableDefaults, TierOptions
 from nonet.embedding.spec import TableSpec
 from nonet.errors import ConfigError
 from nonet.samples.hints import did_you_mean
 
-_INHERITED = ("init_scale", "weight_decay", "clip", "eps", "l1", "l2", "dtype")
 _OF_DECODER = ("item", "user")
 
 
@@ -31,7 +30,7 @@ def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
     }
     inherited = {
         name: getattr(defaults, name) if getattr(table, name) is None else getattr(table, name)
-        for name in _INHERITED
+        for name in RowOptions.model_fields
     }
     admit, evict = table.admit, table.evict
     own = {

@@ -145,6 +145,8 @@ def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
     """The rows of keys [N] as bytes [N, B], made where absent."""
     if isinstance(table, NativeTable):
         return table.take_packed(keys, packed_bytes(table.spec))
+    if not len(keys):
+        return torch.empty(0, packed_bytes(table.spec), dtype=torch.uint8)
     table.lookup(keys, train=True)
     part = take(table, keys)
     pieces = [
@@ -152,8 +154,7 @@ def take_packed(table: BaseTable, keys: np.ndarray) -> Tensor:
         for column in (part.row, part.state, part.step, part.deleted.astype(np.int64))
         if column.size
     ]
-    none = torch.empty(0, packed_bytes(table.spec), dtype=torch.uint8)
-    return torch.from_numpy(np.concatenate(pieces, axis=1)) if len(keys) else none
+    return torch.from_numpy(np.concatenate(pieces, axis=1))
 
 
 def put_packed(table: BaseTable, keys: np.ndarray, data: Tensor) -> None:

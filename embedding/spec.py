@@ -64,7 +64,9 @@ class TableSpec:
                     f"a sparse table's {name} must be a finite number of at least 0, got {value}"
                 )
         if self.optimizer != "ftrl" and (self.l1 or self.l2):
-            raise ConfigError(f"l1 and l2 are ftrl's, and {self.optimizer} has neither: leave them out")
+            raise ConfigError(
+                f"l1 and l2 are ftrl's, and {self.optimizer} has neither: leave them out, or at 0"
+            )
         self._check_words()
         self._check_admission()
         self._check_budget()

@@ -9,14 +9,6 @@
 
 namespace nonet {
 
-constexpr int64_t kPackAhead = 8;  // rows; their lines are as many as a core has on their way
-
-void Table::prefetch_row(int64_t row) const {
-  const Rows::View rows = rows_.view();
-  for (int64_t line = 0; line < rows.row_bytes; line += 64) __builtin_prefetch(rows.row(row) + line);
-  for (int64_t line = 0; line < rows.tail_bytes; line += 64) __builtin_prefetch(rows.tail(row) + line);
-}
-
 // Returns how many keys have no row because they were not let in.
 int64_t Table::take(const int64_t* keys, int64_t count, char* out, int64_t step) {
   WriteLock lock(&lock_);
@@ -24,7 +16,7 @@ int64_t Table::take(const int64_t* keys, int64_t count, char* out, int64_t step)
   if (refused < 0) return refused;
   const int64_t width = 4 * config_.width, state = 4 * config_.state_width;
   for (int64_t i = 0; i < count; ++i, out += width + state + 16) {
-    if (i + kPackAhead < count && found_[i + kPackAhead] >= 0) prefetch_row(found_[i + kPackAhead]);
+    if (i + kRowAhead < count && found_[i + kRowAhead] >= 0) prefetch_row(found_[i + kRowAhead]);
     int64_t row = found_[i], absent = row < 0;
     if (absent) {
       memset(out, 0, width + state + 8);
@@ -49,9 +41,7 @@ int64_t Table::enter(const int64_t* keys, int64_t count, const char* bytes) {
     memcpy(&step, bytes + width + state, 8);
     memcpy(&absent, bytes + width + state + 8, 8);
     if (absent) continue;
-    uint64_t hash = mix(static_cast<uint64_t>(keys[i]));
-    int64_t row = index_.find(hash, keys[i]);
-    if (row < 0) row = take_row(hash, keys[i]);
+    int64_t row = row_for(mix(static_cast<uint64_t>(keys[i])), keys[i]);
     if (row < 0) return tally(), kNoMemory;
     write(row, reinterpret_cast<const float*>(bytes), reinterpret_cast<const float*>(bytes + width), step);
     if (step > last) last = step;

@@ -7,7 +7,7 @@
 namespace nonet {
 
 constexpr int64_t kReadBatch = 8192;  // keys that a reader hashes on its stack at a time; 2,048 cost 9 %: each batch fills its pipeline anew
-constexpr int64_t kMakeAhead = 8, kTailAhead = 64, kRowAhead = 8;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
+constexpr int64_t kMakeAhead = 8, kTailAhead = 64;  // keys; a tail takes 3 ns to mark and 200 ns to arrive
 
 bool Table::clear() {
   WriteLock lock(&lock_);
@@ -210,12 +210,7 @@ int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, con
   WriteLock lock(&lock_);
   batch_ = -1;
   for (int64_t i = 0; i < count; ++i) {
-    uint64_t hash = mix(static_cast<uint64_t>(keys[i]));
-    int64_t row = index_.find(hash, keys[i]);
-    if (row < 0) {
-      admission_.waiting.remove(hash, keys[i]);
-      row = take_row(hash, keys[i]);
-    }
+    int64_t row = row_for(mix(static_cast<uint64_t>(keys[i])), keys[i]);
     if (row < 0) return tally(), kNoMemory;
     write(row, rows + i * config_.width, state + i * config_.state_width, step[i]);
     if (evicts() && seen) tail(row)->seen = seen[i];
@@ -225,7 +220,15 @@ int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, con
   return count;
 }
 
-// A row as it was elsewhere, looked up once, then.
+// The key's row, or one to write to; such a key waits no more.
+int64_t Table::row_for(uint64_t hash, int64_t key) {
+  int64_t row = index_.find(hash, key);
+  if (row >= 0) return row;
+  admission_.waiting.remove(hash, key);
+  return take_row(hash, key);
+}
+
+// A row as it was elsewhere, counted as looked up once, at its last step.
 void Table::write(int64_t row, const float* values, const float* state, int64_t step) {
   kernels_->write_row(format(), rows_.view().row(row), values, config_.width);
   char* held = rows_.view().tail(row);
@@ -262,7 +265,7 @@ bool Table::drop(uint64_t hash, int64_t key) {
 
 // The rows between two hashes that changed after `since`, by slice and key, in memory that the caller frees.
 //
-// Listed first, looked at and sorted then: the walk would wait for each row's tail, and a comparison mix two keys.
+// A row's step is looked at 64 rows later, when its tail has come, and its slice is kept: a comparison would mix two keys.
 int64_t Table::choose(uint64_t low, uint64_t high, int64_t since, Chosen** chosen) {
   struct Found {
     uint64_t slice;

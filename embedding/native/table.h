@@ -12,6 +12,7 @@
 namespace nonet {
 
 constexpr int64_t kNoMemory = -1, kAbsentKeys = -2;
+constexpr int64_t kRowAhead = 8;  // rows whose lines are on their way: as many lines as a core has room for
 constexpr uint32_t kScoreZero = 0x80000000u;  // 0.0 among scores, which are ordered as unsigned numbers
 
 struct Config {  // the same fields as Config in native_library.py
@@ -96,7 +97,12 @@ class Table {
   Format format() const { return static_cast<Format>(config_.format); }
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
   void write(int64_t row, const float* values, const float* state, int64_t step);
-  void prefetch_row(int64_t row) const;
+  int64_t row_for(uint64_t hash, int64_t key);
+  void prefetch_row(int64_t row) const {
+    const Rows::View rows = rows_.view();
+    for (int64_t line = 0; line < rows.row_bytes; line += 64) __builtin_prefetch(rows.row(row) + line);
+    for (int64_t line = 0; line < rows.tail_bytes; line += 64) __builtin_prefetch(rows.tail(row) + line);
+  }
   int64_t make(uint64_t hash, int64_t key, int64_t step);
   int64_t take_row(uint64_t hash, int64_t key);
   int64_t fill_absent(const int64_t* keys, int64_t count, float* out, int64_t step);

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from nonet.controller.cluster import ClusterView, Node
 from nonet.controller.plan import plan
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import run_setup
+from nonet.controller.sparse_options import Numbers, Optimizer
 from nonet.controller.tables import check_tables, ttl_steps
+from nonet.embedding.optimizer import row_optimizer
+from nonet.embedding.spec import FORMATS
 from nonet.errors import ConfigError
 
 DAY = 86400.0
@@ -40,6 +45,14 @@ def test_an_optimizer_s_settings_reach_the_spec_from_the_table_or_the_defaults()
         0.1,
         None,
     )
+
+
+def test_a_scenario_may_name_every_optimizer_and_format_of_the_engine():
+    for name in get_args(Optimizer):
+        assert row_optimizer(name).name == name
+    with pytest.raises(ConfigError, match=f"choose one of: {', '.join(get_args(Optimizer))}$"):
+        row_optimizer("none")
+    assert get_args(Numbers) == FORMATS
 
 
 def test_a_time_to_live_is_the_steps_that_train_so_much_event_time():

@@ -348,6 +348,14 @@ def test_a_key_that_is_not_let_in_travels_as_absent():
         assert sorted(copy.keys) == [5, 6]
 
 
+def test_a_key_whose_row_comes_as_bytes_waits_no_more():
+    for make in (of_core, of_numpy):
+        table, other = make(TableSpec(4, admit_count=2)), make(TableSpec(4))
+        table.lookup(np.array([5, 6]), train=True)
+        put_packed(table, np.array([5]), take_packed(other, np.array([5])))
+        assert table._waiting()[0].tolist() == [6]
+
+
 def test_no_rows_as_bytes_are_no_bytes():
     nothing = np.empty(0, dtype=np.int64)
     for make in (of_core, of_numpy):
