@@ -1,6 +1,6 @@
 """The C++ core as a library: found, checked, and where need be compiled, once per node.
 
-A library that was built with the package is taken when it is of this machine's architecture, speaks ABI 4, has every
+A library that was built with the package is taken when it is of this machine's architecture, speaks this ABI, has every
 function that its sources declare and is not older than they are; else the sources are compiled into the user's cache
 (about 3 s) under a lock, so that of the many workers of a node one compiles and the others wait. Nothing is linked but
 the C library: a new torch or Python changes nothing.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from nonet.errors import NonetError
 
-ABI = 5
+ABI = 6
 _HERE = Path(__file__).resolve().parent
 _FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
@@ -64,6 +64,7 @@ class Config(ctypes.Structure):
         *((name, c_float) for name in ("scale", "fill", "eps", "clip", "l1", "l2")),
         ("weight_decay", c_double),
         ("policy", Policy),
+        ("far_bytes", c_int64),
         ("counters", POINTER(c_int64)),
     ]
 

@@ -20,7 +20,7 @@ namespace baseline {
 }  // namespace baseline
 
 #if defined(__x86_64__)
-#define NONET_F16C
+#define NONET_AVX2  // and F16C: see Features
 namespace avx2 {
 #define TARGET __attribute__((target("avx2,f16c")))
 #include "kernels.h"

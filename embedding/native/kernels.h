@@ -2,8 +2,8 @@
 // includes this once for each instruction set, with TARGET and its namespace around it.
 //
 // A gather of 8,192 random rows waits for memory only: some 32 lines of rows are prefetched ahead (three times as many cost
-// 5 % at a million rows and a quarter at eight), and slots 16 keys before their rows; both into L2 only: a core has 16
-// slots for lines on their way to L1 and three times as many to L2 (20 % on cold rows).
+// 5 % at a million rows and a quarter at eight), and the index's 16 keys before their rows; both into L2 only: a core has
+// room for 16 lines on their way to L1 and three times as many to L2 (20 % on cold rows).
 
 #include "rules.h"
 
@@ -40,7 +40,7 @@ TARGET static inline void narrow_row(char* __restrict to, const float* __restric
   for (int64_t i = 0; i < width; ++i) narrow[i] = Value::narrow(from[i]);
 }
 
-#ifdef NONET_F16C
+#ifdef NONET_AVX2
 template <>
 TARGET inline void widen<Fp16>(float* __restrict to, const char* __restrict from, int64_t width) {
   const Fp16* narrow = reinterpret_cast<const Fp16*>(from);
@@ -84,20 +84,25 @@ TARGET static inline void prefetch(const char* at, int64_t bytes) {
   __builtin_prefetch(at + bytes - 1, 0, kToL2);
 }
 
-// Index::probe, a line at a time: no branch waits for which of its four slots it is.
-TARGET static inline int64_t probe_line(const Slot* slots, uint64_t mask, uint64_t hash, int64_t key) {
-#ifdef NONET_AVX512
-  const __m512i wanted = _mm512_set1_epi64(key);
-  for (uint64_t at = Index::first(hash, mask);; at = (at + 4) & mask) {
-    __m512i line = _mm512_load_si512(slots + at);
-    uint32_t same = _mm512_cmpeq_epi64_mask(line, wanted) & 0x55u;
-    uint32_t empty = _mm512_movepi64_mask(line) & 0xAAu;
-    if (same) return slots[at + __builtin_ctz(same) / 2].value;
-    if (empty) return -1;
-  }
+// Which of the line's keys is this one: lines.h's `same`, four keys at once.
+TARGET static inline uint32_t same_key(const RowLine& line, int64_t key) {
+#ifdef NONET_AVX2
+  const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line.key));
+  const __m256i equal = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(key));
+  const uint32_t fifth = line.key[4] == key;
+  return (static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) | fifth << 4) & line.taken();
 #else
-  return Index::probe(slots, mask, hash, key);
+  return same(line, key);
 #endif
+}
+
+// Index::find from a line that has come.
+TARGET static inline int64_t probe(const RowLine* lines, uint64_t mask, uint64_t hash, int64_t key) {
+  for (uint64_t at = hash & mask;; at = (at + 1) & mask) {
+    const uint32_t found = same_key(lines[at], key);
+    if (__builtin_expect(found, 1)) return lines[at].value(__builtin_ctz(found));
+    if (!full(lines[at])) return -1;
+  }
 }
 
 template <int kLines>
@@ -106,70 +111,100 @@ TARGET static inline void copy_lines(char* __restrict to, const char* __restrict
     *reinterpret_cast<Wide*>(to + at) = *reinterpret_cast<const Wide*>(from + at);
 }
 
+// What is prefetched of a row of kLines lines, or of `bytes` where that is 0.
+template <int kLines>
+TARGET static inline void prefetch_lines(const char* row, int64_t bytes) {
+  if (kLines == 0) return prefetch(row, bytes);
+  for (int line = 0; line < kLines && line < 8; ++line) __builtin_prefetch(row + 64 * line, 0, kToL2);
+}
+
+// A row, or the default where there is none, to `out`.
+template <int kLines>
+TARGET static inline void put_row(Format format, const char* row, const float* fill, int64_t width, float* out) {
+  if (__builtin_expect(!row, 0)) memcpy(out, fill, 4 * width);
+  else if (kLines > 0) copy_lines<kLines>(reinterpret_cast<char*>(out), row);
+  else read_row(format, row, out, width);
+}
+
 constexpr int64_t rows_ahead(int lines) { return lines <= 1 ? 24 : lines >= 8 ? 4 : 32 / lines; }
 
 // Finds every key; its row's number or -1 goes to `found` if given, its row, or the default, to `out`; returns how many
 // keys are absent. Rows of kLines cache lines of float32; 0 is for all other widths and formats, -1 when only `found` is wanted.
 template <int kLines>
-TARGET static int64_t gather_rows(const Index::View& index, const Rows::View& rows, Format format, const float* fill,
+TARGET static int64_t gather_rows(const RowIndex::View& index, const Rows::View& rows, Format format, const float* fill,
                                   const int64_t* keys, const uint64_t* hash, int64_t count, int64_t width,
                                   int64_t* found, float* out) {
-  constexpr int64_t kRowAhead = rows_ahead(kLines), kSlotAhead = kRowAhead + 16;
-  const Slot* home[64];
+  constexpr int64_t kRowAhead = rows_ahead(kLines), kLineAhead = kRowAhead + 16;
+  const RowLine* segment[64];
   uint64_t masks[64];
   const char* from[64];
   int64_t absent = 0;
-  const Index::View table = index;
+  const RowIndex::View table = index;
   const Rows::View store = rows;
-  for (int64_t i = -kSlotAhead; i < count + kRowAhead; ++i) {
-    int64_t far = i + kSlotAhead, near = i - kRowAhead;
+  for (int64_t i = -kLineAhead; i < count + kRowAhead; ++i) {
+    int64_t far = i + kLineAhead, near = i - kRowAhead;
     if (far < count) {
-      const Slot* slots = table.home(hash[far], &masks[far & 63]);
-      home[far & 63] = slots;
-      __builtin_prefetch(slots + Index::first(hash[far], masks[far & 63]), 0, kToL2);
+      const RowLine* lines = table.lines(hash[far], &masks[far & 63]);
+      segment[far & 63] = lines;
+      __builtin_prefetch(lines + (hash[far] & masks[far & 63]), 0, kToL2);
     }
     if (i >= 0 && i < count) {
-      int64_t row = probe_line(home[i & 63], masks[i & 63], hash[i], keys[i]);
+      int64_t row = probe(segment[i & 63], masks[i & 63], hash[i], keys[i]);
       if (found) found[i] = row;
       absent += row < 0;
       if (kLines >= 0) {
         const char* place = row < 0 ? nullptr : store.row(row);
         from[i & 63] = place;
-        if (kLines > 0) {
-          for (int line = 0; line < kLines && line < 8; ++line) __builtin_prefetch(place + 64 * line, 0, kToL2);
-        } else {
-          prefetch(place, store.row_bytes);
-        }
+        prefetch_lines<kLines>(place, store.row_bytes);
       }
     }
-    if (kLines >= 0 && near >= 0) {
-      const char* place = from[near & 63];
-      char* to = reinterpret_cast<char*>(out + near * width);
-      if (__builtin_expect(!place, 0)) memcpy(to, fill, 4 * width);
-      else if (kLines > 0) copy_lines<kLines>(to, place);
-      else read_row(format, place, out + near * width, width);
-    }
+    if (kLines >= 0 && near >= 0) put_row<kLines>(format, from[near & 63], fill, width, out + near * width);
   }
   return absent;
 }
 
-TARGET static int64_t gather(const Index::View& index, const Rows::View& rows, Format format, const float* fill,
+// The rows of these numbers, the default where a number is negative.
+template <int kLines>
+TARGET static void copy_rows(const Rows::View& rows, Format format, const float* fill, const int64_t* found,
+                             int64_t count, int64_t width, float* out) {
+  constexpr int64_t kAhead = rows_ahead(kLines);
+  const Rows::View store = rows;
+  for (int64_t i = -kAhead; i < count; ++i) {
+    int64_t far = i + kAhead;
+    if (far < count && found[far] >= 0) prefetch_lines<kLines>(store.row(found[far]), store.row_bytes);
+    if (i >= 0) put_row<kLines>(format, found[i] < 0 ? nullptr : store.row(found[i]), fill, width, out + i * width);
+  }
+}
+
+// What to do with rows of this shape, in lines.
+#define NONET_BY_WIDTH(call)           \
+  if (format == kFp32) {               \
+    switch (width) {                   \
+      case 16: return call(1);         \
+      case 32: return call(2);         \
+      case 64: return call(4);         \
+      case 128: return call(8);        \
+      case 256: return call(16);       \
+    }                                  \
+  }                                    \
+  return call(0)
+
+TARGET static int64_t gather(const RowIndex::View& index, const Rows::View& rows, Format format, const float* fill,
                              const int64_t* keys, const uint64_t* hash, int64_t count, int64_t width,
                              int64_t* found, float* out) {
 #define NONET_GATHER(lines) gather_rows<lines>(index, rows, format, fill, keys, hash, count, width, found, out)
   if (!out) return NONET_GATHER(-1);
-  if (format == kFp32) {
-    switch (width) {
-      case 16: return NONET_GATHER(1);
-      case 32: return NONET_GATHER(2);
-      case 64: return NONET_GATHER(4);
-      case 128: return NONET_GATHER(8);
-      case 256: return NONET_GATHER(16);
-    }
-  }
-  return NONET_GATHER(0);
+  NONET_BY_WIDTH(NONET_GATHER);
 #undef NONET_GATHER
 }
+
+TARGET static void copy(const Rows::View& rows, Format format, const float* fill, const int64_t* found, int64_t count,
+                        int64_t width, float* out) {
+#define NONET_COPY(lines) copy_rows<lines>(rows, format, fill, found, count, width, out)
+  NONET_BY_WIDTH(NONET_COPY);
+#undef NONET_COPY
+}
+#undef NONET_BY_WIDTH
 
 // A row's first values: uniform in [-scale, scale), a function of table and key alone.
 TARGET static void first_values(int64_t key, uint64_t base, float scale, int64_t width, float* __restrict to) {
@@ -219,4 +254,4 @@ TARGET static void step_rows(const Rows::View& rows, Format format, Rule rule, c
   }
 }
 
-static const Kernels kernels = {hash_keys, gather, first_values, step_rows, read_row, write_row};
+static const Kernels kernels = {hash_keys, gather, copy, first_values, step_rows, read_row, write_row};

@@ -33,7 +33,7 @@ struct Policy {
 // Counts the steps in which absent keys were asked for.
 class Admission {
  public:
-  Index waiting;  // key -> low 31 bits of the last step << 32 | steps counted
+  Index<WideLine> waiting;  // key -> low 31 bits of the last step << 32 | steps counted
 
   // 1 admitted, 0 refused, -1 without memory.
   int decide(const Policy& policy, uint64_t hash, int64_t key, uint64_t base, int64_t step) {
@@ -53,10 +53,10 @@ class Admission {
 
  private:
   int64_t seen(uint64_t hash, int64_t key, int64_t step) {
-    int64_t* held = waiting.locate(hash, key);
-    if (!held) return waiting.insert(hash, key, pack(step, 1)) ? 1 : -1;
-    int64_t count = *held & 0xFFFFFFFF;
-    if (*held >> 32 != (step & 0x7FFFFFFF)) *held = pack(step, ++count);
+    int64_t held = waiting.find(hash, key);
+    if (held < 0) return waiting.insert(hash, key, pack(step, 1)) ? 1 : -1;
+    int64_t count = held & 0xFFFFFFFF;
+    if (held >> 32 != (step & 0x7FFFFFFF)) waiting.assign(hash, key, pack(step, ++count));
     return count;
   }
 };
