@@ -84,23 +84,25 @@ TARGET static inline void prefetch(const char* at, int64_t bytes) {
   __builtin_prefetch(at + bytes - 1, 0, kToL2);
 }
 
-// Which of the line's keys is this one: lines.h's `same`, four keys at once.
-TARGET static inline uint32_t same_key(const RowLine& line, int64_t key) {
+// The place of a key in a line, or -1: lines.h's `same`, the first four keys at once. A fifth is there in 2 to 20 % of lines.
+TARGET static inline int place_in(const RowLine& line, int64_t key) {
 #ifdef NONET_AVX2
   const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line.key));
   const __m256i equal = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(key));
-  const uint32_t fifth = line.key[4] == key;
-  return (static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) | fifth << 4) & line.taken();
+  const uint32_t found = static_cast<uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) & line.rest;
+  if (__builtin_expect(found, 1)) return __builtin_ctz(found);
+  return line.rest & 16 && line.key[4] == key ? 4 : -1;
 #else
-  return same(line, key);
+  const uint32_t found = same(line, key);
+  return __builtin_expect(found, 1) ? __builtin_ctz(found) : -1;
 #endif
 }
 
 // Index::find from a line that has come.
 TARGET static inline int64_t probe(const RowLine* lines, uint64_t mask, uint64_t hash, int64_t key) {
   for (uint64_t at = hash & mask;; at = (at + 1) & mask) {
-    const uint32_t found = same_key(lines[at], key);
-    if (__builtin_expect(found, 1)) return lines[at].value(__builtin_ctz(found));
+    const int place = place_in(lines[at], key);
+    if (__builtin_expect(place >= 0, 1)) return lines[at].value(place);
     if (!full(lines[at])) return -1;
   }
 }

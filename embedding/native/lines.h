@@ -14,7 +14,11 @@ struct alignas(64) RowLine {
   uint32_t rest;  // one bit a key says whether it is there, then five a key are the top of its value
 
   uint32_t taken() const { return rest & 31; }
-  int64_t value(int at) const { return low[at] | static_cast<int64_t>(rest >> (5 + 5 * at) & 31) << 32; }
+  int64_t value(int at) const {
+    int64_t its = low[at];
+    if (__builtin_expect(rest >> kKeys, 0)) its |= static_cast<int64_t>(rest >> (5 + 5 * at) & 31) << 32;  // 4 G rows or more
+    return its;
+  }
   void set(int at, int64_t its, int64_t to) {
     key[at] = its;
     low[at] = static_cast<uint32_t>(to);
