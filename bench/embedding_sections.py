@@ -65,8 +65,10 @@ def adam(seed: int) -> dict[str, Any]:
     calls = made.calls("core train step", "core Adam step", "torch SparseAdam step")
     found: dict[str, Any] = {"rows": [], "ratio": {}}
     pairs = [("core Adam step", "core train step"), ("torch SparseAdam step", "core Adam step")]
-    for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
-        _add(found, run(calls, BATCHES), pairs, f"zipf, {protocol}")
+    for kind in ("zipf", "uniform"):
+        made.draw(kind)
+        for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+            _add(found, run(calls, BATCHES), pairs, f"{kind}, {protocol}")
     return found
 
 
