@@ -96,12 +96,12 @@ class Index {
 
   // Forgets a key by shifting later ones back; returns its value, or -1 if it wasn't there.
   int64_t remove(uint64_t hash, int64_t key) {
-    int at;
-    Line* line = seek(hash, key, &at);
+    int place;
+    Line* line = seek(hash, key, &place);
     if (!line) return -1;
-    int64_t value = line->value(at);
-    Segment* segment = this->at(entry(hash));
-    close(segment->lines(), segment->mask(), line - segment->lines(), at);
+    int64_t value = line->value(place);
+    Segment* segment = at(entry(hash));
+    close(segment->lines(), segment->mask(), line - segment->lines(), place);
     --segment->count;
     --count_;
     return value;

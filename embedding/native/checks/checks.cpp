@@ -57,6 +57,13 @@ int64_t nonet_gather(const void*, uint64_t, const char* const*, const int64_t*, 
 static uint64_t state = 7;
 static uint64_t draw() { return nonet::mix(state++); }
 
+// The key whose hash this is.
+static int64_t unmixed(uint64_t hash) {
+  hash = (hash ^ (hash >> 31) ^ (hash >> 62)) * 0x319642B2D24D8EC3ull;
+  hash = (hash ^ (hash >> 27) ^ (hash >> 54)) * 0x96DE1B173F119089ull;
+  return static_cast<int64_t>((hash ^ (hash >> 30) ^ (hash >> 60)) - nonet::kGamma);
+}
+
 static int64_t counters[nonet::kCounters];
 
 static nonet::Config config(int64_t width, nonet::Format format, nonet::Rule rule, int64_t state_width) {
@@ -72,6 +79,45 @@ static nonet::Config config(int64_t width, nonet::Format format, nonet::Rule rul
   made.policy.admit_threshold = 1 << 24;
   made.counters = counters;
   return made;
+}
+
+// Keys that come, change and go, most of them of few homes or few segments, with values up to the largest.
+template <class Line>
+static void index_against_a_map() {
+  nonet::Index<Line> index;
+  CHECK(index.clear());
+  std::unordered_map<int64_t, int64_t> oracle;
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < 20000; ++i) {
+    uint64_t hash = draw();
+    if (i % 4 == 1) hash &= ~uint64_t{1020};                         // four homes of a segment of 1,024 lines
+    if (i % 4 == 2) hash = (hash & 0xFFFFFF) | uint64_t{0xAB} << 56;  // one segment's
+    keys.push_back(unmixed(hash));
+  }
+  for (int turn = 0; turn < 120000; ++turn) {
+    // In turns more keys come than go, and more go than come.
+    const int64_t key = keys[draw() % keys.size()];
+    const uint64_t hash = nonet::mix(static_cast<uint64_t>(key));
+    const int64_t value = Line::kMostValue - static_cast<int64_t>(draw() % 2 * (draw() % 100000));
+    const bool there = oracle.count(key);
+    CHECK(index.find(hash, key) == (there ? oracle[key] : -1));
+    if (!there && draw() % 4 < (turn / 20000 % 2 ? 1 : 3)) {
+      CHECK(index.insert(hash, key, value));
+      oracle[key] = value;
+    } else if (there && draw() % 2) {
+      index.assign(hash, key, value);
+      oracle[key] = value;
+    } else {
+      CHECK(index.remove(hash, key) == (there ? oracle[key] : -1));
+      oracle.erase(key);
+    }
+    CHECK(index.size() == oracle.size());
+  }
+  for (auto& held : oracle) CHECK(index.find(nonet::mix(static_cast<uint64_t>(held.first)), held.first) == held.second);
+  size_t walked = 0;
+  index.walk(0, ~uint64_t{0}, [&](int64_t key, int64_t value, uint64_t) { walked += oracle.at(key) == value; });
+  CHECK(walked == oracle.size());
+  if constexpr (Line::kMostValue < INT64_MAX) CHECK(!index.insert(0, unmixed(0), Line::kMostValue + 1));
 }
 
 // SGD at rate 1 on rows that begin at 0: a row is minus the number of gradients of ones it got.
@@ -345,6 +391,8 @@ int main(int count, char** words) {
     }
   }
   every_rule(isa, 4096, nonet::kFp16);
+  index_against_a_map<nonet::RowLine>();
+  index_against_a_map<nonet::WideLine>();
   admission_and_eviction(isa);
   readers_beside_a_writer(isa);
   a_version_while_rows_go(isa);
