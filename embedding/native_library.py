@@ -64,7 +64,6 @@ class Config(ctypes.Structure):
         *((name, c_float) for name in ("scale", "fill", "eps", "clip", "l1", "l2")),
         ("weight_decay", c_double),
         ("policy", Policy),
-        ("far_bytes", c_int64),
         ("counters", POINTER(c_int64)),
     ]
 

@@ -26,7 +26,6 @@ from nonet.errors import ConfigError, DataError, NonetError
 
 _NO_MEMORY, _ABSENT_KEYS = -1, -2
 _SHIFT = 48  # hash bits below a slice
-_FAR_BYTES = 3 << 30
 _PART_SLICES = (
     64  # an export looks at the rows of this many slices at a time, so it never lists a whole table
 )
@@ -36,17 +35,10 @@ _new_rows = torch.empty(0, dtype=torch.float32).new_empty
 
 
 class NativeTable(BaseTable):
-    """The SparseTable protocol on the C++ core.
+    """The SparseTable protocol on the C++ core; `isa` ("baseline", "avx2", "avx512") is for tests, the best by default."""
 
-    For tests: `isa` ("baseline", "avx2", "avx512"; the best by default), and `far_bytes` of rows and index above which a
-    lookup finds all rows before it copies any.
-    """
-
-    def __init__(
-        self, name: str, dim: int, *, seed: int, isa: str = "", far_bytes: int = _FAR_BYTES, **settings
-    ):
+    def __init__(self, name: str, dim: int, *, seed: int, isa: str = "", **settings):
         super().__init__(name, dim, seed=seed, **settings)
-        self._far_bytes = far_bytes
         self._core, self._counters = library(), Counters()
         self._strict = self.spec.admits_all and not self.spec.evicts
         self._refused, self._dropped = 0, 0
@@ -268,7 +260,6 @@ def _config(table: NativeTable) -> Config:
         spec.l2,
         spec.weight_decay,
         policy,
-        table._far_bytes,
         table._counters.words,
     )
 

@@ -58,8 +58,7 @@ static const Corrections corrections;
 
 struct Kernels {
   void (*hash_keys)(const int64_t*, int64_t, uint64_t*);
-  int64_t (*gather)(const RowIndex::View&, const Rows::View&, Format, const float*, const int64_t*, const uint64_t*, int64_t,
-                    int64_t, int64_t*, float*);
+  int64_t (*find)(const RowIndex::View&, const int64_t*, const uint64_t*, int64_t, int64_t*);
   void (*copy)(const Rows::View&, Format, const float*, const int64_t*, int64_t, int64_t, float*);
   void (*first_values)(int64_t, uint64_t, float, int64_t, float*);
   void (*step_rows)(const Rows::View&, Format, Rule, const Step&, int64_t, const int64_t*, const int32_t*,

@@ -1,9 +1,10 @@
 // The loops that touch rows: hash, gather, first values, sum of duplicates and step. No include guard: core.cpp
 // includes this once for each instruction set, with TARGET and its namespace around it.
 //
-// A gather of 8,192 random rows waits for memory only: some 32 lines of rows are prefetched ahead (three times as many cost
-// 5 % at a million rows and a quarter at eight), and the index's 16 keys before their rows; both into L2 only: a core has
-// room for 16 lines on their way to L1 and three times as many to L2 (20 % on cold rows).
+// A lookup of 8,192 random rows waits for memory only. All rows are found before any is copied: index and rows in one pass
+// share a core's room for lines on their way and evict each other's page tables (rows of 64: 11 % at 0.3 GiB, 25 at 2.3).
+// Some 32 lines of rows are prefetched ahead (three times as many cost 5 % at a million rows and a quarter at eight), into
+// L2 only: a core has room for 16 lines on their way to L1 and three times as many to L2 (20 % on cold rows).
 
 #include "rules.h"
 
@@ -128,85 +129,63 @@ TARGET static inline void put_row(Format format, const char* row, const float* f
   else read_row(format, row, out, width);
 }
 
-constexpr int64_t rows_ahead(int lines) { return lines <= 1 ? 24 : lines >= 8 ? 4 : 32 / lines; }
-
-// Finds every key; its row's number or -1 goes to `found` if given, its row, or the default, to `out`; returns how many
-// keys are absent. Rows of kLines cache lines of float32; 0 is for all other widths and formats, -1 when only `found` is wanted.
-template <int kLines>
-TARGET static int64_t gather_rows(const RowIndex::View& index, const Rows::View& rows, Format format, const float* fill,
-                                  const int64_t* keys, const uint64_t* hash, int64_t count, int64_t width,
-                                  int64_t* found, float* out) {
-  constexpr int64_t kRowAhead = rows_ahead(kLines), kLineAhead = kRowAhead + 16;
+// Finds every key: its row's number, or -1; returns how many keys are absent. `found` may lie where `hash` does.
+TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, const uint64_t* hash, int64_t count,
+                           int64_t* found) {
+  constexpr int64_t kAhead = 40;
   const RowLine* segment[64];
   uint64_t masks[64];
-  const char* from[64];
   int64_t absent = 0;
   const RowIndex::View table = index;
-  const Rows::View store = rows;
-  for (int64_t i = -kLineAhead; i < count + kRowAhead; ++i) {
-    int64_t far = i + kLineAhead, near = i - kRowAhead;
+  for (int64_t i = -kAhead; i < count; ++i) {
+    int64_t far = i + kAhead;
     if (far < count) {
       const RowLine* lines = table.lines(hash[far], &masks[far & 63]);
       segment[far & 63] = lines;
       __builtin_prefetch(lines + (hash[far] & masks[far & 63]), 0, kToL2);
     }
-    if (i >= 0 && i < count) {
-      int64_t row = probe(segment[i & 63], masks[i & 63], hash[i], keys[i]);
-      if (found) found[i] = row;
-      absent += row < 0;
-      if (kLines >= 0) {
-        const char* place = row < 0 ? nullptr : store.row(row);
-        from[i & 63] = place;
-        prefetch_lines<kLines>(place, store.row_bytes);
-      }
-    }
-    if (kLines >= 0 && near >= 0) put_row<kLines>(format, from[near & 63], fill, width, out + near * width);
+    if (i < 0) continue;
+    found[i] = probe(segment[i & 63], masks[i & 63], hash[i], keys[i]);
+    absent += found[i] < 0;
   }
   return absent;
 }
+
+constexpr int64_t rows_ahead(int lines) { return lines <= 1 ? 24 : lines >= 8 ? 4 : 32 / lines; }
 
 // The rows of these numbers, the default where a number is negative.
 template <int kLines>
 TARGET static void copy_rows(const Rows::View& rows, Format format, const float* fill, const int64_t* found,
                              int64_t count, int64_t width, float* out) {
   constexpr int64_t kAhead = rows_ahead(kLines);
+  const char* from[32];
   const Rows::View store = rows;
   for (int64_t i = -kAhead; i < count; ++i) {
     int64_t far = i + kAhead;
-    if (far < count && found[far] >= 0) prefetch_lines<kLines>(store.row(found[far]), store.row_bytes);
-    if (i >= 0) put_row<kLines>(format, found[i] < 0 ? nullptr : store.row(found[i]), fill, width, out + i * width);
+    if (far < count) {
+      const char* row = found[far] < 0 ? nullptr : store.row(found[far]);
+      from[far & 31] = row;
+      prefetch_lines<kLines>(row, store.row_bytes);
+    }
+    if (i >= 0) put_row<kLines>(format, from[i & 31], fill, width, out + i * width);
   }
-}
-
-// What to do with rows of this shape, in lines.
-#define NONET_BY_WIDTH(call)           \
-  if (format == kFp32) {               \
-    switch (width) {                   \
-      case 16: return call(1);         \
-      case 32: return call(2);         \
-      case 64: return call(4);         \
-      case 128: return call(8);        \
-      case 256: return call(16);       \
-    }                                  \
-  }                                    \
-  return call(0)
-
-TARGET static int64_t gather(const RowIndex::View& index, const Rows::View& rows, Format format, const float* fill,
-                             const int64_t* keys, const uint64_t* hash, int64_t count, int64_t width,
-                             int64_t* found, float* out) {
-#define NONET_GATHER(lines) gather_rows<lines>(index, rows, format, fill, keys, hash, count, width, found, out)
-  if (!out) return NONET_GATHER(-1);
-  NONET_BY_WIDTH(NONET_GATHER);
-#undef NONET_GATHER
 }
 
 TARGET static void copy(const Rows::View& rows, Format format, const float* fill, const int64_t* found, int64_t count,
                         int64_t width, float* out) {
 #define NONET_COPY(lines) copy_rows<lines>(rows, format, fill, found, count, width, out)
-  NONET_BY_WIDTH(NONET_COPY);
+  if (format == kFp32) {
+    switch (width) {
+      case 16: return NONET_COPY(1);
+      case 32: return NONET_COPY(2);
+      case 64: return NONET_COPY(4);
+      case 128: return NONET_COPY(8);
+      case 256: return NONET_COPY(16);
+    }
+  }
+  NONET_COPY(0);
 #undef NONET_COPY
 }
-#undef NONET_BY_WIDTH
 
 // A row's first values: uniform in [-scale, scale), a function of table and key alone.
 TARGET static void first_values(int64_t key, uint64_t base, float scale, int64_t width, float* __restrict to) {
@@ -256,4 +235,4 @@ TARGET static void step_rows(const Rows::View& rows, Format format, Rule rule, c
   }
 }
 
-static const Kernels kernels = {hash_keys, gather, copy, first_values, step_rows, read_row, write_row};
+static const Kernels kernels = {hash_keys, find, copy, first_values, step_rows, read_row, write_row};

@@ -36,28 +36,14 @@ int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, int64_t st
   return find_or_make(keys, count, out, step);
 }
 
-// Finds keys, and copies their rows if `out` is given; without `found`, hashes make room for what it would hold.
-//
-// In one pass where a search and a copy can share a core's room for lines on their way. Where memory is large both wait for
-// page tables, which evict each other unless all searches come first (12 to 20 % from 4 to 10 GiB; at 2.4 GiB it costs 8).
-int64_t Table::gather(const int64_t* keys, uint64_t* hash, int64_t count, int64_t* found, float* out) {
-  const bool far = static_cast<int64_t>(rows_.bytes() + index_.bytes()) > config_.far_bytes;
-  if (!out || !far)
-    return kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys, hash, count, config_.width, found, out);
-  int64_t* numbers = found ? found : reinterpret_cast<int64_t*>(hash);
-  int64_t absent = kernels_->gather(index_.view(), rows_.view(), format(), fill_.data, keys, hash, count, config_.width,
-                                    numbers, nullptr);
-  kernels_->copy(rows_.view(), format(), fill_.data, numbers, count, config_.width, out);
-  return absent;
-}
-
 // The rows of a batch in `found_`, made where absent and let in, their values in `out` if given; returns the positions refused.
 int64_t Table::find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step) {
   if (!count) return 0;
   batch_ = -1;
   if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
   kernels_->hash_keys(keys, count, hash_.data);
-  int64_t absent = gather(keys, hash_.data, count, found_.data, out);
+  int64_t absent = kernels_->find(index_.view(), keys, hash_.data, count, found_.data);
+  if (out) kernels_->copy(rows_.view(), format(), fill_.data, found_.data, count, config_.width, out);
   if (absent) {
     absent = fill_absent(keys, count, out, step);
     tally();
@@ -76,7 +62,9 @@ int64_t Table::look(const int64_t* keys, int64_t count, float* out) {
   for (int64_t at = 0; at < count; at += kReadBatch) {
     int64_t some = std::min(kReadBatch, count - at);
     kernels_->hash_keys(keys + at, some, hash);
-    absent += gather(keys + at, hash, some, nullptr, out + at * config_.width);
+    int64_t* found = reinterpret_cast<int64_t*>(hash);
+    absent += kernels_->find(index_.view(), keys + at, hash, some, found);
+    kernels_->copy(rows_.view(), format(), fill_.data, found, some, config_.width, out + at * config_.width);
   }
   return absent;
 }
@@ -171,7 +159,7 @@ int64_t Table::locate_batch(const int64_t* keys, int64_t count) {
     batch_ = -1;
     if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
     kernels_->hash_keys(keys, count, hash_.data);
-    return gather(keys, hash_.data, count, found_.data, nullptr);
+    return kernels_->find(index_.view(), keys, hash_.data, count, found_.data);
   }
   if (!config_.policy.lenient()) return 0;
   int64_t absent = 0;

@@ -22,7 +22,6 @@ struct Config {  // the same fields as Config in native_library.py
   float scale, fill, eps, clip, l1, l2;
   double weight_decay;
   Policy policy;
-  int64_t far_bytes;  // of rows and index, above which a lookup finds all rows before it copies any
   int64_t* counters;  // of the caller, kCounters of them
 };
 
@@ -96,7 +95,6 @@ class Table {
   bool evicts() const { return config_.policy.evicts(); }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
-  int64_t gather(const int64_t* keys, uint64_t* hash, int64_t count, int64_t* found, float* out);
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
   void write(int64_t row, const float* values, const float* state, int64_t step);
   int64_t row_for(uint64_t hash, int64_t key);

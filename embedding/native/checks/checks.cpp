@@ -74,7 +74,6 @@ static nonet::Config config(int64_t width, nonet::Format format, nonet::Rule rul
   made.rule = rule;
   made.eps = 1e-8f;
   made.scale = 0.02f;
-  made.far_bytes = draw() % 2 ? INT64_MAX : 0;
   made.policy.admit_count = 1;
   made.policy.admit_threshold = 1 << 24;
   made.counters = counters;
