@@ -36,13 +36,19 @@ int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, int64_t st
   return find_or_make(keys, count, out, step);
 }
 
-// The rows of a batch in `found_`, made where absent and let in, their values in `out` if given; returns the positions refused.
-int64_t Table::find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step) {
-  if (!count) return 0;
+// The rows of keys in `found_`, -1 where there is none, in place of the last lookup's; returns how many are absent.
+int64_t Table::search(const int64_t* keys, int64_t count) {
   batch_ = -1;
   if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
   kernels_->hash_keys(keys, count, hash_.data);
-  int64_t absent = kernels_->find(index_.view(), keys, hash_.data, count, found_.data);
+  return kernels_->find(index_.view(), keys, hash_.data, count, found_.data);
+}
+
+// The rows of a batch in `found_`, made where absent and let in, their values in `out` if given; returns the positions refused.
+int64_t Table::find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step) {
+  if (!count) return 0;
+  int64_t absent = search(keys, count);
+  if (absent < 0) return absent;
   if (out) kernels_->copy(rows_.view(), format(), fill_.data, found_.data, count, config_.width, out);
   if (absent) {
     absent = fill_absent(keys, count, out, step);
@@ -155,12 +161,7 @@ int64_t Table::apply(const int64_t* keys, int64_t count, const float* grads, int
 // The rows of a batch in `found_`: those of the last lookup if it had the same keys. Returns how many are absent.
 int64_t Table::locate_batch(const int64_t* keys, int64_t count) {
   if (!count) return 0;
-  if (batch_ != count || memcmp(batch_keys_.data, keys, count * sizeof(int64_t))) {
-    batch_ = -1;
-    if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
-    kernels_->hash_keys(keys, count, hash_.data);
-    return kernels_->find(index_.view(), keys, hash_.data, count, found_.data);
-  }
+  if (batch_ != count || memcmp(batch_keys_.data, keys, count * sizeof(int64_t))) return search(keys, count);
   if (!config_.policy.lenient()) return 0;
   int64_t absent = 0;
   for (int64_t i = 0; i < count; ++i) absent += found_[i] < 0;

@@ -95,6 +95,7 @@ class Table {
   bool evicts() const { return config_.policy.evicts(); }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
+  int64_t search(const int64_t* keys, int64_t count);
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
   void write(int64_t row, const float* values, const float* state, int64_t step);
   int64_t row_for(uint64_t hash, int64_t key);
