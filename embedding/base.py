@@ -39,16 +39,14 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class BaseTable(ABC):
     """A sparse table's public face; how rows are found, moved and forgotten is the subclass's.
 
-    `absent` counts the keys that `lookup(train=False)` did not find and answered with the default row, `evicted` the rows
-    that the table's own policy has let go. `step` is the
-    last step applied; steps count over the whole run and never go back, since `export(since=...)` relies on them.
+    `evicted` counts the rows that the table's own policy has let go. `step` is the last step applied; steps count over
+    the whole run and never go back, since `export(since=...)` relies on them.
     """
 
     def __init__(self, name: str, dim: int, *, seed: int, **settings):
         self.name, self.dim, self.seed = name, dim, seed
         self.spec = TableSpec(dim, **settings)
-        self.absent, self.step = 0, 0
-        self.evicted = 0
+        self.step, self.evicted = 0, 0
         self.deleted = Deleted()
         self._optimizer = row_optimizer(self.spec.optimizer)
         self._state_width = self._optimizer.state_width(dim)
@@ -67,6 +65,11 @@ class BaseTable(ABC):
     @abstractmethod
     def keys(self) -> np.ndarray:
         """The keys held [R], in no promised order; not to be written to."""
+
+    @property
+    @abstractmethod
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row, answered with the default row."""
 
     @abstractmethod
     def clear(self) -> None:

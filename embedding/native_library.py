@@ -16,14 +16,18 @@ import platform
 import re
 import shutil
 import subprocess
+import sysconfig
 import tempfile
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from torch import Tensor
+
 from nonet.errors import NonetError
 
-ABI = 6
+ABI = 7
 _HERE = Path(__file__).resolve().parent
 _FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
@@ -32,7 +36,7 @@ _FLAGS = (
 _COMPILE_S = 300
 _EXPORTED = re.compile(r"^NONET_API[^({;]*?\b(nonet_\w+)\(", re.MULTILINE)
 _SLACK_S = 60  # unpacking a wheel gives its files times that differ by seconds
-_FIELDS = {"rows": 0, "evicted": 1, "refused": 2, "dropped": 3, "waiting": 4, "bytes": 5}
+_FIELDS = {"rows": 0, "evicted": 1, "refused": 2, "dropped": 3, "waiting": 4, "bytes": 5, "absent": 6}
 
 
 class NativeUnavailable(NonetError):
@@ -69,7 +73,8 @@ class Config(ctypes.Structure):
 
 
 class Counters:
-    """What a table counts, written by the core in place: rows, evicted (not yet taken), refused, dropped, waiting, bytes."""
+    """What a table counts, written by the core in place: rows, evicted (not yet taken), refused, dropped, waiting,
+    bytes, absent."""
 
     def __init__(self) -> None:
         self.words = (c_int64 * len(_FIELDS))()
@@ -126,7 +131,24 @@ def declared() -> list[str]:
 def compile_command(cxx: str, out: Path, *more: str) -> list[str]:
     """The command that builds the core into the shared library `out`."""
     units = [str(path) for path in sources() if path.suffix == ".cpp"]
-    return [cxx, *_FLAGS, *more, "-shared", *units, "-o", str(out)]
+    return [cxx, *_FLAGS, *_python_headers(), *more, "-shared", *units, "-o", str(out)]
+
+
+@cache
+def python_look() -> Callable[[int, object], Tensor | None]:
+    """look(table, keys): a reader's rows [N, D] of plain keys [N] without ctypes between; None where it can't say."""
+    bind = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object)(("nonet_python_look", library()))
+    address = bind(Tensor)
+    return ctypes.cast(address, ctypes.py_object).value if address else _no_look
+
+
+def _no_look(table: int, keys: object) -> None:
+    """Where the library or torch has not what it takes."""
+
+
+def _python_headers() -> list[str]:
+    folder = sysconfig.get_path("include")
+    return [f"-I{folder}"] if Path(folder, "Python.h").exists() else []
 
 
 def _open(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, str]:
@@ -185,7 +207,7 @@ def _compile(cxx: str, out: Path) -> None:
 
 def _digest(cxx: str) -> str:
     """A name for these sources, this compiler and these flags."""
-    digest = hashlib.sha256(f"{cxx} {_FLAGS} {platform.libc_ver()}".encode())
+    digest = hashlib.sha256(f"{cxx} {_FLAGS} {platform.libc_ver()} {_python_headers() != []}".encode())
     version = subprocess.run([cxx, "--version"], capture_output=True, check=False, timeout=30).stdout
     digest.update(version)
     for path in sources():

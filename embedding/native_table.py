@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
-from nonet.embedding.native_library import Config, Counters, Policy, library
+from nonet.embedding.native_library import Config, Counters, Policy, library, python_look
 from nonet.embedding.spec import EVICTIONS, FORMATS, TableSpec
 from nonet.errors import ConfigError, DataError, NonetError
 
@@ -49,6 +49,7 @@ class NativeTable(BaseTable):
         self._handle = handle
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
+        self._python_look = python_look()
         weakref.finalize(self, self._core.nonet_table_free, handle)
 
     def __len__(self) -> int:
@@ -64,6 +65,11 @@ class NativeTable(BaseTable):
     def resident_bytes(self) -> int:
         """Bytes of memory taken: rows, index and what waits, without the scratch of the largest batch."""
         return self._counters["bytes"]
+
+    @property
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row, answered with the default row."""
+        return self._counters["absent"]
 
     @property
     def refused(self) -> int:
@@ -90,11 +96,13 @@ class NativeTable(BaseTable):
 
         `out`, float32 [N, D] and contiguous, saves the allocation.
         """
+        if not train and out is None and (found := self._python_look(self._handle, keys)) is not None:
+            return found
         wanted = keys if _plain(keys) else _tensor(keys)
         count = wanted.numel()
         rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, count)
         if not train:
-            self.absent += self._look(self._handle, wanted.data_ptr(), count, rows.data_ptr())
+            self._look(self._handle, wanted.data_ptr(), count, rows.data_ptr())
             return rows
         step = self.step + 1 if step is None else step
         if self._lookup(self._handle, wanted.data_ptr(), count, rows.data_ptr(), step) < 0:

@@ -31,8 +31,12 @@ class SparseTable(Protocol):
     name: str
     dim: int
     spec: TableSpec
-    absent: int
     step: int
+
+    @property
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row, answered with the default row."""
+        ...
 
     def __len__(self) -> int:
         """How many rows are held."""

@@ -29,6 +29,7 @@ class NumPyTable(BaseTable):
 
     def __init__(self, name: str, dim: int, *, seed: int, **settings):
         super().__init__(name, dim, seed=seed, **settings)
+        self._absent = 0
         self.clear()
 
     def __len__(self) -> int:
@@ -38,6 +39,11 @@ class NumPyTable(BaseTable):
     def keys(self) -> np.ndarray:
         """The keys held [R], in no promised order; a view, not to be written to."""
         return self._index.keys
+
+    @property
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row, answered with the default row."""
+        return self._absent
 
     def clear(self) -> None:
         """Forget every row, and count steps from 0 again."""
@@ -61,7 +67,7 @@ class NumPyTable(BaseTable):
                 self.refused += int((found < 0).sum())
             self._mark_seen(np.unique(found[found >= 0]), step)
         else:
-            self.absent += int((found < 0).sum())
+            self._absent += int((found < 0).sum())
         rows = np.full((len(wanted), self.dim), self.spec.default, dtype=np.float32)
         rows[found >= 0] = self._rows[found[found >= 0]]
         return torch.from_numpy(rows)

@@ -50,7 +50,7 @@ class TieredTable(BaseTable):
         super().__init__(host.name, host.dim, seed=host.seed, **settings)
         self.host, self.hot, self.cold, self.host_rows = host, hot, cold, host_rows
         self.deleted = host.deleted
-        self.absent, self.step = host.absent, host.step
+        self.step = host.step
         self.traffic, self.promoted, self.demoted = Traffic(), 0, 0
         self._hand = Hand()
 
@@ -74,6 +74,11 @@ class TieredTable(BaseTable):
     def keys(self) -> np.ndarray:
         """The keys held [R], in no promised order."""
         return np.concatenate([self.host.keys, *(self.cold.keys() if self.cold else ())])
+
+    @property
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row in any tier, answered with the default row."""
+        return self.host.absent
 
     @property
     def refused(self) -> int:
@@ -176,7 +181,6 @@ class TieredTable(BaseTable):
             self._promote(wanted)
         cold = self.cold.holds(wanted) if self.cold and not train else np.zeros(len(wanted), bool)
         rows = self.host.lookup(wanted[~cold], train=train, step=step)
-        self.absent = self.host.absent
         if not cold.any():
             return rows
         assert self.cold is not None

@@ -63,6 +63,17 @@ int64_t Table::find_or_make(const int64_t* keys, int64_t count, float* out, int6
 
 int64_t Table::look(const int64_t* keys, int64_t count, float* out) {
   ReadLock lock(&lock_);
+  return read_rows(keys, count, out);
+}
+
+bool Table::look_now(const int64_t* keys, int64_t count, float* out) {
+  if (pthread_rwlock_tryrdlock(&lock_)) return false;
+  read_rows(keys, count, out);
+  pthread_rwlock_unlock(&lock_);
+  return true;
+}
+
+int64_t Table::read_rows(const int64_t* keys, int64_t count, float* out) {
   uint64_t hash[kReadBatch];
   int64_t absent = 0;
   for (int64_t at = 0; at < count; at += kReadBatch) {
@@ -72,6 +83,7 @@ int64_t Table::look(const int64_t* keys, int64_t count, float* out) {
     absent += kernels_->find(index_.view(), keys + at, hash, some, found);
     kernels_->copy(rows_.view(), format(), fill_.data, found, some, config_.width, out + at * config_.width);
   }
+  if (absent) __atomic_fetch_add(&config_.counters[kAbsent], absent, __ATOMIC_RELAXED);
   return absent;
 }
 

@@ -25,7 +25,7 @@ struct Config {  // the same fields as Config in native_library.py
   int64_t* counters;  // of the caller, kCounters of them
 };
 
-enum Counter { kRows, kEvicted, kRefused, kDropped, kWaiting, kBytes, kCounters };
+enum Counter { kRows, kEvicted, kRefused, kDropped, kWaiting, kBytes, kAbsent, kCounters };
 
 struct Chosen {  // of an export
   int64_t key, row;
@@ -66,7 +66,9 @@ class Table {
   ~Table() { pthread_rwlock_destroy(&lock_); }
 
   bool clear();
-  int64_t look(const int64_t* keys, int64_t count, float* out);  // for readers: makes nothing
+  int64_t width() const { return config_.width; }
+  int64_t look(const int64_t* keys, int64_t count, float* out);      // for readers: makes nothing, returns the absent
+  bool look_now(const int64_t* keys, int64_t count, float* out);  // the same unless that means to wait for a writer
   int64_t lookup(const int64_t* keys, int64_t count, float* out, int64_t step);
   int64_t apply(const int64_t* keys, int64_t count, const float* grads, int64_t before, int64_t step, double lr);
   int64_t upsert(const int64_t* keys, int64_t count, const float* rows, const float* state, const int64_t* step,
@@ -96,6 +98,7 @@ class Table {
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
   int64_t search(const int64_t* keys, int64_t count);
+  int64_t read_rows(const int64_t* keys, int64_t count, float* out);
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
   void write(int64_t row, const float* values, const float* state, int64_t step);
   int64_t row_for(uint64_t hash, int64_t key);
