@@ -85,6 +85,19 @@ def test_rows_can_be_written_and_outlive_their_table():
     assert rows.data_ptr() % 64 == 0
 
 
+def test_memory_used_again_is_never_that_of_rows_still_held():
+    table = filled()
+    held, expected = [], []
+    for turn in range(60):
+        keys = torch.arange(turn, turn + (20, 20, 30)[turn % 3])
+        held.append(table.lookup(keys, train=False)[1:])  # a view holds its rows too
+        expected.append(table.lookup(keys, train=True)[1:])
+        if turn % 4 == 3:
+            del held[turn % 7 % len(held)], expected[turn % 7 % len(expected)]
+    assert len({rows.data_ptr() for rows in held}) == len(held) == len(expected) == 45
+    assert all(torch.equal(rows, other) for rows, other in zip(held, expected, strict=True))
+
+
 def test_rows_take_gradients_and_travel_like_any_tensor():
     table = filled()
     rows = table.lookup(torch.arange(5), train=False).requires_grad_()
