@@ -22,6 +22,14 @@ struct Step {
   double lr64;
 };
 
+// A batch's gradients [N, D] by distinct row: those of row u are at positions head[u], then next[...], until -1.
+struct Batch {
+  const int64_t* rows;
+  const int32_t *head, *next;
+  int64_t count;
+  const float* grads;
+};
+
 // GCC takes a vector wider than the registers through memory (a third of a step's time), so the width follows the set.
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
@@ -61,8 +69,7 @@ struct Kernels {
   int64_t (*find)(const RowIndex::View&, const int64_t*, const uint64_t*, int64_t, int64_t*);
   void (*copy)(const Rows::View&, Format, const float*, const int64_t*, int64_t, int64_t, float*);
   void (*first_values)(int64_t, uint64_t, float, int64_t, float*);
-  void (*step_rows)(const Rows::View&, Format, Rule, const Step&, int64_t, const int64_t*, const int32_t*,
-                    const int32_t*, int64_t, const float*, int64_t, int64_t);
+  void (*step_rows)(const Rows::View&, Format, Rule, const Step&, const Batch&, int64_t, int64_t, int64_t);
   void (*read_row)(Format, const char*, float*, int64_t);
   void (*write_row)(Format, char*, const float*, int64_t);
 };

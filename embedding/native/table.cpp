@@ -164,8 +164,8 @@ int64_t Table::apply(const int64_t* keys, int64_t count, const float* grads, int
   if (rows < 0) return rows;
   Step how{static_cast<float>(lr), 1.0f, config_.eps, config_.clip, config_.l1, config_.l2, lr};
   if (config_.weight_decay != 0.0) how.decay = static_cast<float>(1.0 - lr * config_.weight_decay);
-  kernels_->step_rows(rows_.view(), format(), static_cast<Rule>(config_.rule), how, step, distinct_.data, head_.data,
-                      next_.data, rows, grads, config_.width, state_at_);
+  const Batch batch{distinct_.data, head_.data, next_.data, rows, grads};
+  kernels_->step_rows(rows_.view(), format(), static_cast<Rule>(config_.rule), how, batch, config_.width, step, state_at_);
   if (evicts() && !sweep(before, step)) return kNoMemory;
   return absent;
 }

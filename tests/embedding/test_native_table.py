@@ -85,7 +85,7 @@ def test_training_with_duplicates_gives_the_twins_bits(optimizer, dtype):
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-@pytest.mark.parametrize("dim", [1, 3, 16, 40, 64, 4096])
+@pytest.mark.parametrize("dim", [1, 3, 16, 32, 40, 64, 128, 256, 4096])
 def test_every_width_and_instruction_set_gives_the_twins_bits(dim, isa):
     for optimizer, dtype in (("rowwise_adagrad", "fp32"), ("adam", "bf16"), ("adagrad", "fp16")):
         core, twin = twins(dim, isa=isa, optimizer=optimizer, dtype=dtype, clip=1.0)
