@@ -157,13 +157,20 @@ class BaseTable(ABC):
         half = _HALVES.get(self.spec.dtype)
         return rows if half is None else torch.from_numpy(rows).to(half).to(torch.float32).numpy()
 
-    def _advance(self, step: int) -> None:
+    def _rate(self, lr: float | None) -> float:
+        rate = self.spec.lr if lr is None else lr
+        if rate == 0 and self.spec.optimizer == "ftrl":
+            raise ConfigError(
+                f"table {self.name!r}: ftrl divides by its learning rate, which must be above 0"
+            )
+        return rate
+
+    def _check_step(self, step: int) -> None:
         if step < self.step:
             raise ConfigError(
                 f"table {self.name!r} was applied at step {self.step} and then at step {step}; "
                 "count steps over the whole run, or clear() the table first"
             )
-        self.step = step
 
     def _without_row(self, lost: np.ndarray) -> DataError:
         return DataError(
@@ -176,6 +183,16 @@ class BaseTable(ABC):
             raise DataError(
                 f"table {self.name!r} wants gradients [{len(keys)}, {self.dim}], got {list(grads.shape)}"
             )
+        if grads.is_complex():
+            raise DataError(f"table {self.name!r} wants real gradients, got {grads.dtype}")
+
+    def _checked_scores(self, keys: np.ndarray | Tensor, scores: np.ndarray | Tensor) -> np.ndarray:
+        values = np.asarray(scores, dtype=np.float32)
+        if values.shape != (len(keys),):
+            raise DataError(
+                f"table {self.name!r} wants scores [{len(keys)}], one a key, got {list(values.shape)}"
+            )
+        return values
 
     def _exported_deletes(self, slices: range, since: int) -> Iterator[pa.Table]:
         keys, steps = self.deleted.since(since)
@@ -227,6 +244,8 @@ class BaseTable(ABC):
 
 def int64_keys(keys: Tensor | np.ndarray) -> np.ndarray:
     """Keys [N] as NumPy; DataError when they are not int64 [n]."""
+    if not hasattr(keys, "dtype"):
+        raise DataError(f"sparse keys must be a tensor or array of int64 [n], got a {type(keys).__name__}")
     array = keys if isinstance(keys, np.ndarray) else keys.detach().cpu().numpy()
     if array.ndim != 1 or array.dtype != np.int64:
         raise DataError(

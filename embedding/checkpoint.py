@@ -31,7 +31,7 @@ from nonet.embedding.slices import SLICES, slice_of
 from nonet.embedding.snapshot import Snapshot, open_all
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.world import SparseWorld
-from nonet.errors import CheckpointError, DeadlineExceeded
+from nonet.errors import CheckpointError, ConfigError, DeadlineExceeded
 
 _SEGMENT_BYTES = 2 << 20
 _LEAST_SLICES = 64
@@ -119,10 +119,24 @@ def save(world: SparseWorld, folder: Path, *, base: Path | None = None) -> Savin
 
 
 def load(world: SparseWorld, folder: Path) -> None:
-    """Read the rows that this rank owns out of all shards' files. Raises CheckpointError; the tables are then empty."""
-    for table in world.tables.values():
-        table.clear()
-        load_table(table, folder, world.ranges)
+    """Read the rows that this rank owns out of all shards' files. Raises CheckpointError; the tables are then empty.
+
+    Raises ConfigError, and changes nothing, while a save or a published version of a table is open: it is made of these rows.
+    """
+    for name, history in world.histories.items():
+        if history.snapshots:
+            raise ConfigError(
+                f"table {name!r} cannot be loaded while a save or a published version of it is open; wait for the save, "
+                "or close the publisher"
+            )
+    try:
+        for table in world.tables.values():
+            table.clear()
+            load_table(table, folder, world.ranges)
+    except BaseException:
+        for table in world.tables.values():
+            table.clear()
+        raise
 
 
 def load_table(table: BaseTable, folder: Path, ranges: list[range]) -> None:
@@ -137,7 +151,7 @@ def load_table(table: BaseTable, folder: Path, ranges: list[range]) -> None:
                     part = part.where(~part.waiting)
                 for block in _touched(part.key, ranges):
                     put(table, part, block)
-            table.step = max(table.step, footer.step)
+        table.step = newest  # a row that was made and not trained yet is of the step after
     except CheckpointError:
         table.clear()
         raise
@@ -210,7 +224,7 @@ def _files(folder: Path, name: str) -> list[tuple[Path, int, int]]:
 def _chain(table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]) -> list[tuple[Path, Footer]]:
     """A table's files in the order to read them, checked: of this table, nothing missing, each on top of the one before."""
     files = [(path, number, read_footer(path)) for path, _, number in _files(folder, table)]
-    covered = np.zeros(SLICES, dtype=bool)
+    covered: dict[int, np.ndarray] = {0: np.zeros(SLICES, dtype=bool)}
     steps: dict[int, int] = {}
     for path, number, footer in files:
         check_spec(path, footer, spec)
@@ -220,15 +234,16 @@ def _chain(table: str, spec: TableSpec, folder: Path, ranges: Iterable[range]) -
                 f"{path} holds changes from step {footer.since} to {footer.step}, the files before it end at step {expected}; "
                 "a file of this commit is missing"
             )
-        if number == 0:
-            for start, stop in footer.slices:
-                covered[start:stop] = True
-    missing = [block for block in ranges if not covered[block.start : block.stop].all()]
-    if missing:
-        raise CheckpointError(
-            f"{folder}: no file holds slices {missing[0].start} to {missing[0].stop - 1} of table {table!r} completely; "
-            "a shard's file is missing"
-        )
+        for start, stop in footer.slices:
+            covered.setdefault(number, np.zeros(SLICES, dtype=bool))[start:stop] = True
+    for number, there in covered.items():
+        missing = [block for block in ranges if not there[block.start : block.stop].all()]
+        if missing:
+            what = f"increment {number}" if number else "file"
+            raise CheckpointError(
+                f"{folder}: no {what} holds slices {missing[0].start} to {missing[0].stop - 1} of table {table!r} completely; "
+                "a shard's file is missing"
+            )
     return [(path, footer) for path, _, footer in files]
 
 

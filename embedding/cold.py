@@ -38,9 +38,12 @@ class _Segment:
     def __init__(self, path: Path, kind: np.dtype, records: int):
         self.path, self._kind = path, kind
         self.used, self.live = 0, 0
-        self._file = path.open("xb", buffering=0)
-        os.truncate(path, records * kind.itemsize)
-        self.data = np.memmap(path, dtype=kind, mode="r", shape=(records,))
+        try:
+            self._file = path.open("xb", buffering=0)
+            os.truncate(path, records * kind.itemsize)
+        except OSError as error:
+            raise NonetError(f"the cold tier cannot make {path}: {error.strerror}") from error
+        self._map = np.memmap(path, dtype=kind, mode="r", shape=(records,))
 
     def append(self, records: np.ndarray) -> None:
         """Through a write call, so that a full disk is an error, not a signal."""
@@ -50,9 +53,16 @@ class _Segment:
             left, at = left[done:], at + done
         self.used += len(records)
 
+    @property
+    def records(self) -> np.ndarray:
+        """All of them, to be read at once: reading a map beyond a file's end would kill the process."""
+        if os.fstat(self._file.fileno()).st_size < self._map.nbytes:
+            raise NonetError(f"the cold tier's file {self.path} was cut short by somebody else")
+        return self._map
+
     def remove(self) -> None:
         self._file.close()
-        del self.data
+        del self._map
         self.path.unlink()
 
 
@@ -109,7 +119,10 @@ class ColdTier:
         places = self._index.find(keys)
         records = np.zeros(len(keys), dtype=self._kind)
         for number, at in self._by_segment(places):
-            records[at] = self._segments[number].data[places[at] % self._records]
+            records[at] = self._segments[number].records[places[at] % self._records]
+        wrong = np.flatnonzero((places >= 0) & (records["key"] != keys))
+        if len(wrong):
+            raise _changed(self.folder, len(wrong))
         return self._unpacked(keys, records, places < 0)
 
     def drop(self, keys: np.ndarray) -> None:
@@ -177,9 +190,11 @@ class ColdTier:
 
     def _rewrite(self, number: int) -> None:
         segment = self._segments[number]
-        keys = np.array(segment.data["key"])
+        keys = np.array(segment.records["key"])
         live = self._index.find(keys) == number * self._records + np.arange(len(keys))
-        records = segment.data[live]
+        records = segment.records[live]
+        if len(records) != segment.live:
+            raise _changed(self.folder, segment.live - len(records))
         places = self._append(records)
         self._index.put(keys[live], places)
         self._count(places, 1)
@@ -205,6 +220,13 @@ class ColdTier:
         return RowColumns(
             keys, row, np.ascontiguousarray(records["state"]), np.ascontiguousarray(records["step"]), gone
         )
+
+
+def _changed(folder: Path, rows: int) -> NonetError:
+    return NonetError(
+        f"{rows} rows of the cold tier in {folder} are not where they were written: its files were changed by somebody else; "
+        "the run's commits have all rows, start again from the newest"
+    )
 
 
 def _own_folder(parent: Path) -> tuple[Path, int]:

@@ -18,10 +18,12 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+import weakref
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -70,6 +72,13 @@ class Config(ctypes.Structure):
         ("policy", Policy),
         ("counters", POINTER(c_int64)),
     ]
+
+
+def free_with(owner: object, *call: Any) -> weakref.finalize:
+    """Call `call[0](*call[1:])` when `owner` goes; not when Python ends, for a daemon thread may still be in the core."""
+    finalizer = weakref.finalize(owner, *call)
+    finalizer.atexit = False
+    return finalizer
 
 
 class Counters:

@@ -10,7 +10,6 @@ The GIL is released while the core works, but for reading 256 keys or fewer; one
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Iterator
 from typing import TypeGuard
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
-from nonet.embedding.native_library import Config, Counters, Policy, library, python_look
+from nonet.embedding.native_library import Config, Counters, Policy, free_with, library, python_look
 from nonet.embedding.spec import EVICTIONS, FORMATS, TableSpec
 from nonet.errors import ConfigError, DataError, NonetError
 
@@ -50,7 +49,7 @@ class NativeTable(BaseTable):
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
         self._python_look = python_look()
-        weakref.finalize(self, self._core.nonet_table_free, handle)
+        free_with(self, self._core.nonet_table_free, handle)
 
     def __len__(self) -> int:
         return self._counters["rows"]
@@ -113,13 +112,13 @@ class NativeTable(BaseTable):
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
         wanted = keys if _plain(keys) else _tensor(keys)
         count = wanted.numel()
-        if grads.shape != (count, self.dim):
+        if grads.shape != (count, self.dim) or grads.is_complex():
             self._check_grads(wanted, grads)
         if grads.dtype is not _F32 or not grads.is_contiguous() or not grads.is_cpu:
             grads = grads.detach().to("cpu", _F32).contiguous()
         before = self.step
         if step < before:
-            self._advance(step)
+            self._check_step(step)
         code = self._apply(
             self._handle,
             wanted.data_ptr(),
@@ -127,7 +126,7 @@ class NativeTable(BaseTable):
             grads.data_ptr(),
             before,
             step,
-            self.spec.lr if lr is None else lr,
+            self._rate(lr),
         )
         if code < 0:
             raise self._failed(code, wanted)
@@ -157,7 +156,7 @@ class NativeTable(BaseTable):
         """Set the scores [N] that evict="score" goes by, 0 at first; returns how many keys have no row."""
         if self.spec.evict != "score":
             raise ConfigError(f"table {self.name!r} evicts by {self.spec.evict or 'nothing'!r}, not by score")
-        wanted, values = _array(int64_keys(keys)), _array(np.asarray(scores, dtype=np.float32))
+        wanted, values = _array(int64_keys(keys)), _array(self._checked_scores(keys, scores))
         return self._core.nonet_table_score(self._handle, _at(wanted), _at(values), len(wanted))
 
     def _checked_out(self, out: Tensor, count: int) -> Tensor:

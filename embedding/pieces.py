@@ -9,7 +9,6 @@ again: no call allocates or faults pages in. NumPy does the same where the core 
 from __future__ import annotations
 
 import ctypes
-import weakref
 from ctypes import POINTER, byref, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import BaseTable
 from nonet.embedding.bulk import state_width
-from nonet.embedding.native_library import NativeUnavailable, library
+from nonet.embedding.native_library import NativeUnavailable, free_with, library
 from nonet.embedding.native_table import NativeTable
 from nonet.embedding.spec import TableSpec
 from nonet.errors import NonetError
@@ -94,7 +93,7 @@ class KeptRows:
         if not self.handle:
             raise _no_memory(table)
         self._core, self._rows = core, max(len(table), _LEAST_ROWS)
-        weakref.finalize(self, core.nonet_kept_free, self.handle)
+        free_with(self, core.nonet_kept_free, self.handle)
 
     def __len__(self) -> int:
         return self._core.nonet_kept_count(self.handle)
@@ -121,7 +120,7 @@ class Pieces:
                 raise _no_memory(table)
             # What the core points to lives as long as the watch does.
             owned = (table, self.memory, given)
-            self._unwatch = weakref.finalize(self, _unwatch, core, table._handle, self._version, owned)
+            self._unwatch = free_with(self, _unwatch, core, table._handle, self._version, owned)
 
     @classmethod
     def of(

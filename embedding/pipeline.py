@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nonet.embedding.codec import codec
 from nonet.embedding.window import Plan, Planner, Window, exact_window, summed
 from nonet.embedding.world import SparseWorld
 from nonet.errors import ConfigError, DeadlineExceeded
@@ -97,7 +98,9 @@ class _Run:
         self._ahead = pipeline.depth if pipeline.carries else 1 + min(pipeline.staleness, pipeline.depth - 1)
         world = self._world
         self._windows = {
-            name: Window(name, spec, world.codec) for name, spec in world.specs.items() if pipeline.carries
+            name: Window(name, spec, world.codec if world.layout.world > 1 else codec("fp32"))
+            for name, spec in world.specs.items()
+            if pipeline.carries
         }
         self._routed: queue.Queue = queue.Queue(pipeline.depth)
         self._ready: queue.Queue = queue.Queue()
@@ -167,7 +170,11 @@ class _Run:
         for table, plan in flight.plans.items():
             self._windows[table].enter(plan, self._world.take(table, plan.fetch))
         if not flight.plans:
-            flight.rows = {table: self._world.pull(table, keys) for table, keys in flight.keys.items()}
+            # Rows looked up ahead are of a later step: a table that evicts must know that they are in flight.
+            step = self._pipeline._step(flight.number) if self._pipeline.staleness else 0
+            flight.rows = {
+                table: self._world.pull(table, keys, step=step) for table, keys in flight.keys.items()
+            }
         self._ready.put(flight)
 
     def _update(self, number: int) -> None:

@@ -107,6 +107,15 @@ class Publisher:
         for gone in old:
             gone.close()
 
+    def close(self) -> None:
+        """Let go of every version; one that is being read when its last call ends. Nothing is published then."""
+        with self._lock:
+            gone = list(self._open.values())
+            self._open.clear()
+            idle = [version for version in gone if not version.readers]
+        for version in idle:
+            version.close()
+
     def update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
         """What moves a replica at version `have` to the published one: a delta where that version is remembered."""
         steps = self._steps.get(have) if have is not None else None

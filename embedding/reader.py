@@ -35,7 +35,7 @@ class SparseReader(Protocol):
     def version(self) -> int: ...
 
     def rows(self, table: str, keys: Tensor) -> Tensor:
-        """Rows [N, D] of int64 keys [N]; an absent key reads zeros, the default row, and is counted."""
+        """Rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
         ...
 
 
@@ -51,7 +51,7 @@ class LocalReader:
         return sum(table.absent for table in self._tables.values())
 
     def rows(self, table: str, keys: Tensor) -> Tensor:
-        """Rows [N, D] of keys [N]; absent ones read zeros."""
+        """Rows [N, D] of keys [N]; absent ones read the default."""
         return _known(self._tables, table).lookup(keys, train=False)
 
 

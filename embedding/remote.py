@@ -8,6 +8,7 @@ what it kept, and reads the whole batch again, for `timeout_s` at most. A replic
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,7 @@ class RemoteReader:
         self._refresh, self._codec, self._cache_rows, self._hot = refresh, codec(wire), cache_rows, hot
         self.absent, self.calls, self.asked = 0, 0, 0
         self._pool = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="sparse-read")
+        self._lock = threading.Lock()  # what is kept is of one version
         self._move()
 
     @property
@@ -95,6 +97,10 @@ class RemoteReader:
         self._pool.shutdown()
 
     def _rows(self, table: str, keys: np.ndarray) -> Tensor:
+        with self._lock:
+            return self._read(table, keys)
+
+    def _read(self, table: str, keys: np.ndarray) -> Tensor:
         slices = self._now.slices
         plan = route(keys, slices, slices.shards, 0, best_router())
         hot, here = self._from_hot_set(table, plan.keys)

@@ -6,6 +6,7 @@ All of it is a function of keys, steps and the seed, so every sharding of a tabl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 from nonet.errors import ConfigError
 
@@ -53,6 +54,9 @@ class TableSpec:
         from nonet.embedding.optimizer import row_optimizer
 
         row_optimizer(self.optimizer)
+        for name in ("dim", "admit_count", "ttl_steps", "budget_rows", "budget_bytes"):
+            if not isinstance(value := getattr(self, name), Integral):
+                raise ConfigError(f"a sparse table's {name} must be a whole number, got {value!r}")
         if not 1 <= self.dim <= MOST_WIDTH:
             raise ConfigError(f"a sparse table's dim must be at least 1, got {self.dim}" if self.dim < 1 else
                               f"a sparse table's dim can be at most {MOST_WIDTH}, got {self.dim}")  # fmt: skip
@@ -67,6 +71,8 @@ class TableSpec:
             raise ConfigError(
                 f"l1 and l2 are ftrl's, and {self.optimizer} has neither: leave them out, or at 0"
             )
+        if self.optimizer == "ftrl" and not self.lr:
+            raise ConfigError("ftrl divides by its lr, which must be above 0")
         self._check_words()
         self._check_admission()
         self._check_budget()

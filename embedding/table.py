@@ -76,18 +76,19 @@ class NumPyTable(BaseTable):
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
         wanted = int64_keys(keys)
         self._check_grads(wanted, grads)
-        before = self.step
-        self._advance(step)
+        before, rate = self.step, self._rate(lr)
+        self._check_step(step)
         unique, inverse = np.unique(wanted, return_inverse=True)
         rows = self._index.find(unique)
         if (rows < 0).any() and self.spec.admits_all and not self.spec.evicts:
             raise self._without_row(unique[rows < 0])
+        self.step = step
         # index_add_ adds along dimension 0 one position after another: the order the protocol promises.
         summed = torch.zeros(len(unique), self.dim)
         summed.index_add_(0, torch.from_numpy(inverse), grads.detach().to(torch.float32))
         kept = rows >= 0
         self.dropped += int((~kept[inverse]).sum())
-        self._update(rows[kept], summed.numpy()[kept], self.spec.lr if lr is None else lr)
+        self._update(rows[kept], summed.numpy()[kept], rate)
         self._touched[rows[kept]] = step
         if self.spec.evicts:
             self._sweep(before, step)
@@ -96,8 +97,9 @@ class NumPyTable(BaseTable):
         """Set the scores [N] that evict="score" goes by, 0 at first; returns how many keys have no row."""
         if self.spec.evict != "score":
             raise ConfigError(f"table {self.name!r} evicts by {self.spec.evict or 'nothing'!r}, not by score")
+        values = self._checked_scores(keys, scores)
         rows = self._index.find(int64_keys(keys))
-        self._uses[rows[rows >= 0]] = score_bits(np.asarray(scores))[rows >= 0]
+        self._uses[rows[rows >= 0]] = score_bits(values)[rows >= 0]
         return int((rows < 0).sum())
 
     def _create(self, keys: np.ndarray, step: int) -> None:
@@ -167,7 +169,8 @@ class NumPyTable(BaseTable):
         at = self._index.find(rows.key)
         self._rows[at], self._state[at], self._touched[at] = self._stored(rows.row), rows.state, rows.step
         self._seen[at] = rows.step if rows.seen is None else rows.seen
-        self._uses[at] = 1 if rows.uses is None else rows.uses
+        unknown = ZERO_SCORE if self.spec.evict == "score" else 1
+        self._uses[at] = unknown if rows.uses is None else rows.uses
         for key in rows.key.tolist() if self._admission.waiting else ():
             self._admission.waiting.pop(key, None)
 

@@ -91,13 +91,16 @@ class SparseWorld:
         """Bytes of one row of this table on the wire."""
         return self.codec.row_bytes(self.specs[table].dim)
 
-    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
-        """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows."""
+    def pull(self, table: str, keys: Tensor, *, train: bool = True, step: int = 0) -> Tensor:
+        """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows.
+
+        `step` is the one these rows are trained in, the next by default: later where batches are in flight.
+        """
         number = self._number(table, "pull")
         if self.layout.world == 1:
-            return self._lookup(table, _array(keys), train)
+            return self._lookup(table, _array(keys), train, step)
         plan = self._routes[table] = self.route(keys)
-        header = self._header(PULL if train else READ, number)
+        header = self._header(PULL if train else READ, number, step)
         if self.layout.holds and self.codec.name == "fp32":
             return self._pull_fused(table, plan, header)
         asked = self.wire.ask(header, plan)
@@ -108,13 +111,13 @@ class SparseWorld:
 
     def _pull_fused(self, table: str, plan: Route, header: Header) -> Tensor:
         """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
-        rank, train = self.layout.rank, header.op == PULL
+        rank = self.layout.rank
         start = sum(plan.counts[:rank])
         own = plan.keys[start : start + plan.counts[rank]]
         if self.wire.streams(self.codec):
             mine = self.wire.room(len(own), self.specs[table].dim)
             asked = self.wire.ask(
-                header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
+                header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine)
             )
             self._stream(asked)
             return self.wire.gather(plan, mine)
@@ -122,11 +125,9 @@ class SparseWorld:
         # Own rows stand before the others' where that is the route's order, else after them.
         first, others = start == 0, len(rows) - len(own)
         mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
-        asked = self.wire.ask(
-            header, plan, own=own, meanwhile=lambda: self._lookup_into(table, own, train, mine)
-        )
+        asked = self.wire.ask(header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine))
         counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self._lookup(table, asked.keys, train)
+        answer = self._lookup(table, asked.keys, header.op == PULL, header.step)
         self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
         return plan.moved(start, len(own), first).spread(rows)
 
@@ -231,7 +232,7 @@ class SparseWorld:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
         table = self._names[asked.header.table]
         if self.layout.holds:
-            answer = self._lookup(table, asked.keys, asked.header.op == PULL)
+            answer = self._lookup(table, asked.keys, asked.header.op == PULL, asked.header.step)
         else:
             answer = torch.empty(0, self.specs[table].dim)
         return self.wire.rows(answer, self.codec, asked.counts, counts)
@@ -252,40 +253,35 @@ class SparseWorld:
         with self.histories[table].making(keys):
             return take_packed(self.tables[table], keys)
 
-    def _lookup(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
+    def _lookup(self, table: str, keys: np.ndarray, train: bool, step: int) -> Tensor:
         history = self.histories[table]
         with history.making(keys) if train else history.lock:
-            rows = self.tables[table].lookup(keys, train=train)
+            rows = self.tables[table].lookup(keys, train=train, step=step or None)
         return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
 
     def _stream(self, asked: Asked) -> None:
         """Send the rows that were asked for, the first ones while later ones are looked up."""
-        table, train = self._names[asked.header.table], asked.header.op == PULL
 
         def fill(rows: Tensor, tell: Callable[[int], None]) -> None:
             if self.layout.holds:
-                self._lookup_into(table, asked.keys, train, rows, tell)
+                self._lookup_into(asked.header, asked.keys, rows, tell)
 
-        self.wire.answer(asked.counts, self.specs[table].dim, fill)
+        self.wire.answer(asked.counts, self.specs[self._names[asked.header.table]].dim, fill)
 
     def _lookup_into(
-        self,
-        table: str,
-        keys: np.ndarray,
-        train: bool,
-        out: Tensor,
-        tell: Callable[[int], None] | None = None,
+        self, header: Header, keys: np.ndarray, out: Tensor, tell: Callable[[int], None] | None = None
     ) -> None:
         """Rows of keys [M] into `out` [M, D]; `tell` hears how many are there, a few times where they are only read.
 
         A table knows where the keys of its last training lookup lie, so one that will be trained is looked up whole.
         """
+        table, train, step = self._names[header.table], header.op == PULL, header.step or None
         history, held = self.histories[table], self.tables[table]
         with history.making(keys) if train else history.lock:
             if not isinstance(held, NativeTable):
-                out.copy_(held.lookup(keys, train=train))
+                out.copy_(held.lookup(keys, train=train, step=step))
             elif train or tell is None or len(keys) <= _FEW:
-                held.lookup(keys, train=train, out=out)
+                held.lookup(keys, train=train, step=step, out=out)
             else:
                 self._read_in_parts(held, keys, out, tell)
         if tell is not None:

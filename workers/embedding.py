@@ -107,8 +107,10 @@ class EmbeddingShard(DistributeWorker):
     @method()
     def load(self, folder: str) -> None:
         """Read the owned slices out of every shard's file, whatever the number of shards that wrote them."""
-        load(self.sparse, Path(folder))
-        self._hold(self.sparse)
+        world = self.sparse
+        self._end_publishing()
+        load(world, Path(folder))
+        self._hold(world)
 
     @method()
     def replica_bytes(self) -> int:
@@ -118,6 +120,7 @@ class EmbeddingShard(DistributeWorker):
     @method(collect="concat")
     def export(self, version: int, have: int | None = None) -> list[dict[str, Any]]:
         """An update for replicas to this version, one a shard: from version `have` what was touched since, else everything."""
+        self._end_publishing()  # copies are read from now on
         tables = self.sparse.tables
         since = self._steps.get(have) if have is not None else None
         base = None if since is None else have
@@ -169,8 +172,13 @@ class EmbeddingShard(DistributeWorker):
         return TieredTable.over(make_table(name, spec, seed), tiers)
 
     def _hold(self, world: SparseWorld) -> None:
-        self.world_, self._tally = world, Tally(world.tables)
-        self._publisher, self._steps = None, {}
+        self._end_publishing()
+        self.world_, self._tally, self._steps = world, Tally(world.tables), {}
+
+    def _end_publishing(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+        self._publisher = None
 
     def teardown(self) -> None:
         leave(self._member)

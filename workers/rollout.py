@@ -81,8 +81,8 @@ class Rollout(DistributeWorker):
         from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither. Returns it."""
         if dense and "trainer" not in self.place.peers:
             self._recommender.model.load_state_dict(tensors_of(dense))
-        if self._replica is not None and sparse is not None:
-            self._replica.apply(join_updates(sparse))
+        if sparse is not None and (copies := self._copies()) is not None:
+            copies.apply(join_updates(sparse))
         if slices is not None:
             self._read_by_key(Published(version, slices, [partial(_ask, host) for host in shards]))
         self._version = version
@@ -146,6 +146,15 @@ class Rollout(DistributeWorker):
     def held(self) -> Iterable[Tensor]:
         """The model, which is the trainer's where they are fused."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
+
+    def _copies(self) -> ReplicaReader | None:
+        """The copies of the tables held here, empty ones where rows were read by key until now; None where they are shared."""
+        reader = self._recommender.reader
+        if isinstance(reader, RemoteReader):
+            reader.close()
+            self._replica = self._recommender.reader = ReplicaReader(self.run.specs())
+            self._absent = 0
+        return self._replica
 
     def _read_by_key(self, published: Published) -> None:
         """Ask the shards for rows as they were published; what was asked for before is forgotten."""

@@ -248,7 +248,7 @@ void Table::write(int64_t row, const float* values, const float* state, int64_t 
   tail(row)->step = step;
   if (!evicts()) return;
   tail(row)->seen = step;
-  tail(row)->uses = 1;
+  tail(row)->uses = config_.policy.evict == kScore ? kScoreZero : 1;
 }
 
 int64_t Table::forget(const int64_t* keys, int64_t count) {

@@ -58,7 +58,13 @@ class WriteLock {
 class Table {
  public:
   Table(const Config& config, const Kernels* kernels) : config_(config), kernels_(kernels) {
-    pthread_rwlock_init(&lock_, nullptr);
+    pthread_rwlockattr_t attributes;
+    pthread_rwlockattr_init(&attributes);
+#ifdef __GLIBC__  // readers that follow each other would keep a step waiting for seconds; none takes the lock twice
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+    pthread_rwlock_init(&lock_, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
     state_at_ = evicts() ? kEvictTail : kPlainTail;
     int64_t number = config.format == kFp32 ? 4 : 2;
     rows_.shape(number * config.width, state_at_ + 4 * config.state_width);

@@ -298,3 +298,81 @@ def test_increments_keep_scores_and_looks_of_rows_that_were_not_trained(tmp_path
     )
     assert (kept.seen.tolist(), kept.uses.tolist()) == (read.seen.tolist(), read.uses.tolist())
     assert hashes(again) == hashes(world)
+
+
+def test_an_increment_that_lacks_a_shards_file_is_noticed(tmp_path):
+    whole = trained()
+    of_shards(whole, 2, tmp_path / "full")
+    later = Shard(1, 2)
+    for name, table in later.tables.items():
+        for block in later.ranges:
+            table.load(whole.tables[name].export(block))
+        table.step = whole.tables[name].step
+        keys = table.keys[:1]
+        table.lookup(keys, train=True)
+        table.apply(keys, torch.ones(len(keys), table.dim), table.step + 1)
+    save(later, tmp_path / "more", base=tmp_path / "full").wait()
+    for name in SPECS:
+        for path in (tmp_path / "full" / "sparse" / name).glob("0-0.seg"):
+            (tmp_path / "more" / "sparse" / name / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(CheckpointError, match="no increment 1 holds slices 0 to 65535 of table 'item'"):
+        load(SparseWorld(SPECS, seed=7), tmp_path / "more")
+
+
+def test_rows_are_not_loaded_over_a_save_under_way(tmp_path):
+    world = trained()
+    save(world, tmp_path / "old").wait()
+    trained(2, world, 5)
+    expected, saving = hashes(world), save(world, tmp_path / "new")
+    if any(history.snapshots for history in world.histories.values()):
+        with pytest.raises(ConfigError, match="wait for the save"):
+            load(world, tmp_path / "old")
+    saving.wait()
+    assert hashes(world) == expected
+    load(world, tmp_path / "old")
+    assert {table.step for table in world.tables.values()} == {4}
+    again = SparseWorld(SPECS, seed=7)
+    load(again, tmp_path / "new")
+    assert hashes(again) == expected
+
+
+def test_a_published_version_forbids_loading_whatever_else_happens(tmp_path):
+    world = trained()
+    save(world, tmp_path).wait()
+    before, snapshot = hashes(world), world.histories["item"].open()
+    with pytest.raises(ConfigError, match="'item' cannot be loaded while a save or a published version"):
+        load(world, tmp_path)
+    assert hashes(world) == before
+    snapshot.close()
+    load(world, tmp_path)
+
+
+def test_a_load_that_fails_leaves_every_table_empty(tmp_path):
+    save(trained(), tmp_path).wait()
+    broken = tmp_path / "sparse" / "item-x" / "0-0.seg"
+    data = bytearray(broken.read_bytes())
+    data[100] ^= 1
+    broken.write_bytes(data)
+    other = trained(2)
+    with pytest.raises(CheckpointError):
+        load(other, tmp_path)
+    assert {name: (len(table), table.step) for name, table in other.tables.items()} == dict.fromkeys(
+        SPECS, (0, 0)
+    )
+
+
+@pytest.mark.parametrize("make", [None, NumPyTable.of], ids=["best", "numpy"])
+def test_a_row_that_was_made_and_not_trained_does_not_move_the_step_on(tmp_path, make):
+    world = SparseWorld({"item": TableSpec(4)}, seed=7, **({"make": make} if make else {}))
+    keys = torch.arange(10)
+    world.pull("item", keys)
+    world.push("item", keys, torch.ones(10, 4), 5)
+    world.pull("item", torch.arange(20))
+    save(world, tmp_path).wait()
+    again = SparseWorld({"item": TableSpec(4)}, seed=7)
+    load(again, tmp_path)
+    assert again.tables["item"].step == world.tables["item"].step == 5
+    assert hashes(again) == hashes(world)
+    snapshot = again.histories["item"].open()
+    again.push("item", keys, torch.ones(10, 4), 6)
+    snapshot.close()

@@ -114,3 +114,28 @@ def test_its_folder_goes_with_the_tier_and_what_a_killed_process_left_is_swept(t
     assert sorted(tmp_path.iterdir()) == sorted([cold.folder, other.folder])
     del cold
     assert list(tmp_path.iterdir()) == [other.folder]
+
+
+def test_a_file_that_somebody_changed_or_cut_is_an_error_and_never_another_row(tmp_path):
+    cold, keys = tier(tmp_path), np.arange(20)
+    cold.put(rows_of(keys, 1.0))
+    (path,) = cold.folder.glob("*.rows")
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(b"\x7f" * 8)
+    with pytest.raises(NonetError, match=r"1 rows of the cold tier .* not where they were written"):
+        cold.read(keys)
+    with path.open("r+b") as file:
+        file.write(whole[:8])
+    assert held(cold) == keys.tolist()
+    cold.read(keys)
+    path.open("r+b").truncate(100)
+    with pytest.raises(NonetError, match="cut short"):
+        cold.read(keys)
+
+
+def test_a_file_that_cannot_be_made_names_it(tmp_path):
+    cold = tier(tmp_path)
+    cold.folder.rmdir()
+    with pytest.raises(NonetError, match=r"cannot make .*00000000\.rows: No such file"):
+        cold.put(rows_of(np.arange(3), 1.0))

@@ -376,3 +376,86 @@ def of_core(spec):
 
 def of_numpy(spec):
     return NumPyTable.of("item", spec, 7)
+
+
+@pytest.mark.parametrize("make", [native, NumPyTable], ids=["core", "twin"])
+def test_scores_of_another_number_than_keys_are_refused(make):
+    table = (
+        make("item", 4, seed=7, evict="score", budget_rows=100)
+        if make is NumPyTable
+        else native(4, evict="score", budget_rows=100)
+    )
+    table.lookup(np.arange(50), train=True)
+    with pytest.raises(DataError, match=r"scores \[50\], one a key, got \[1\]"):
+        table.score(np.arange(50), np.ones(1))
+
+
+def test_rows_that_come_without_a_score_have_that_of_new_ones():
+    core, twin = twins(4, optimizer="sgd", evict="score", budget_rows=40)
+    plain = native(4, optimizer="sgd")
+    plain.lookup(np.arange(30), train=True)
+    for table in (core, twin):
+        table.load(plain.export())
+        table.score(np.arange(5), np.full(5, -3.0))
+        table.lookup(np.arange(100, 120), train=True)
+        table.apply(np.arange(100, 120), torch.zeros(20, 4), table.step + 1)
+        assert not set(range(5)) & set(table.keys.tolist())
+    assert_equal(core, twin)
+
+
+def test_what_cannot_be_a_step_is_refused_and_moves_nothing():
+    for table in twins(4, optimizer="sgd"):
+        table.lookup(np.arange(5), train=True)
+        before = table.state_hash()
+        for keys, grads, error in (
+            (np.arange(9), torch.ones(9, 4), DataError),
+            (np.arange(5), torch.ones(5, 4, dtype=torch.complex64), DataError),
+            ([1, 2], torch.ones(2, 4), DataError),
+        ):
+            with pytest.raises(error):
+                table.apply(keys, grads, 3)
+            assert (table.step, table.state_hash()) == (0, before)
+    for table in twins(4, optimizer="ftrl"):
+        table.lookup(np.arange(5), train=True)
+        with pytest.raises(ConfigError, match="above 0"):
+            table.apply(np.arange(5), torch.ones(5, 4), 1, 0.0)
+
+
+def test_python_ends_while_a_daemon_thread_is_in_the_core():
+    code = """
+import threading, time, numpy as np, torch
+from nonet.embedding.native_table import NativeTable
+table = NativeTable("item", 64, seed=7)
+keys = torch.from_numpy(np.random.default_rng(1).integers(0, 200_000, 200_000))
+table.lookup(keys, train=True)
+outs = [torch.empty(200_000, 64) for _ in range(2)]  # a tensor that such a thread frees ends the process, ours or not
+def read(out):
+    while True: table.lookup(keys, train=False, out=out)
+for out in outs: threading.Thread(target=read, args=(out,), daemon=True).start()
+time.sleep(0.3)
+"""
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_readers_that_follow_each_other_let_a_step_between():
+    table, keys, stop, reads = native(32), torch.arange(100_000), threading.Event(), []
+    table.lookup(keys, train=True)
+
+    def read():
+        while not stop.is_set():
+            table.lookup(keys, train=False)
+            reads.append(1)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    between = []
+    for step in range(1, 60):
+        before = len(reads)
+        table.apply(keys[:8], torch.ones(8, 32), step)
+        between.append(len(reads) - before)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert max(between) <= 12  # those under way, and what is read until this thread runs again

@@ -73,9 +73,9 @@ class SlowWire(SparseWorld):
         super().__init__(SPECS, seed=1)
         self.wire_s = wire_s
 
-    def pull(self, table, keys, *, train=True):
+    def pull(self, table, keys, *, train=True, step=0):
         time.sleep(self.wire_s)
-        return super().pull(table, keys, train=train)
+        return super().pull(table, keys, train=train, step=step)
 
     def take(self, table, plan):
         time.sleep(self.wire_s)
@@ -185,3 +185,37 @@ def test_a_stage_that_hangs_is_a_deadline_that_names_what_is_missing():
 def test_a_pipeline_of_no_depth_is_refused():
     with pytest.raises(ConfigError, match="wants depth >= 1 and staleness >= 0, got 0 and 0"):
         pipeline(SparseWorld(SPECS, seed=1), ones, depth=0)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_rows_in_flight_stay_in_a_table_that_evicts(staleness):
+    world = SparseWorld({"item": TableSpec(4, evict="lru", budget_rows=128)}, seed=1)
+
+    def keys(number):
+        return {"item": torch.arange(number * 40, number * 40 + 40)}
+
+    def compute(number, data, rows):
+        return {"item": torch.ones(40, 4)}, None
+
+    Pipeline(world, lambda n: n, keys, compute, depth=3, staleness=staleness).run(0, 30)
+    assert world.tables["item"].evicted > 500
+    assert world.tables["item"].dropped == 0
+
+
+@pytest.mark.parametrize("wire", ["fp32", "fp16", "int8"])
+def test_a_world_of_one_has_no_wire_to_round_rows_for(wire):
+    def trained(depth):
+        world = SparseWorld({"item": TableSpec(8)}, seed=1, wire=wire)
+        seen = []
+
+        def compute(number, data, rows):
+            seen.append(rows["item"].clone())
+            return {"item": torch.sin(rows["item"] * 100 + number)}, None
+
+        keys = lambda number: {"item": torch.arange(number % 3, number % 3 + 20)}  # noqa: E731
+        Pipeline(world, lambda n: n, keys, compute, depth=depth).run(0, 8)
+        return torch.stack(seen), world.tables["item"].state_hash()
+
+    (alone, alone_hash), (ahead, ahead_hash) = trained(1), trained(3)
+    assert torch.equal(alone, ahead)
+    assert alone_hash == ahead_hash

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from nonet.embedding.slices import SliceMap
+from nonet.embedding.spec import TableSpec
 from nonet.embedding.store import SparseTable
 from nonet.embedding.table import NumPyTable
 from nonet.errors import ConfigError, DataError
@@ -226,3 +227,14 @@ def test_keys_that_are_not_int64_are_refused():
 def test_an_unknown_optimizer_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="no optimizer 'adamax'; choose one of: sgd, adagrad"):
         table("adamax")
+
+
+@pytest.mark.parametrize("name", ["dim", "budget_rows", "budget_bytes", "ttl_steps", "admit_count"])
+def test_counts_that_are_no_whole_numbers_are_refused_by_name(name):
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number, got 5.5"):
+        TableSpec(**{"dim": 4, name: 5.5})
+
+
+def test_ftrl_without_a_rate_is_refused():
+    with pytest.raises(ConfigError, match="ftrl divides by its lr"):
+        TableSpec(4, "ftrl", lr=0.0)

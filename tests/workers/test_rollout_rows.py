@@ -79,3 +79,28 @@ def test_copies_and_reads_by_key_answer_with_the_published_rows_while_training_g
     assert same(after, world.beams(world.by_key, 2))
     assert not np.array_equal(before["logp"], after["logp"])
     assert world.shard.sent()["delta"]["updates"] == 1
+
+
+def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small_enough(world):
+    world.trainer.train(world.stage, 0, 6)
+    world.publish(1)
+    world.trainer.train(world.stage, 6, 12)
+    weights = world.trainer.weights()
+    every = world.shard.export(2, None)
+    for rollout in (world.copies, world.by_key):
+        rollout.apply(2, weights, every)
+    assert same(world.beams(world.copies, 2), world.beams(world.by_key, 2))
+    assert world.by_key._recommender.reader.version == 2
+    assert not [history for history in world.shard.sparse.histories.values() if history.snapshots]
+    with pytest.raises(StaleVersion, match="published nothing"):
+        world.host.read.remote("embedding", "item", np.arange(3), 1, "fp32")
+
+
+def test_a_shard_loads_a_commit_while_a_version_is_published(world, tmp_path):
+    world.trainer.train(world.stage, 0, 3)
+    world.shard.save(str(tmp_path / "commit"))
+    world.shard.publish(1)
+    world.trainer.train(world.stage, 3, 6)
+    world.shard.load(str(tmp_path / "commit"))
+    assert not [history for history in world.shard.sparse.histories.values() if history.snapshots]
+    world.trainer.train(world.stage, 3, 6)
