@@ -1,6 +1,6 @@
 // A reader's lookup as Python calls it: keys read where torch holds them, rows given to torch in memory made here.
 //
-// ctypes, the checks of the keys and torch's allocation take 8 of the 13 us of a cold call of 64 keys; this takes 2. It
+// ctypes, the checks of the keys and torch's allocation take 8 of the 13 us of a cold call of 64 keys; this takes 3. It
 // needs Python's stable ABI and DLPack's, so it is linked to neither and outlives both; without Python's
 // headers it is compiled to nothing, and Python goes through ctypes.
 
