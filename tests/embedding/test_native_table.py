@@ -458,4 +458,4 @@ def test_readers_that_follow_each_other_let_a_step_between():
     stop.set()
     for reader in readers:
         reader.join()
-    assert max(between) <= 12  # those under way, and what is read until this thread runs again
+    assert max(between) <= 60  # those under way, 0 to 3; a lock that prefers readers lets hundreds by
