@@ -84,7 +84,8 @@ class RemoteReader:
         until, pause = time.monotonic() + self._timeout_s, _PAUSE_S
         while True:
             try:
-                return self._rows(table, keys.numpy())
+                with self._lock:
+                    return self._rows(table, keys.numpy())
             except StaleVersion:
                 if time.monotonic() > until:
                     raise
@@ -97,10 +98,6 @@ class RemoteReader:
         self._pool.shutdown()
 
     def _rows(self, table: str, keys: np.ndarray) -> Tensor:
-        with self._lock:
-            return self._read(table, keys)
-
-    def _read(self, table: str, keys: np.ndarray) -> Tensor:
         slices = self._now.slices
         plan = route(keys, slices, slices.shards, 0, best_router())
         hot, here = self._from_hot_set(table, plan.keys)
@@ -153,8 +150,9 @@ class RemoteReader:
         self._kept[table], self._gone[table] = make_table(table, self._specs[table], 0), KeyIndex()
 
     def _move(self) -> None:
-        self._now = self._refresh()
-        self._kept: dict[str, BaseTable] = {}
-        self._gone: dict[str, KeyIndex] = {}
-        for table in self._specs:
-            self._forget(table)
+        with self._lock:
+            self._now = self._refresh()
+            self._kept: dict[str, BaseTable] = {}
+            self._gone: dict[str, KeyIndex] = {}
+            for table in self._specs:
+                self._forget(table)

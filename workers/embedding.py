@@ -150,11 +150,12 @@ class EmbeddingShard(DistributeWorker):
 
     def read(self, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
         """Rows of keys [N] at a published version; readers call it at any time, on a thread of its own."""
-        if self._publisher is None:
+        publisher = self._publisher  # which may end meanwhile
+        if publisher is None:
             raise StaleVersion(
                 f"embedding-{self.rank} has published nothing yet; publish a version before readers ask"
             )
-        return self._publisher.rows(table, keys, version, wire)
+        return publisher.rows(table, keys, version, wire)
 
     def _forget_deletes(self) -> None:
         """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""

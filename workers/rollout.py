@@ -152,8 +152,8 @@ class Rollout(DistributeWorker):
         reader = self._recommender.reader
         if isinstance(reader, RemoteReader):
             reader.close()
-            self._replica = self._recommender.reader = ReplicaReader(self.run.specs())
-            self._absent = 0
+            self._replica = ReplicaReader(self.run.specs())
+            self._read_through(self._replica)
         return self._replica
 
     def _read_by_key(self, published: Published) -> None:
@@ -163,7 +163,11 @@ class Rollout(DistributeWorker):
             self._recommender.reader.refresh()
             return
         self._replica = None  # tables have outgrown copies
-        self._recommender.reader = RemoteReader(self.run.specs(), lambda: self._published)
+        self._read_through(RemoteReader(self.run.specs(), lambda: self._published))
+
+    def _read_through(self, reader: ReplicaReader | RemoteReader) -> None:
+        """Another reader, which has counted nothing yet."""
+        self._recommender.reader, self._absent = reader, 0
 
     def _held_out(self) -> np.ndarray:
         if self._kept_out is None:

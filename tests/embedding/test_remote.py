@@ -254,3 +254,29 @@ def test_what_cannot_be_read_is_named(shards):
         shards.publishers[0].rows("item", KEYS.numpy(), 1)
     with pytest.raises(ConfigError, match="no sparse table 'user'"):
         RemoteReader(SPECS, shards.published).rows("user", KEYS)
+
+
+def test_a_reader_that_is_refreshed_while_others_read_answers_every_one(shards):
+    shards.train(KEYS)
+    shards.publish(shards.published().version + 1)
+    reader, stop, errors = RemoteReader(SPECS, shards.published), threading.Event(), []
+    expected = shards.live(KEYS)
+
+    def read():
+        while not stop.is_set():
+            try:
+                assert torch.equal(reader.rows("item", KEYS), expected)
+            except Exception as error:
+                errors.append(error)
+                return
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    for _ in range(2000):
+        reader.refresh()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    reader.close()
+    assert errors == []
