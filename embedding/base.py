@@ -161,7 +161,7 @@ class BaseTable(ABC):
         rate = self.spec.lr if lr is None else lr
         if rate == 0 and self.spec.optimizer == "ftrl":
             raise ConfigError(
-                f"table {self.name!r}: ftrl divides by its learning rate, which must be above 0"
+                f"table {self.name!r}: ftrl divides by its rate, which must be above 0, got 0; let its schedule end above it"
             )
         return rate
 
@@ -184,7 +184,9 @@ class BaseTable(ABC):
                 f"table {self.name!r} wants gradients [{len(keys)}, {self.dim}], got {list(grads.shape)}"
             )
         if grads.is_complex():
-            raise DataError(f"table {self.name!r} wants real gradients, got {grads.dtype}")
+            raise DataError(
+                f"table {self.name!r} wants real gradients, got {grads.dtype}; take their real part"
+            )
 
     def _checked_scores(self, keys: np.ndarray | Tensor, scores: np.ndarray | Tensor) -> np.ndarray:
         values = np.asarray(scores, dtype=np.float32)
@@ -245,7 +247,9 @@ class BaseTable(ABC):
 def int64_keys(keys: Tensor | np.ndarray) -> np.ndarray:
     """Keys [N] as NumPy; DataError when they are not int64 [n]."""
     if not hasattr(keys, "dtype"):
-        raise DataError(f"sparse keys must be a tensor or array of int64 [n], got a {type(keys).__name__}")
+        raise DataError(
+            f"sparse keys must be a tensor or array of int64 [n], got a {type(keys).__name__}; convert it first"
+        )
     array = keys if isinstance(keys, np.ndarray) else keys.detach().cpu().numpy()
     if array.ndim != 1 or array.dtype != np.int64:
         raise DataError(

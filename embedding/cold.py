@@ -29,6 +29,7 @@ from nonet.errors import NonetError
 
 SEGMENT_BYTES = 64 << 20
 _PREFIX = "cold-"
+_AGAIN = "the run's commits have all rows, start again from the newest"
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -42,7 +43,9 @@ class _Segment:
             self._file = path.open("xb", buffering=0)
             os.truncate(path, records * kind.itemsize)
         except OSError as error:
-            raise NonetError(f"the cold tier cannot make {path}: {error.strerror}") from error
+            raise NonetError(
+                f"the cold tier cannot make {path}: {error.strerror}; free some disk, or name another folder"
+            ) from error
         self._map = np.memmap(path, dtype=kind, mode="r", shape=(records,))
 
     def append(self, records: np.ndarray) -> None:
@@ -57,7 +60,7 @@ class _Segment:
     def records(self) -> np.ndarray:
         """All of them, to be read at once: reading a map beyond a file's end would kill the process."""
         if os.fstat(self._file.fileno()).st_size < self._map.nbytes:
-            raise NonetError(f"the cold tier's file {self.path} was cut short by somebody else")
+            raise NonetError(f"the cold tier's file {self.path} was cut short by somebody else; {_AGAIN}")
         return self._map
 
     def remove(self) -> None:
@@ -225,7 +228,7 @@ class ColdTier:
 def _changed(folder: Path, rows: int) -> NonetError:
     return NonetError(
         f"{rows} rows of the cold tier in {folder} are not where they were written: its files were changed by somebody else; "
-        "the run's commits have all rows, start again from the newest"
+        f"{_AGAIN}"
     )
 
 

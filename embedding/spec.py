@@ -72,7 +72,7 @@ class TableSpec:
                 f"l1 and l2 are ftrl's, and {self.optimizer} has neither: leave them out, or at 0"
             )
         if self.optimizer == "ftrl" and not self.lr:
-            raise ConfigError("ftrl divides by its lr, which must be above 0")
+            raise ConfigError("ftrl divides by its lr, which must be above 0, got 0; give it a small one")
         self._check_words()
         self._check_admission()
         self._check_budget()

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nonet.embedding.base import int64_keys
 from nonet.embedding.bulk import packed_bytes, take_packed
 from nonet.embedding.codec import codec
 from nonet.embedding.core import make_table
@@ -98,7 +99,7 @@ class SparseWorld:
         """
         number = self._number(table, "pull")
         if self.layout.world == 1:
-            return self._lookup(table, _array(keys), train, step)
+            return self._lookup(table, int64_keys(keys), train, step)
         plan = self._routes[table] = self.route(keys)
         header = self._header(PULL if train else READ, number, step)
         if self.layout.holds and self.codec.name == "fp32":
@@ -138,10 +139,10 @@ class SparseWorld:
         if tuple(grads.shape) != expected:
             raise DataError(f"push to table {table!r} wants gradients {expected}, got {tuple(grads.shape)}")
         if self.layout.world == 1:
-            self._apply(table, _array(keys), grads, step, lr)
+            self._apply(table, int64_keys(keys), grads, step, lr)
             return
         plan = self._routes.pop(table, None)
-        same = plan is not None and np.array_equal(plan.asked, _array(keys))
+        same = plan is not None and np.array_equal(plan.asked, int64_keys(keys))
         plan = plan if plan is not None and same else self.route(keys)
         asked = self.wire.ask(self._header(PUSH, number, step, lr), plan, same)
         self._take_grads(asked, plan.reduce(grads.detach().to(torch.float32)), plan.counts)
@@ -149,7 +150,7 @@ class SparseWorld:
     def route(self, keys: Tensor) -> Route:
         """Where the keys [N] of a batch go; any thread may ask."""
         layout = self.layout
-        return route(_array(keys), self.slices, layout.world, layout.shards.start, self._router)
+        return route(int64_keys(keys), self.slices, layout.world, layout.shards.start, self._router)
 
     def take(self, table: str, plan: Route) -> Tensor:
         """The route's distinct rows with their optimizer state and steps, as bytes [U, B] (`bulk.take_packed`).
@@ -327,12 +328,3 @@ class SparseWorld:
         size, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         if (size, rank) != (self.layout.world, self.layout.rank):
             raise ConfigError(f"the layout says {self.layout}, the process group says rank {rank} of {size}")
-
-
-def _array(keys: Tensor) -> np.ndarray:
-    array = keys.detach().cpu().numpy()
-    if array.ndim != 1 or array.dtype != np.int64:
-        raise DataError(
-            f"sparse keys must be int64 [n], got {array.dtype} {list(array.shape)}; convert them first"
-        )
-    return array
