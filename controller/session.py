@@ -218,6 +218,8 @@ class Session:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
         self.prepare(name)
         self._stage = name
+        if not self.stage.weights:
+            self.trainer.shards.unpublish().get(STEP_DEADLINE_S)
         if self.restored is not None and self.restored.stage == name:
             return self.restored.stage_step
         self.trainer.begin(self.stage)

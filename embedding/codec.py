@@ -18,6 +18,7 @@ from torch import Tensor
 from nonet.errors import ConfigError, DataError
 
 _SCALE_BYTES = 4
+_LEAST_SCALE = 1e-37  # by which no row overflows when it is divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,11 @@ def _half(name: str, dtype: torch.dtype) -> Codec:
 
 
 def _encode_int8(rows: Tensor) -> Tensor:
-    scale = rows.abs().amax(dim=1, keepdim=True) / 127
+    scale = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(_LEAST_SCALE)  # NaN stays NaN
     if not bool(torch.isfinite(scale).all()):
         bad = torch.nonzero(~torch.isfinite(scale[:, 0]))[:3, 0].tolist()
         raise DataError(f"rows {bad} of {len(rows)} are not finite and cannot travel as int8; send fp32")
-    levels = torch.round(rows / scale.clamp_min(1e-38)).to(torch.int8)
+    levels = torch.round(rows / scale).to(torch.int8)
     return torch.cat([levels.view(torch.uint8), _bytes(scale)], dim=1)
 
 

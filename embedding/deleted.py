@@ -12,13 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from nonet.embedding.slices import within
+from nonet.errors import StaleVersion
 
 
 class Deleted:
     """Keys and the steps in which they went; a key may have come back since."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        self.clear()
 
     def __len__(self) -> int:
         return sum(len(keys) for keys, _ in self._parts)
@@ -31,11 +32,23 @@ class Deleted:
     def copy(self) -> Deleted:
         """The same marks, whatever is added or forgotten from now on."""
         same = Deleted()
-        same._parts = list(self._parts)
+        same._parts, same._forgotten = list(self._parts), self._forgotten
         return same
 
+    def knows(self, step: int) -> bool:
+        """Whether nothing that went after `step` was forgotten."""
+        return step >= self._forgotten
+
     def since(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys that went after `step`, sorted and each once, and the last step in which each went."""
+        """Keys that went after `step`, sorted and each once, and the last step in which each went.
+
+        Raises StaleVersion where some of them were forgotten.
+        """
+        if not self.knows(step):
+            raise StaleVersion(
+                f"which keys went after step {step} is not known: up to step {self._forgotten} that was forgotten; "
+                "send or save everything"
+            )
         if not self._parts:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         keys, steps = (np.concatenate(column) for column in zip(*self._parts, strict=True))
@@ -52,5 +65,11 @@ class Deleted:
 
     def forget(self, step: int) -> None:
         """Drop what went at or before `step`."""
+        self._forgotten = max(self._forgotten, step)
         kept = [(keys[steps > step], steps[steps > step]) for keys, steps in self._parts]
         self._parts = [part for part in kept if len(part[0])]
+
+    def clear(self) -> None:
+        """Drop everything; steps count from 0 again."""
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        self._forgotten = -1

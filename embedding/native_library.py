@@ -29,7 +29,7 @@ from torch import Tensor
 
 from nonet.errors import NonetError
 
-ABI = 7
+ABI = 8
 _HERE = Path(__file__).resolve().parent
 _FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
@@ -143,16 +143,12 @@ def compile_command(cxx: str, out: Path, *more: str) -> list[str]:
     return [cxx, *_FLAGS, *_python_headers(), *more, "-shared", *units, "-o", str(out)]
 
 
-@cache
-def python_look() -> Callable[[int, object], Tensor | None]:
-    """look(table, keys): a reader's rows [N, D] of plain keys [N] without ctypes between; None where it can't say."""
-    bind = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object)(("nonet_python_look", library()))
-    address = bind(Tensor)
-    return ctypes.cast(address, ctypes.py_object).value if address else _no_look
-
-
-def _no_look(table: int, keys: object) -> None:
-    """Where the library or torch has not what it takes."""
+def python_lookup(table: type) -> Callable[..., Tensor] | None:
+    """The method `lookup` of a class of tables that reads plain keys without Python or ctypes between, and leaves all
+    else to the class's `_general`; None where the library or torch has not what it takes."""
+    bind = ctypes.PYFUNCTYPE(c_void_p, *[ctypes.py_object] * 2)(("nonet_python_lookup", library()))
+    address = bind(Tensor, table)
+    return ctypes.cast(address, ctypes.py_object).value if address else None
 
 
 def _python_headers() -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from functools import cache
 from typing import TypeGuard
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
-from nonet.embedding.native_library import Config, Counters, Policy, free_with, library, python_look
+from nonet.embedding.native_library import Config, Counters, Policy, free_with, library, python_lookup
 from nonet.embedding.spec import EVICTIONS, FORMATS, TableSpec
 from nonet.errors import ConfigError, DataError, NonetError
 
@@ -39,6 +40,7 @@ class NativeTable(BaseTable):
     def __init__(self, name: str, dim: int, *, seed: int, isa: str = "", **settings):
         super().__init__(name, dim, seed=seed, **settings)
         self._core, self._counters = library(), Counters()
+        _quicken()
         self._strict = self.spec.admits_all and not self.spec.evicts
         self._refused, self._dropped = 0, 0
         config = _config(self)
@@ -48,7 +50,6 @@ class NativeTable(BaseTable):
         self._handle = handle
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
-        self._python_look = python_look()
         free_with(self, self._core.nonet_table_free, handle)
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class NativeTable(BaseTable):
         if self._core.nonet_table_clear(self._handle):
             raise _out_of_memory(self)
         self.step = 0
-        self.deleted.forget(np.iinfo(np.int64).max)
+        self.deleted.clear()
         self._refused, self._dropped = self._counters["refused"], self._counters["dropped"]
 
     def lookup(
@@ -95,8 +96,6 @@ class NativeTable(BaseTable):
 
         `out`, float32 [N, D] and contiguous, saves the allocation.
         """
-        if not train and out is None and (found := self._python_look(self._handle, keys)) is not None:
-            return found
         wanted = keys if _plain(keys) else _tensor(keys)
         count = wanted.numel()
         rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, count)
@@ -107,6 +106,8 @@ class NativeTable(BaseTable):
         if self._lookup(self._handle, wanted.data_ptr(), count, rows.data_ptr(), step) < 0:
             raise _out_of_memory(self)
         return rows
+
+    _general = lookup  # what is left to Python, see `_quicken`
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
@@ -241,6 +242,13 @@ class NativeTable(BaseTable):
         wanted, values = _array(keys), _array(packed)
         if self._core.nonet_table_wait(self._handle, _at(wanted), _at(values), len(wanted)) < 0:
             raise _out_of_memory(self)
+
+
+@cache
+def _quicken() -> None:
+    """Let C answer the reads that it can; `NativeTable.lookup` says what is meant, and does the rest."""
+    if method := python_lookup(NativeTable):
+        setattr(NativeTable, "lookup", method)  # noqa: B010
 
 
 def _config(table: NativeTable) -> Config:

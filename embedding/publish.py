@@ -120,6 +120,8 @@ class Publisher:
         """What moves a replica at version `have` to the published one: a delta where that version is remembered."""
         steps = self._steps.get(have) if have is not None else None
         with self._reading() as (version, now):
+            if steps and not all(snapshot.knows(steps[name]) for name, snapshot in now.tables.items()):
+                steps = None
             parts = {
                 name: snapshot.changes(steps[name] if steps else None)
                 for name, snapshot in now.tables.items()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -117,6 +116,7 @@ class Snapshot:
         self._given = np.zeros(SLICES, dtype=bool)
         self._born, self._moved = np.empty(0, dtype=np.int64), False
         self._deleted = table.deleted.copy()
+        self._gone: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._waits = joined(list(waits(table)), table.spec)
         self._pieces = Pieces.of(table, self.step, self._given, spare)
         self._copied = table.spec.evicts and self._pieces is None
@@ -188,16 +188,18 @@ class Snapshot:
         for start in range(slices.start, slices.stop, step):
             yield range(start, min(start + step, slices.stop))
 
-    def gone(self, slices: range, since: int) -> list[RowColumns]:
-        """Keys of these slices that went after step `since`; some may have come back."""
-        keys, steps = self._gone
-        place = slice_of(keys)
-        mine = (place >= slices.start) & (place < slices.stop) & (steps > since)
-        return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
+    def knows(self, since: int) -> bool:
+        """Whether it can tell every key that went after step `since`."""
+        return self._deleted.knows(since)
 
-    @cached_property
-    def _gone(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._deleted.since(-1)
+    def gone(self, slices: range, since: int) -> list[RowColumns]:
+        """Keys of these slices that went after step `since`; some may have come back. Raises StaleVersion: see `knows`."""
+        if since not in self._gone:
+            self._gone[since] = self._deleted.since(since)
+        keys, steps = self._gone[since]
+        place = slice_of(keys)
+        mine = (place >= slices.start) & (place < slices.stop)
+        return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
 
     def changes(self, since: int | None = None) -> RowColumns:
         """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.

@@ -48,7 +48,7 @@ class NumPyTable(BaseTable):
     def clear(self) -> None:
         """Forget every row, and count steps from 0 again."""
         self.step, self.refused, self.dropped = 0, 0, 0
-        self.deleted.forget(np.iinfo(np.int64).max)
+        self.deleted.clear()
         self._index = KeyIndex()
         self._admission = Admission(self.spec, self._base)
         self._rows = np.empty((0, self.dim), dtype=np.float32)

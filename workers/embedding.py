@@ -143,6 +143,11 @@ class EmbeddingShard(DistributeWorker):
             self._publisher = Publisher(self.sparse)
         self._publisher.publish(version)
 
+    @method()
+    def unpublish(self) -> None:
+        """Let go of what was published: it costs memory for every row that is trained, and nobody reads until the next."""
+        self._end_publishing()
+
     @method(collect="first")
     def slice_map(self) -> SliceMap:
         """Which shard holds which slices."""
@@ -153,7 +158,7 @@ class EmbeddingShard(DistributeWorker):
         publisher = self._publisher  # which may end meanwhile
         if publisher is None:
             raise StaleVersion(
-                f"embedding-{self.rank} has published nothing yet; publish a version before readers ask"
+                f"embedding-{self.rank} has nothing published: publish a version before readers ask"
             )
         return publisher.rows(table, keys, version, wire)
 

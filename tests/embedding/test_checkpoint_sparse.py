@@ -6,14 +6,15 @@ from nonet.embedding.base import ALL_SLICES
 from nonet.embedding.bulk import joined
 from nonet.embedding.checkpoint import load, save, update_of
 from nonet.embedding.checksum import checksum, checksum_numpy
-from nonet.embedding.reader import ReplicaReader
+from nonet.embedding.publish import Publisher
+from nonet.embedding.reader import ReplicaReader, make_update
 from nonet.embedding.segments import read_footer
 from nonet.embedding.slices import SliceMap
 from nonet.embedding.snapshot import History
 from nonet.embedding.store import TableSpec
 from nonet.embedding.table import NumPyTable
 from nonet.embedding.world import SparseWorld
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import CheckpointError, ConfigError, StaleVersion
 
 SPECS = {
     "item": TableSpec(8, "adam", lr=0.05),
@@ -189,6 +190,31 @@ def test_rows_that_went_are_gone_from_increments_and_replicas(tmp_path, make):
         replica.rows("item", torch.tensor([9, 1])), world.pull("item", torch.tensor([9, 1]), train=False)
     )
     assert replica.rows("item", torch.tensor([2])).abs().sum() == 0
+
+
+def test_changes_since_a_step_are_not_told_once_it_is_forgotten_what_went(tmp_path):
+    world = SparseWorld({"item": TableSpec(4, ttl_steps=2)}, seed=7)
+    publisher, keys = Publisher(world), torch.tensor([[1, 2], [1, 3], [1, 3], [1, 3], [1, 4]])
+    for step, asked in enumerate(keys, 1):
+        world.pull("item", asked)
+        world.push("item", asked, torch.ones(2, 4), step)
+        if step == 1:
+            save(world, tmp_path / "a").wait()
+            publisher.publish(1)
+    table = world.tables["item"]
+    table.deleted.forget(1)  # whoever has step 1 has all of that
+    save(world, tmp_path / "b", base=tmp_path / "a").wait()
+    publisher.publish(2)
+    assert publisher.update(1)["base"] == 1
+    table.deleted.forget(table.step)
+    with pytest.raises(CheckpointError, match=r"StaleVersion: .*after step 1 is not known.* save everything"):
+        save(world, tmp_path / "c", base=tmp_path / "a").wait()
+    publisher.publish(3)
+    assert [publisher.update(have)["base"] for have in (1, 2, 3)] == [None, 2, 3]
+    with pytest.raises(StaleVersion, match="after step 1 is not known: up to step 5"):
+        make_update(world.tables, 4, base=1, since=1)
+    table.clear()
+    assert len(make_update(world.tables, 4, base=1, since=1)["tables"]["item"]) == 0
 
 
 def test_truncated_and_corrupted_files_are_refused_by_name(tmp_path):

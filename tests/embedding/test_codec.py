@@ -44,6 +44,13 @@ def test_int8_refuses_rows_that_are_not_finite_and_fp16_saturates():
     assert codec("fp16").decode(codec("fp16").encode(torch.full((1, 2), 1e9)), 2).tolist() == [[65504.0] * 2]
 
 
+def test_int8_keeps_the_order_of_numbers_too_small_for_a_scale():
+    for size in (1e-34, 1e-36, 1e-37, 1e-38, 1e-42):
+        given = torch.tensor([[size, -size / 2, size / 4]])
+        back = codec("int8").decode(codec("int8").encode(given), 3)
+        assert float((back - given).abs().max()) <= max(size / 253, 1e-37)
+
+
 def test_an_unknown_codec_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="no wire codec 'fp8'; choose one of: fp32, fp16, bf16, int8"):
         codec("fp8")

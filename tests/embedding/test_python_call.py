@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -25,15 +27,21 @@ def filled(rows=3000, dim=12, **settings):
     return table
 
 
-def direct(table, keys):
-    found = native_library.python_look()(table._handle, keys)
-    assert found is not None, "this torch should have DLPack's C functions"
-    return found
+@pytest.fixture
+def direct(monkeypatch):
+    """Reads that fail where they are left to Python."""
+
+    def read(table, keys):
+        with monkeypatch.context() as patch:
+            patch.delattr(type(table), "_general")
+            return table.lookup(keys, train=False)
+
+    return read
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("count", [0, 1, 2, 255, 256, 257, 9000])
-def test_rows_are_those_of_the_call_through_ctypes_and_absent_keys_are_counted_once(count, dtype):
+def test_rows_are_those_of_the_call_through_ctypes_and_absent_keys_are_counted_once(direct, count, dtype):
     table = filled(dtype=dtype, default=0.5)
     keys = torch.randint(0, 4000, (count,))
     expected = table.lookup(keys, train=False, out=torch.empty(count, 12))
@@ -47,16 +55,17 @@ def test_rows_are_those_of_the_call_through_ctypes_and_absent_keys_are_counted_o
     assert table.absent == 3 * missing
 
 
-def test_keys_that_do_not_lie_plainly_go_the_other_way_with_the_same_rows():
+def test_keys_that_do_not_lie_plainly_go_the_other_way_with_the_same_rows(direct):
     table = filled()
-    call, keys = native_library.python_look(), torch.arange(100)
+    keys = torch.arange(100)
     views = {
         "every other": (keys[::2], keys[::2].clone()),
         "numpy": (keys.numpy(), keys),
         "a parameter's": (torch.nn.Parameter(keys, requires_grad=False), keys),
     }
     for wanted, plain in views.values():
-        assert call(table._handle, wanted) is None
+        with pytest.raises(AttributeError, match="_general"):
+            direct(table, wanted)
         assert torch.equal(table.lookup(wanted, train=False), direct(table, plain))
     tail = keys[90:]  # begins within its storage
     assert torch.equal(direct(table, tail), table.lookup(keys, train=False)[90:])
@@ -67,9 +76,35 @@ def test_keys_that_do_not_lie_plainly_go_the_other_way_with_the_same_rows():
 )
 def test_keys_of_another_type_or_shape_are_refused_as_before(keys):
     table = filled()
-    assert native_library.python_look()(table._handle, keys) is None
     with pytest.raises(DataError, match=r"int64 \[n\]"):
         table.lookup(keys, train=False)
+
+
+def test_the_method_looks_like_the_one_in_python_and_refuses_what_it_refuses():
+    table, keys = filled(), torch.arange(3)
+    method, general = type(table).lookup, type(table)._general
+    assert list(signature(method).parameters) == list(signature(general).parameters)
+    assert method.__doc__ == general.__doc__.splitlines()[0]
+    with pytest.raises(TypeError, match="required keyword-only argument: 'train'"):
+        table.lookup(keys)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'trian'"):
+        table.lookup(keys, train=False, trian=True)
+    with pytest.raises(TypeError, match="positional"):
+        table.lookup(keys, False)
+    with pytest.raises(TypeError, match="doesn't apply to a 'int' object"):
+        method(3, keys, train=False)
+
+
+def test_a_method_taken_from_a_table_holds_it():
+    table, keys = filled(), torch.arange(3)
+    expected, gone = table.lookup(keys, train=False), weakref.ref(table)
+    read = table.lookup
+    del table
+    gc.collect()
+    assert torch.equal(read(keys, train=False), expected)
+    del read
+    gc.collect()
+    assert gone() is None
 
 
 def test_rows_can_be_written_and_outlive_their_table():
@@ -158,7 +193,7 @@ import nonet.embedding.native_library as native
 from nonet.embedding.native_table import NativeTable
 table = NativeTable("item", 4, seed=7)
 made = table.lookup(torch.arange(9), train=True)
-print(native.python_look() is native._no_look, torch.equal(made, table.lookup(torch.arange(9), train=False)))
+print(hasattr(NativeTable.lookup, "__code__"), torch.equal(made, table.lookup(torch.arange(9), train=False)))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
