@@ -26,6 +26,7 @@ from nonet.errors import NonetError
 _SHIFT = 48  # hash bits below a slice
 _NO_MEMORY = -1
 _LEAST_ROWS = 1024
+_ALWAYS = -(1 << 63)  # before every step
 _MOST_CHAINS = 1 << 20  # of the core
 
 
@@ -50,6 +51,7 @@ class Room:
     def __init__(self, spec: TableSpec, rows: int = _LEAST_ROWS):
         self._spec = spec
         self._arrays: dict[str, np.ndarray] = {}
+        self._starts: list[tuple[str, int, int]] = []  # name, address, bytes a row
         self.rows, self.used = 0, 0
         self._resize(max(rows, _LEAST_ROWS))
 
@@ -67,7 +69,7 @@ class Room:
 
     def free(self) -> _Columns:
         """Where the next rows go."""
-        return _Columns(**{name: array[self.used :].ctypes.data for name, array in self._arrays.items()})
+        return _Columns(**{name: start + self.used * bytes_ for name, start, bytes_ in self._starts})
 
     def _resize(self, rows: int) -> None:
         spec = self._spec
@@ -83,6 +85,7 @@ class Room:
         for name, array in self._arrays.items():
             larger[name][: self.used] = array[: self.used]
         self._arrays, self.rows = larger, rows
+        self._starts = [(name, array.ctypes.data, array.strides[0]) for name, array in larger.items()]
 
 
 class KeptRows:
@@ -165,7 +168,7 @@ class Pieces:
 
     def read(self, slices: range, since: int | None, room: Room) -> None:
         """Put the version's rows of these slices changed after step `since` into `room`, by slice and key."""
-        after = np.iinfo(np.int64).min if since is None else since
+        after = _ALWAYS if since is None else since
         low, high = slices.start << _SHIFT, (slices.stop << _SHIFT) - 1
         while True:
             columns, left = room.free(), room.rows - room.used

@@ -268,6 +268,8 @@ class Snapshot:
         return live if same.all() else live.where(same)
 
     def _waiting(self, slices: range) -> list[RowColumns]:
+        if not len(self._waits.key):
+            return []
         place = slice_of(self._waits.key)
         mine = (place >= slices.start) & (place < slices.stop)
         return [self._waits.where(mine)] if mine.any() else []

@@ -85,7 +85,7 @@ class TableSpec:
     @property
     def evicts(self) -> bool:
         """Whether rows may go."""
-        return self.ttl_steps > 0 or self.quota > 0
+        return self.ttl_steps > 0 or bool(self.evict)
 
     @property
     def row_bytes(self) -> int:

@@ -116,7 +116,7 @@ class Kept {
 
   const size_t record_;
   const int head_bits_;
-  Slab heads_, rows_;
+  Slab heads_{false}, rows_{false};
   bool ready_;
 };
 

@@ -16,11 +16,10 @@ namespace {
 
 struct Request {
   char* start;
-  size_t bytes;
+  size_t bytes, piece;
 };
 
 constexpr unsigned kQueue = 64;
-constexpr size_t kPiece = size_t{2} << 20;  // a huge page at a time: others may map and unmap in between
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t arrived = PTHREAD_COND_INITIALIZER;
@@ -52,8 +51,8 @@ void* serve(void*) {
 #endif
   for (;;) {
     Request request = next();
-    for (size_t done = 0; done < request.bytes; done += kPiece) {
-      size_t piece = request.bytes - done < kPiece ? request.bytes - done : kPiece;
+    for (size_t done = 0; done < request.bytes; done += request.piece) {
+      size_t left = request.bytes - done, piece = left < request.piece ? left : request.piece;
       if (madvise(request.start + done, piece, MADV_POPULATE_WRITE)) break;  // gone, or an older kernel
     }
   }
@@ -75,10 +74,10 @@ bool started() {
 
 }  // namespace
 
-void prefault(char* start, size_t bytes) {
+void prefault(char* start, size_t bytes, size_t piece) {
   pthread_mutex_lock(&mutex);
   if (waiting < kQueue && started()) {
-    queue[(first + waiting) % kQueue] = {start, bytes};
+    queue[(first + waiting) % kQueue] = {start, bytes, piece};
     ++waiting;
     pthread_cond_signal(&arrived);
   }

@@ -9,7 +9,8 @@
 
 namespace nonet {
 
-// Asks for [start, start + bytes); forgets the request when too many wait already.
-void prefault(char* start, size_t bytes);
+// Asks for [start, start + bytes), `piece` bytes at a time: for as long as one takes, nobody can map or unmap. Forgets the
+// request when too many wait already.
+void prefault(char* start, size_t bytes, size_t piece);
 
 }  // namespace nonet

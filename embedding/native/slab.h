@@ -26,7 +26,8 @@ class Slab {
  public:
   char* base = nullptr;
 
-  Slab() = default;
+  // `huge`: worth it where rows are read at random; elsewhere the making of a huge page only holds others up.
+  explicit Slab(bool huge = true) : huge_(huge) {}
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
   ~Slab() { release(); }
@@ -66,7 +67,7 @@ class Slab {
     size_t more = target - committed_;
     if (mprotect(fresh, more, PROT_READ | PROT_WRITE)) return false;
     committed_ = target;
-    if (target > 2 * kHugePage) prefault(fresh, more);
+    if (target > 2 * kHugePage) prefault(fresh, more, huge_ ? kHugePage : kSmallPage);
     return true;
   }
 
@@ -80,7 +81,7 @@ class Slab {
     }
   }
 
-  static char* map(size_t bytes) {
+  char* map(size_t bytes) const {
     size_t padded = bytes + kHugePage;
     void* got = mmap(nullptr, padded, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) return nullptr;
@@ -90,7 +91,7 @@ class Slab {
     size_t rest = start + padded - (aligned + bytes);
     if (rest) munmap(aligned + bytes, rest);
 #ifdef MADV_HUGEPAGE
-    madvise(aligned + kHugePage, bytes - kHugePage, MADV_HUGEPAGE);
+    madvise(aligned + kHugePage, bytes - kHugePage, huge_ ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
     return aligned;
   }
@@ -113,6 +114,7 @@ class Slab {
     return true;
   }
 
+  const bool huge_;
   size_t reserved_ = 0, committed_ = 0;
 };
 
