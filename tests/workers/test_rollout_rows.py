@@ -92,7 +92,7 @@ def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small
     assert same(world.beams(world.copies, 2), world.beams(world.by_key, 2))
     assert world.by_key._recommender.reader.version == 2
     assert not [history for history in world.shard.sparse.histories.values() if history.snapshots]
-    with pytest.raises(StaleVersion, match="published nothing"):
+    with pytest.raises(StaleVersion, match="has nothing published"):
         world.host.read.remote("embedding", "item", np.arange(3), 1, "fp32")
 
 
