@@ -69,7 +69,7 @@ struct Kernels {
   int64_t (*find)(const RowIndex::View&, const int64_t*, const uint64_t*, int64_t, int64_t*);
   void (*copy)(const Rows::View&, Format, const float*, const int64_t*, int64_t, int64_t, float*);
   void (*first_values)(int64_t, uint64_t, float, int64_t, float*);
-  void (*step_rows)(const Rows::View&, Format, Rule, const Step&, const Batch&, int64_t, int64_t, int64_t);
+  void (*step_rows)(const Rows::View&, Format, Rule, const Step&, const Batch&, int64_t, int64_t);
   void (*read_row)(Format, const char*, float*, int64_t);
   void (*write_row)(Format, char*, const float*, int64_t);
 };

@@ -202,7 +202,7 @@ TARGET static void first_values(int64_t key, uint64_t base, float scale, int64_t
 // Step `number` on a batch's distinct rows. Widths that are known ahead (kWidth, else 0) spare a tenth of the time.
 template <int kWidth>
 TARGET static void step_batch(const Rows::View& rows, Format format, Rule rule, const Step& how, const Batch& batch,
-                              int64_t any_width, int64_t number, int64_t state_at) {
+                              int64_t any_width, int64_t number) {
   constexpr int64_t kAhead = 10;
   constexpr int kChain = 8;  // positions of a row that are prefetched with it
   const int64_t width = kWidth ? kWidth : any_width;
@@ -212,8 +212,8 @@ TARGET static void step_batch(const Rows::View& rows, Format format, Rule rule, 
   const auto [distinct, head, next, count, grads] = batch;
   for (int64_t u = 0; u < count; ++u) {
     if (u + kAhead < count) {
-      prefetch(store.row(distinct[u + kAhead]), store.row_bytes);
-      prefetch(store.tail(distinct[u + kAhead]), store.tail_bytes);
+      prefetch(store.row(distinct[u + kAhead]), store.alone() ? store.block_bytes : store.row_bytes);
+      if (!store.alone()) prefetch(store.tail(distinct[u + kAhead]), store.tail_bytes);
       int32_t far = head[u + kAhead];
       for (int i = 0; i < kChain && far >= 0; ++i, far = next[far])
         prefetch(reinterpret_cast<const char*>(grads + far * width), 4 * width);
@@ -231,7 +231,7 @@ TARGET static void step_batch(const Rows::View& rows, Format format, Rule rule, 
       for (int64_t d = 0; d < width; ++d) sum[d] += more[d];
     }
     char *row = store.row(distinct[u]), *tail = store.tail(distinct[u]);
-    float* state = reinterpret_cast<float*>(tail + state_at);
+    float* state = store.state(distinct[u]);
     reinterpret_cast<Tail*>(tail)->step = number;
     if (format == kFp32) {
       step_row(rule, reinterpret_cast<float*>(row), state, sum, width, step);
@@ -244,8 +244,8 @@ TARGET static void step_batch(const Rows::View& rows, Format format, Rule rule, 
 }
 
 TARGET static void step_rows(const Rows::View& rows, Format format, Rule rule, const Step& step, const Batch& batch,
-                             int64_t width, int64_t number, int64_t state_at) {
-#define NONET_STEP(known) step_batch<known>(rows, format, rule, step, batch, width, number, state_at)
+                             int64_t width, int64_t number) {
+#define NONET_STEP(known) step_batch<known>(rows, format, rule, step, batch, width, number)
   switch (width) {
     case 16: return NONET_STEP(16);
     case 32: return NONET_STEP(32);

@@ -22,7 +22,7 @@ int64_t Table::take(const int64_t* keys, int64_t count, char* out, int64_t step)
       memset(out, 0, width + state + 8);
     } else {
       kernels_->read_row(format(), rows_.view().row(row), reinterpret_cast<float*>(out), config_.width);
-      memcpy(out + width, rows_.view().tail(row) + state_at_, state);
+      memcpy(out + width, rows_.view().state(row), state);
       memcpy(out + width + state, &tail(row)->step, 8);
     }
     memcpy(out + width + state + 8, &absent, 8);

@@ -1,8 +1,9 @@
-// Rows and what is kept with them, by number: blocks of 32 rows followed by the 32 tails of the same rows.
+// Rows and what is kept with them, by number: blocks of 32 rows and then the 32 tails of the same rows, each {last step, mark of
+// the batch's dedup, [uses, last seen]} and the optimizer's state.
 //
-// A row and its optimizer state share a block, hence a page, and no bytes pad a row to a cache line: 16 floats
-// with row-wise Adagrad take 80 bytes, not 128, and every row of a multiple of 16 floats starts a line.
-// A tail is {last step, mark of the batch's dedup, [uses, last seen], optimizer state}.
+// No bytes pad a row to a cache line: 16 floats with row-wise Adagrad take 80 bytes, not 128, and every row of a multiple of
+// 16 floats starts a line. Where the state is long (Adam's of 64 floats has 516 bytes) a block is one row, its state, its tail:
+// mostly in one page where pages have 4 KiB, on which a step waits for page tables (uniform ids: 10 to 12 % of it).
 #pragma once
 
 #include <cstdint>
@@ -21,30 +22,48 @@ constexpr int kPlainTail = 12, kEvictTail = 24;  // bytes before the optimizer's
 
 class Rows {
  public:
-  void shape(int64_t row_bytes, int64_t tail_bytes) {
-    row_bytes_ = row_bytes;
-    tail_bytes_ = static_cast<int64_t>(round_up(tail_bytes, 8));
-    block_bytes_ = static_cast<int64_t>(round_up(kBlock * (row_bytes_ + tail_bytes_), 64));
-  }
-
   struct View {
     char* base;
-    int64_t row_bytes, tail_bytes, block_bytes;
-    char* row(int64_t at) const { return base + (at >> 5) * block_bytes + (at & 31) * row_bytes; }
-    char* tail(int64_t at) const {
-      return base + (at >> 5) * block_bytes + kBlock * row_bytes + (at & 31) * tail_bytes;
-    }
+    int64_t row_bytes, tail_bytes, block_bytes, tails_at, state_at;
+    int log2;  // of the rows in a block
+
+    char* row(int64_t at) const { return block(at) + within(at) * row_bytes; }
+    char* tail(int64_t at) const { return block(at) + tails_at + within(at) * tail_bytes; }
+    float* state(int64_t at) const { return reinterpret_cast<float*>(tail(at) + state_at); }
+    bool alone() const { return !log2; }  // a block is a row, its state and its tail, in this order
+
+   private:
+    char* block(int64_t at) const { return base + (at >> log2) * block_bytes; }
+    int64_t within(int64_t at) const { return at & ((int64_t{1} << log2) - 1); }
   };
-  View view() const { return {slab_.base, row_bytes_, tail_bytes_, block_bytes_}; }
+
+  // Rows of so many bytes, `head` bytes of a Tail, and optimizer state.
+  void shape(int64_t row_bytes, int64_t head, int64_t state_bytes) {
+    shape_.row_bytes = row_bytes;
+    if (state_bytes < kLongState) {
+      shape_.log2 = 5, shape_.state_at = head;
+      shape_.tail_bytes = up(head + state_bytes, 8), shape_.tails_at = row_bytes << 5;
+    } else {
+      const int64_t state = up(row_bytes, 4);
+      shape_.log2 = 0, shape_.tail_bytes = up(head, 8), shape_.tails_at = up(state + state_bytes, 8);
+      shape_.state_at = state - shape_.tails_at;
+    }
+    shape_.block_bytes = up(shape_.tails_at + (shape_.tail_bytes << shape_.log2), 64);
+  }
+
+  View view() const {
+    View view = shape_;
+    view.base = slab_.base;
+    return view;
+  }
 
   int64_t size() const { return live_; }
-  int64_t row_bytes() const { return row_bytes_; }
-  size_t bytes() const { return (next_ + kBlock - 1) / kBlock * block_bytes_ + spare_.capacity() * 8; }
+  size_t bytes() const { return blocks(next_) * shape_.block_bytes + spare_.capacity() * 8; }
 
   // A row to write to, one that was given back if there is any; -1 without memory.
   int64_t take() {
     if (spares_) return ++live_, spare_[--spares_];
-    if (!slab_.ensure((next_ / kBlock + 1) * block_bytes_)) return -1;
+    if (!slab_.ensure(blocks(next_ + 1) * shape_.block_bytes)) return -1;
     return ++live_, next_++;
   }
 
@@ -63,11 +82,15 @@ class Rows {
   }
 
  private:
-  static constexpr int64_t kBlock = 32;
+  static constexpr int64_t kLongState = 256;
+  static int64_t up(int64_t value, size_t step) { return static_cast<int64_t>(round_up(value, step)); }
+  int64_t blocks(int64_t rows) const { return (rows + (int64_t{1} << shape_.log2) - 1) >> shape_.log2; }
+
+  View shape_{};
   Slab slab_;
   Buffer<int64_t> spare_;
   size_t spares_ = 0;
-  int64_t next_ = 0, live_ = 0, row_bytes_ = 0, tail_bytes_ = 0, block_bytes_ = 0;
+  int64_t next_ = 0, live_ = 0;
 };
 
 }  // namespace nonet

@@ -118,7 +118,8 @@ int64_t Table::make(uint64_t hash, int64_t key, int64_t step) {
   float first[kMostWidth];
   kernels_->first_values(key, config_.base, config_.scale, config_.width, first);
   kernels_->write_row(format(), rows_.view().row(row), first, config_.width);
-  memset(rows_.view().tail(row), 0, state_at_ + 4 * config_.state_width);
+  memset(rows_.view().tail(row), 0, head());
+  memset(rows_.view().state(row), 0, 4 * config_.state_width);
   tail(row)->step = step;
   if (evicts() && config_.policy.evict == kScore) tail(row)->uses = kScoreZero;
   return row;
@@ -165,7 +166,7 @@ int64_t Table::apply(const int64_t* keys, int64_t count, const float* grads, int
   Step how{static_cast<float>(lr), 1.0f, config_.eps, config_.clip, config_.l1, config_.l2, lr};
   if (config_.weight_decay != 0.0) how.decay = static_cast<float>(1.0 - lr * config_.weight_decay);
   const Batch batch{distinct_.data, head_.data, next_.data, rows, grads};
-  kernels_->step_rows(rows_.view(), format(), static_cast<Rule>(config_.rule), how, batch, config_.width, step, state_at_);
+  kernels_->step_rows(rows_.view(), format(), static_cast<Rule>(config_.rule), how, batch, config_.width, step);
   if (evicts() && !sweep(before, step)) return kNoMemory;
   return absent;
 }
@@ -242,9 +243,8 @@ int64_t Table::row_for(uint64_t hash, int64_t key) {
 // A row as it was elsewhere, counted as looked up once, at its last step.
 void Table::write(int64_t row, const float* values, const float* state, int64_t step) {
   kernels_->write_row(format(), rows_.view().row(row), values, config_.width);
-  char* held = rows_.view().tail(row);
-  memset(held, 0, state_at_);
-  memcpy(held + state_at_, state, 4 * config_.state_width);
+  memset(rows_.view().tail(row), 0, head());
+  memcpy(rows_.view().state(row), state, 4 * config_.state_width);
   tail(row)->step = step;
   if (!evicts()) return;
   tail(row)->seen = step;
@@ -316,7 +316,7 @@ void Table::read(const Chosen* chosen, int64_t count, float* rows, float* state,
     if (i + kRowAhead < count) prefetch_row(chosen[i + kRowAhead].row);
     int64_t row = chosen[i].row;
     kernels_->read_row(format(), rows_.view().row(row), rows + i * config_.width, config_.width);
-    memcpy(state + i * config_.state_width, rows_.view().tail(row) + state_at_, 4 * config_.state_width);
+    memcpy(state + i * config_.state_width, rows_.view().state(row), 4 * config_.state_width);
     step[i] = tail(row)->step;
     if (evicts() && seen) seen[i] = tail(row)->seen;
     if (evicts() && uses) uses[i] = tail(row)->uses;

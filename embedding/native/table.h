@@ -65,9 +65,8 @@ class Table {
 #endif
     pthread_rwlock_init(&lock_, &attributes);
     pthread_rwlockattr_destroy(&attributes);
-    state_at_ = evicts() ? kEvictTail : kPlainTail;
     int64_t number = config.format == kFp32 ? 4 : 2;
-    rows_.shape(number * config.width, state_at_ + 4 * config.state_width);
+    rows_.shape(number * config.width, head(), 4 * config.state_width);
   }
   ~Table() { pthread_rwlock_destroy(&lock_); }
 
@@ -101,6 +100,7 @@ class Table {
 
  private:
   bool evicts() const { return config_.policy.evicts(); }
+  int64_t head() const { return evicts() ? kEvictTail : kPlainTail; }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
   int64_t search(const int64_t* keys, int64_t count);
@@ -110,7 +110,9 @@ class Table {
   int64_t row_for(uint64_t hash, int64_t key);
   void prefetch_row(int64_t row) const {
     const Rows::View rows = rows_.view();
-    for (int64_t line = 0; line < rows.row_bytes; line += 64) __builtin_prefetch(rows.row(row) + line);
+    const int64_t bytes = rows.alone() ? rows.block_bytes : rows.row_bytes;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(rows.row(row) + line);
+    if (rows.alone()) return;
     for (int64_t line = 0; line < rows.tail_bytes; line += 64) __builtin_prefetch(rows.tail(row) + line);
   }
   int64_t make(uint64_t hash, int64_t key, int64_t step);
@@ -136,7 +138,6 @@ class Table {
   RowIndex index_;
   Rows rows_;
   Admission admission_;
-  int64_t state_at_;
   Buffer<float> fill_;  // the row of a key that has none
 
   // The last training lookup: an apply of the same keys need not search again.
