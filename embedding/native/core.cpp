@@ -4,6 +4,7 @@
 #include <new>
 
 #include "dispatch.h"
+#include "python_call.h"
 #include "table.h"
 
 #define NONET_API extern "C" __attribute__((visibility("default")))
@@ -36,6 +37,7 @@ NONET_API void* nonet_table_new(const nonet::Config* config, const char* isa) {
 }
 
 NONET_API void nonet_table_free(void* table) {
+  nonet::forget_asked();
   of(table)->~Table();
   free(table);
 }

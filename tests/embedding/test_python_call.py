@@ -107,6 +107,21 @@ def test_a_method_taken_from_a_table_holds_it():
     assert gone() is None
 
 
+def test_a_table_that_takes_the_place_of_one_that_ended_is_the_one_that_is_read():
+    keys, other = torch.arange(6), filled(6, 4, init_scale=0.5)
+    for seed in range(40):
+        from nonet.embedding.native_table import NativeTable
+
+        table = NativeTable("item", 4, seed=seed)
+        made = table.lookup(keys, train=True)
+        for _ in range(2):
+            assert torch.equal(table.lookup(keys, train=False), made)
+        if seed % 2:
+            assert not torch.equal(other.lookup(keys, train=False), made)
+            assert torch.equal(table.lookup(keys, train=False), made)
+        del table
+
+
 def test_rows_can_be_written_and_outlive_their_table():
     table = filled()
     keys = torch.arange(50)
