@@ -39,6 +39,8 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
         "the same, fastest of each": min(plains) / min(saves),
         "slowest plain write / fastest": max(plains) / min(plains),
         "longest step beside a save - a step, in steps": (stall["beside_max_ms"] - one) / one,
+        "the same, of steps that the host took no CPU from": (stall["beside_own_max_ms"] - one) / one,
+        "steps beside a save that it took CPU from, of all": stall["beside_stolen"] / stall["steps"],
         "step beside a save, 99 of 100 - a step, in steps": (stall["beside_p99_ms"] - one) / one,
         "longest step alone - a step, in steps": (stall["alone_max_ms"] - one) / one,
         "longest wait for a save's lock, in steps": stall["wait_max_ms"] / one,
@@ -156,8 +158,10 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
         alone += [steps.one() for _ in range(many)]
     found: dict[str, float] = {"steps": len(beside), "open_max_ms": max(opened)}
     for name, turn in (("alone", alone), ("beside", beside)):
-        wall, cpu = zip(*turn, strict=True)
+        wall, cpu, stolen = zip(*turn, strict=True)
+        own = [taken for taken, ticks in zip(wall, stolen, strict=True) if not ticks]
         found |= {f"{name}_ms": statistics.median(wall), f"{name}_max_ms": max(wall)}
+        found |= {f"{name}_own_max_ms": max(own), f"{name}_stolen": len(wall) - len(own)}
         found |= {
             f"{name}_p99_ms": statistics.quantiles(wall, n=100)[98],
             f"{name}_cpu_ms": statistics.median(cpu),
@@ -193,17 +197,27 @@ class _Steps:
         self._number, self.waits = world.tables["item"].step, [0.0]
         _time_lock(world.histories["item"].lock, self.waits)
 
-    def one(self) -> tuple[float, float]:
-        """Milliseconds of a step by the wall and by this thread's CPU."""
+    def one(self) -> tuple[float, float, int]:
+        """Milliseconds of a step by the wall and by this thread's CPU, and what was stolen meanwhile."""
         import torch
 
         self._number += 1
         asked = torch.from_numpy(self._keys[self._source.integers(0, len(self._keys), KEYS)])
-        began, busy = time.perf_counter(), time.thread_time()
+        before, began, busy = _stolen(), time.perf_counter(), time.thread_time()
         got = self._world.pull("item", asked)
         torch.mm(self._weight, self._weight, out=self._product)
         self._world.push("item", asked, got, self._number)
-        return 1e3 * (time.perf_counter() - began), 1e3 * (time.thread_time() - busy)
+        taken, busy = time.perf_counter() - began, time.thread_time() - busy
+        return 1e3 * taken, 1e3 * busy, _stolen() - before
+
+
+def _stolen() -> int:
+    """Ticks of 10 ms that this machine's host has given to others while a CPU here had work; 0 where it doesn't say."""
+    try:
+        with open("/proc/stat") as file:
+            return int(file.readline().split()[8])
+    except (OSError, IndexError):
+        return 0
 
 
 def _time_lock(lock: Any, waits: list[float]) -> None:
