@@ -161,7 +161,10 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
         wall, cpu, stolen = zip(*turn, strict=True)
         own = [taken for taken, ticks in zip(wall, stolen, strict=True) if not ticks]
         found |= {f"{name}_ms": statistics.median(wall), f"{name}_max_ms": max(wall)}
-        found |= {f"{name}_own_max_ms": max(own), f"{name}_stolen": len(wall) - len(own)}
+        found |= {
+            f"{name}_own_max_ms": max(own, default=float("nan")),
+            f"{name}_stolen": len(wall) - len(own),
+        }
         found |= {
             f"{name}_p99_ms": statistics.quantiles(wall, n=100)[98],
             f"{name}_cpu_ms": statistics.median(cpu),

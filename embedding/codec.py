@@ -18,7 +18,7 @@ from torch import Tensor
 from nonet.errors import ConfigError, DataError
 
 _SCALE_BYTES = 4
-_LEAST_SCALE = 1e-37  # by which no row overflows when it is divided
+_LEAST_SCALE = 1e-37  # smaller floats lose digits: such rows come back to within half of it
 
 
 @dataclass(frozen=True, slots=True)

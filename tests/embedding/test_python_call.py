@@ -74,8 +74,10 @@ def test_keys_that_do_not_lie_plainly_go_the_other_way_with_the_same_rows(direct
 @pytest.mark.parametrize(
     "keys", [torch.arange(4, dtype=torch.int32), torch.arange(4.0), torch.zeros(2, 2, dtype=torch.int64)]
 )
-def test_keys_of_another_type_or_shape_are_refused_as_before(keys):
+def test_keys_of_another_type_or_shape_are_refused_as_before(direct, keys):
     table = filled()
+    with pytest.raises(AttributeError, match="_general"):
+        direct(table, keys)
     with pytest.raises(DataError, match=r"int64 \[n\]"):
         table.lookup(keys, train=False)
 
@@ -108,10 +110,10 @@ def test_a_method_taken_from_a_table_holds_it():
 
 
 def test_a_table_that_takes_the_place_of_one_that_ended_is_the_one_that_is_read():
+    from nonet.embedding.native_table import NativeTable
+
     keys, other = torch.arange(6), filled(6, 4, init_scale=0.5)
     for seed in range(40):
-        from nonet.embedding.native_table import NativeTable
-
         table = NativeTable("item", 4, seed=seed)
         made = table.lookup(keys, train=True)
         for _ in range(2):
