@@ -19,17 +19,17 @@ import subprocess
 import sysconfig
 import tempfile
 import weakref
-from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from nonet.errors import NonetError
 
-ABI = 8
+ABI = 9
 _HERE = Path(__file__).resolve().parent
 _FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
@@ -143,12 +143,17 @@ def compile_command(cxx: str, out: Path, *more: str) -> list[str]:
     return [cxx, *_FLAGS, *_python_headers(), *more, "-shared", *units, "-o", str(out)]
 
 
-def python_lookup(table: type) -> Callable[..., Tensor] | None:
-    """The method `lookup` of a class of tables that reads plain keys without Python or ctypes between, and leaves all
-    else to the class's `_general`; None where the library or torch has not what it takes."""
-    bind = ctypes.PYFUNCTYPE(c_void_p, *[ctypes.py_object] * 2)(("nonet_python_lookup", library()))
-    address = bind(Tensor, table)
-    return ctypes.cast(address, ctypes.py_object).value if address else None
+def quicken(table: type, lookup: str, push: str) -> None:
+    """Give a class of tables methods `lookup` and `_push` that take plain keys (int64 [N], contiguous, in host memory, a
+    torch.Tensor or an ndarray) without Python or ctypes between, and leave all else to its methods of these names.
+
+    Nothing happens where the library or torch has not what it takes.
+    """
+    bind = ctypes.PYFUNCTYPE(c_void_p, c_int32, *[ctypes.py_object] * 4)(("nonet_python_method", library()))
+    for number, general in enumerate((lookup, push)):
+        if address := bind(number, table, general, Tensor, np.ndarray):
+            method = ctypes.cast(address, ctypes.py_object).value
+            setattr(table, method.__name__, method)
 
 
 def _python_headers() -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
-from nonet.embedding.native_library import Config, Counters, Policy, free_with, library, python_lookup
+from nonet.embedding.native_library import Config, Counters, Policy, free_with, library, quicken
 from nonet.embedding.spec import EVICTIONS, FORMATS, TableSpec
 from nonet.errors import ConfigError, DataError, NonetError
 
@@ -107,33 +107,30 @@ class NativeTable(BaseTable):
             raise _out_of_memory(self)
         return rows
 
-    _general = lookup  # what is left to Python, see `_quicken`
-
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        before = self.step
+        if step < before:
+            self._check_step(step)
+        code = self._push(keys, grads, before, step, self._rate(lr))
+        if code < 0:
+            raise self._failed(code, keys)
+        self.step = step
+        if not self._strict and self._counters["evicted"]:
+            self._take_evicted(step)
+
+    def _push(
+        self, keys: Tensor | np.ndarray, grads: Tensor, before: int, step: int, lr: float
+    ) -> int:  # the core's code, negative where it could not
         wanted = keys if _plain(keys) else _tensor(keys)
         count = wanted.numel()
         if grads.shape != (count, self.dim) or grads.is_complex():
             self._check_grads(wanted, grads)
         if grads.dtype is not _F32 or not grads.is_contiguous() or not grads.is_cpu:
             grads = grads.detach().to("cpu", _F32).contiguous()
-        before = self.step
-        if step < before:
-            self._check_step(step)
-        code = self._apply(
-            self._handle,
-            wanted.data_ptr(),
-            count,
-            grads.data_ptr(),
-            before,
-            step,
-            self._rate(lr),
-        )
-        if code < 0:
-            raise self._failed(code, wanted)
-        self.step = step
-        if not self._strict and self._counters["evicted"]:
-            self._take_evicted(step)
+        return self._apply(self._handle, wanted.data_ptr(), count, grads.data_ptr(), before, step, lr)
+
+    _general, _general_push = lookup, _push  # what is left to Python, see `_quicken`
 
     def take_packed(self, keys: np.ndarray, record: int) -> Tensor:
         """The rows of keys [N] as bytes [N, record], made where absent: see `bulk.take_packed`."""
@@ -173,9 +170,9 @@ class NativeTable(BaseTable):
             )
         return out
 
-    def _failed(self, code: int, keys: Tensor) -> NonetError:
+    def _failed(self, code: int, keys: Tensor | np.ndarray) -> NonetError:
         if code == _ABSENT_KEYS:
-            unique = np.unique(keys.numpy())
+            unique = np.unique(int64_keys(keys))
             return self._without_row(unique[~self._holds(unique)])
         return _out_of_memory(self)
 
@@ -246,9 +243,8 @@ class NativeTable(BaseTable):
 
 @cache
 def _quicken() -> None:
-    """Let C answer the reads that it can; `NativeTable.lookup` says what is meant, and does the rest."""
-    if method := python_lookup(NativeTable):
-        setattr(NativeTable, "lookup", method)  # noqa: B010
+    """Let C do what it can of lookups and pushes; the methods above say what is meant, and do the rest."""
+    quicken(NativeTable, "_general", "_general_push")
 
 
 def _config(table: NativeTable) -> Config:

@@ -13,7 +13,7 @@ using nonet::Table;
 
 static Table* of(void* table) { return static_cast<Table*>(table); }
 
-NONET_API int32_t nonet_abi() { return 8; }
+NONET_API int32_t nonet_abi() { return 9; }
 
 NONET_API int32_t nonet_config_bytes() { return static_cast<int32_t>(sizeof(nonet::Config)); }
 

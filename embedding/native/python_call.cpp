@@ -1,7 +1,7 @@
-// A reader's lookup as Python calls it: keys read where torch holds them, rows given to torch in memory made here.
+// A table's lookup and push as Python calls them, without Python's own code or ctypes between.
 //
-// ctypes, the checks of the keys, torch's allocation and the method in Python take 9 of the 13 us of a cold call of 64
-// keys; this takes 3. It needs Python's stable ABI and DLPack's, so it is linked to neither and outlives both; without
+// ctypes, the checks of the keys, torch's allocation and the method in Python take 9 of the 13 us of a reader's cold call of
+// 64 keys; this takes 3. It needs Python's stable ABI and DLPack's, so it is linked to neither and outlives both; without
 // Python's headers it is compiled to nothing, and Python goes through ctypes.
 
 #include "python_call.h"
@@ -14,94 +14,28 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
-#include "dlpack.h"
+#include "python_tensors.h"
 
 namespace {
 
 constexpr const char* kExchange = "dlpack_exchange_api";
 constexpr int64_t kBrief = 256;  // keys looked up without giving up Python's lock: 5 us, and getting it back may take 5 ms
 
-constexpr const char* kDoc =
-    "lookup($self, keys, *, train, step=None, out=None)\n--\n\n"
-    "A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default.";
+PyObject *train_name, *step_name, *out_name, *handle_name, *lookup_name, *push_name;
 
-const dlpack::Exchange* torch;
-PyTypeObject* tensor_type;
-PyObject *train_name, *handle_name, *general_name;
+// Python's lock, given up while this lives.
+class Apart {
+ public:
+  Apart() : thread_(PyEval_SaveThread()) {}
+  ~Apart() { PyEval_RestoreThread(thread_); }
 
-struct alignas(64) Rows {  // what DLPack asks to be told of them; they follow
-  dlpack::Managed managed;
-  int64_t shape[2], strides[2];
-
-  float* data() { return reinterpret_cast<float*>(this + 1); }
-  int64_t bytes() const { return shape[0] * shape[1] * static_cast<int64_t>(sizeof(float)); }
+ private:
+  PyThreadState* thread_;
 };
 
-// The brief rows freed last, for the next call: malloc and free take 1 us on cold caches. Any thread may free.
-constexpr int64_t kSpareBytes = 1 << 18;
-std::atomic<Rows*> spare;
-
-void put_away(dlpack::Managed* managed) {
-  auto* rows = static_cast<Rows*>(managed->of);
-  free(rows->bytes() <= kSpareBytes ? spare.exchange(rows) : rows);
-}
-
-void* room_for(int64_t bytes) {
-  if (Rows* last = bytes <= kSpareBytes ? spare.exchange(nullptr) : nullptr) {
-    if (last->bytes() == bytes) return last;
-    free(last);
-  }
-  void* room;
-  return posix_memalign(&room, 64, sizeof(Rows) + bytes) ? nullptr : room;
-}
-
-Rows* make(int64_t count, int64_t width) {
-  void* room = room_for(count * width * static_cast<int64_t>(sizeof(float)));
-  if (!room) return nullptr;
-  Rows* rows = new (room) Rows{{{dlpack::kMajor, dlpack::kMinor}, room, put_away, 0, {}}, {count, width}, {width, 1}};
-  rows->managed.tensor = {rows->data(), {dlpack::kCpu, 0}, 2, {dlpack::kFloat, 32, 1}, rows->shape, rows->strides, 0};
-  return rows;
-}
-
-// Whether the core can read these keys where they lie.
-bool plain(PyObject* keys, dlpack::Tensor* out) {
-  if (Py_TYPE(keys) != tensor_type) return false;
-  if (torch->view(keys, out)) {
-    PyErr_Clear();
-    return false;
-  }
-  return out->ndim == 1 && out->dtype.code == dlpack::kInt && out->dtype.bits == 64 &&
-         out->device.type == dlpack::kCpu && (out->shape[0] < 2 || out->strides[0] == 1);
-}
-
-// The rows float32 [N, D] of keys int64 [N]; null with no error where memory is short.
-PyObject* look(nonet::Table* table, const dlpack::Tensor& keys) {
-  const int64_t count = keys.shape[0];
-  const auto* first = reinterpret_cast<const int64_t*>(static_cast<char*>(keys.data) + keys.byte_offset);
-  Rows* rows = make(count, table->width());
-  if (!rows) return nullptr;
-  if (count > kBrief || !table->look_now(first, count, rows->data())) {
-    PyThreadState* thread = PyEval_SaveThread();
-    table->look(first, count, rows->data());
-    PyEval_RestoreThread(thread);
-  }
-  void* object;
-  return torch->give(&rows->managed, &object) ? nullptr : static_cast<PyObject*>(object);
-}
-
-// Whether a call says train=False and names nothing else.
-bool reads(PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
-  return given == 1 && names && PyTuple_Size(names) == 1 && PyTuple_GetItem(names, 0) == train_name &&
-         arguments[1] == Py_False;
-}
-
-// The method in Python, `_general`, given what this one was given.
-PyObject* in_python(PyObject* self, PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
-  PyObject *general = PyObject_GetAttr(self, general_name), *found = nullptr;
+// A method in Python, given what this one was given.
+PyObject* in_python(PyObject* method, PyObject* self, PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
+  PyObject *general = PyObject_GetAttr(self, method), *found = nullptr;
   PyObject *positional = PyTuple_New(given), *named = PyDict_New();
   bool whole = general && positional && named;
   for (Py_ssize_t at = 0; whole && at < given; ++at) {
@@ -131,12 +65,94 @@ nonet::Table* table_of(PyObject* self) {
   return last_table;
 }
 
+bool number_of(PyObject* object, int64_t* out) {
+  if (!PyLong_Check(object)) return false;
+  *out = PyLong_AsLongLong(object);
+  return *out != -1 || !PyErr_Occurred();
+}
+
+// What a lookup names after its keys.
+struct Wanted {
+  PyObject *train = nullptr, *step = Py_None, *out = Py_None;
+
+  bool read(PyObject* const* named, PyObject* names) {
+    for (Py_ssize_t at = 0; names && at < PyTuple_Size(names); ++at) {
+      PyObject* name = PyTuple_GetItem(names, at);
+      if (name == train_name) train = named[at];
+      else if (name == step_name) step = named[at];
+      else if (name == out_name) out = named[at];
+      else return false;
+    }
+    return train == Py_True || train == Py_False;
+  }
+
+  // The step that makes rows: the one named, else the one after the table's last.
+  bool number(PyObject* self, int64_t* out) const {
+    if (step != Py_None) return number_of(step, out);
+    PyObject* last = PyObject_GetAttr(self, step_name);
+    const bool known = last && number_of(last, out);
+    Py_XDECREF(last);
+    ++*out;
+    return known;
+  }
+};
+
+// The rows float32 [N, D] of keys [N] at `out`; false where memory is short.
+bool fill(nonet::Table* table, const Keys& keys, float* out, bool trains, int64_t step) {
+  if (!trains && keys.count <= kBrief && table->look_now(keys.first, keys.count, out)) return true;
+  Apart apart;
+  return (trains ? table->lookup(keys.first, keys.count, out, step) : table->look(keys.first, keys.count, out)) >= 0;
+}
+
+// The tensor of the rows; null, perhaps with no error, where Python has to say what is wrong.
+PyObject* answer(PyObject* self, nonet::Table* table, const Keys& keys, const Wanted& wanted) {
+  const bool trains = wanted.train == Py_True;
+  int64_t step = 0;
+  if (trains && !wanted.number(self, &step)) return nullptr;
+  if (wanted.out != Py_None) {
+    float* out;
+    if (!numbers(wanted.out, keys.count, table->width(), &out) || !fill(table, keys, out, trains, step)) return nullptr;
+    Py_INCREF(wanted.out);
+    return wanted.out;
+  }
+  Rows* rows = make(keys.count, table->width());
+  if (!rows) return nullptr;
+  void* object = nullptr;
+  if (!fill(table, keys, rows->data(), trains, step)) put_away(&rows->managed);
+  else if (torch->give(&rows->managed, &object)) return nullptr;
+  return static_cast<PyObject*>(object);
+}
+
 PyObject* lookup(PyObject* self, PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
-  dlpack::Tensor keys;
-  if (!reads(arguments, given, names) || !plain(arguments[0], &keys)) return in_python(self, arguments, given, names);
-  nonet::Table* table = table_of(self);
-  PyObject* rows = table ? look(table, keys) : nullptr;
-  return rows || PyErr_Occurred() ? rows : in_python(self, arguments, given, names);
+  Keys keys;
+  Wanted wanted;
+  PyObject* rows = nullptr;
+  if (given == 1 && wanted.read(arguments + 1, names) && keys.read(arguments[0]))
+    if (nonet::Table* table = table_of(self)) rows = answer(self, table, keys, wanted);
+  return rows || PyErr_Occurred() ? rows : in_python(lookup_name, self, arguments, given, names);
+}
+
+// What `push` does with keys, grads, before, step and lr; null where Python has to.
+PyObject* pushed(nonet::Table* table, PyObject* const* arguments) {
+  Keys keys;
+  int64_t before, step;
+  if (!keys.read(arguments[0]) || !number_of(arguments[2], &before) || !number_of(arguments[3], &step)) return nullptr;
+  float* grads;
+  if (!numbers(arguments[1], keys.count, table->width(), &grads)) return nullptr;
+  const double lr = PyFloat_AsDouble(arguments[4]);
+  if (PyErr_Occurred()) return nullptr;
+  int64_t code;
+  {
+    Apart apart;
+    code = table->apply(keys.first, keys.count, grads, before, step, lr);
+  }
+  return PyLong_FromLongLong(code);
+}
+
+PyObject* push(PyObject* self, PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
+  nonet::Table* table = given == 5 && !names ? table_of(self) : nullptr;
+  PyObject* code = table ? pushed(table, arguments) : nullptr;
+  return code || PyErr_Occurred() ? code : in_python(push_name, self, arguments, given, names);
 }
 
 const dlpack::Exchange* exchange_of(PyObject* type) {
@@ -149,29 +165,43 @@ const dlpack::Exchange* exchange_of(PyObject* type) {
   return exchange && exchange->version.major == dlpack::kMajor && exchange->view ? exchange : nullptr;
 }
 
+bool intern(PyObject** name, const char* text) { return *name || (*name = PyUnicode_InternFromString(text)); }
+
+template <class Function>
+constexpr PyCFunction method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+PyMethodDef methods[] = {
+    {"lookup", method(lookup), METH_FASTCALL | METH_KEYWORDS,
+     "lookup($self, keys, *, train, step=None, out=None)\n--\n\n"
+     "A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."},
+    {"_push", method(push), METH_FASTCALL | METH_KEYWORDS,
+     "_push($self, keys, grads, before, step, lr)\n--\n\nApply gradients; the core's code, negative where it could not."},
+};
+
 }  // namespace
 
 // Called before a table ends, hence before its object does and another takes that object's place.
 void nonet::forget_asked() { last_asked = nullptr; }
 
-// The method `lookup` for `table`, a class in Python: reads of tensors of exactly the type `tensor` (torch.Tensor) are
-// done here, all else by the class's `_general`. Null where this torch lacks DLPack's C functions.
-NONET_API void* nonet_python_lookup(PyObject* tensor, PyTypeObject* table) {
-  static PyMethodDef definition = {"lookup", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(lookup)),
-                                   METH_FASTCALL | METH_KEYWORDS, kDoc};
+// Method `number`, 0 or 1, for `table`, a class in Python: what keys of exactly the types `tensor` (torch.Tensor) and `array`
+// (numpy.ndarray) ask is done here, all else by the class's method `general`. Null where this torch lacks DLPack's C functions.
+NONET_API void* nonet_python_method(int32_t number, PyTypeObject* table, PyObject* general, PyObject* tensor, PyObject* array) {
   torch = exchange_of(tensor);
-  train_name = PyUnicode_InternFromString("train");
-  handle_name = PyUnicode_InternFromString("_handle");
-  general_name = PyUnicode_InternFromString("_general");
-  if (!torch || !train_name || !handle_name || !general_name) return nullptr;
-  Py_INCREF(tensor);
+  if (!torch || !intern(&train_name, "train") || !intern(&step_name, "step") || !intern(&out_name, "out") ||
+      !intern(&handle_name, "_handle"))
+    return nullptr;
+  for (PyObject* kept : {general, tensor, array}) Py_INCREF(kept);
+  (number ? push_name : lookup_name) = general;
   tensor_type = reinterpret_cast<PyTypeObject*>(tensor);
-  return PyDescr_NewMethod(table, &definition);
+  array_type = reinterpret_cast<PyTypeObject*>(array);
+  return PyDescr_NewMethod(table, &methods[number]);
 }
 
 #else
 
 void nonet::forget_asked() {}
-NONET_API void* nonet_python_lookup(void*, void*) { return nullptr; }
+NONET_API void* nonet_python_method(int32_t, void*, void*, void*, void*) { return nullptr; }
 
 #endif

@@ -1,4 +1,4 @@
-"""A reader's lookup straight from torch's tensors: the rows that the call through ctypes gives, and never another answer."""
+"""Lookups and steps straight from torch's and NumPy's memory: what the calls through ctypes do, and never another answer."""
 
 import gc
 import os
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import contextmanager
 from inspect import signature
 
 import numpy as np
@@ -28,13 +29,26 @@ def filled(rows=3000, dim=12, **settings):
 
 
 @pytest.fixture
-def direct(monkeypatch):
-    """Reads that fail where they are left to Python."""
+def only_direct(monkeypatch):
+    """Within it, what is left to Python fails."""
 
-    def read(table, keys):
+    @contextmanager
+    def without_python(table):
         with monkeypatch.context() as patch:
             patch.delattr(type(table), "_general")
-            return table.lookup(keys, train=False)
+            patch.delattr(type(table), "_general_push")
+            yield
+
+    return without_python
+
+
+@pytest.fixture
+def direct(only_direct):
+    """Reads that fail where they are left to Python."""
+
+    def read(table, keys, **named):
+        with only_direct(table):
+            return table.lookup(keys, **({"train": False} | named))
 
     return read
 
@@ -44,15 +58,44 @@ def direct(monkeypatch):
 def test_rows_are_those_of_the_call_through_ctypes_and_absent_keys_are_counted_once(direct, count, dtype):
     table = filled(dtype=dtype, default=0.5)
     keys = torch.randint(0, 4000, (count,))
-    expected = table.lookup(keys, train=False, out=torch.empty(count, 12))
+    expected = table._general(keys, train=False)
     missing = table.absent
     found = table.lookup(keys, train=False)
     assert found.dtype is torch.float32
     assert (tuple(found.shape), found.stride(), found.is_contiguous()) == ((count, 12), (12, 1), True)
     assert torch.equal(found, expected)
     assert torch.equal(direct(table, keys), expected)
+    assert torch.equal(direct(table, keys.numpy()), expected)
+    room = torch.full((count, 12), 7.0)
+    assert direct(table, keys, out=room) is room
+    assert torch.equal(room, expected)
     assert missing == int((keys >= 3000).sum())
-    assert table.absent == 3 * missing
+    assert table.absent == 5 * missing
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("count", [0, 1, 2, 256, 257, 9000])
+@pytest.mark.parametrize("form", [torch.Tensor.clone, torch.Tensor.numpy], ids=["torch", "numpy"])
+def test_training_makes_and_moves_the_same_rows_as_through_ctypes(only_direct, form, count, dtype):
+    ours, theirs = filled(dtype=dtype, optimizer="adam"), filled(dtype=dtype, optimizer="adam")
+    for step in range(1, 4):
+        keys, grads = torch.randint(0, 4000, (count,)), torch.randn(count, 12)
+        with only_direct(ours):
+            found = ours.lookup(form(keys), train=True)
+            ours.apply(form(keys), grads, step)
+        assert torch.equal(found, theirs._general(keys, train=True))
+        assert theirs._general_push(keys, grads, theirs.step, step, theirs.spec.lr) >= 0
+        theirs.step = step
+    assert (ours.step, ours.state_hash()) == (3, theirs.state_hash())
+
+
+def test_rows_are_made_at_the_step_named_else_at_the_next(direct):
+    table = filled(10)
+    table.step = 6
+    direct(table, torch.arange(20), train=True)
+    direct(table, torch.arange(30), train=True, step=9)
+    direct(table, torch.arange(30, 40).numpy(), train=True, step=None, out=torch.empty(10, 12))
+    assert [len(table.touched_since(step)) for step in (0, 1, 6, 7, 9)] == [40, 30, 30, 10, 0]
 
 
 def test_keys_that_do_not_lie_plainly_go_the_other_way_with_the_same_rows(direct):
@@ -60,15 +103,76 @@ def test_keys_that_do_not_lie_plainly_go_the_other_way_with_the_same_rows(direct
     keys = torch.arange(100)
     views = {
         "every other": (keys[::2], keys[::2].clone()),
-        "numpy": (keys.numpy(), keys),
+        "every other, numpy": (keys.numpy()[::2], keys[::2].clone()),
         "a parameter's": (torch.nn.Parameter(keys, requires_grad=False), keys),
+        "a kind of array": (keys.numpy().view(np.memmap), keys),
     }
     for wanted, plain in views.values():
         with pytest.raises(AttributeError, match="_general"):
             direct(table, wanted)
         assert torch.equal(table.lookup(wanted, train=False), direct(table, plain))
     tail = keys[90:]  # begins within its storage
-    assert torch.equal(direct(table, tail), table.lookup(keys, train=False)[90:])
+    for wanted in (tail, tail.numpy()):
+        assert torch.equal(direct(table, wanted), table.lookup(keys, train=False)[90:])
+    fixed = keys.numpy().copy()
+    fixed.flags.writeable = False
+    assert torch.equal(direct(table, fixed), table.lookup(keys, train=False))
+
+
+@pytest.mark.parametrize("keys", [np.arange(4, dtype=">i8"), np.arange(4, dtype=np.uint64), np.array(3)])
+def test_arrays_of_other_numbers_are_refused_as_before(direct, keys):
+    table = filled()
+    with pytest.raises(AttributeError, match="_general"):
+        direct(table, keys)
+    with pytest.raises(DataError, match=r"int64 \[n\]"):
+        table.lookup(keys, train=False)
+
+
+def test_an_array_can_be_let_go_after_its_call(direct):
+    table, keys = filled(), np.arange(50)
+    before = sys.getrefcount(keys)
+    for train in (False, True):
+        direct(table, keys, train=train)
+    table.apply(keys, torch.zeros(50, 12), 1)
+    assert sys.getrefcount(keys) == before
+    keys.resize(60)  # refused while a view of its memory is out
+
+
+def gradients(count=50, dim=12):
+    whole = torch.randn(count, dim)
+    return {
+        "every other column": torch.randn(count, 2 * dim)[:, ::2],
+        "transposed": torch.randn(dim, count).T,
+        "doubles": whole.double(),
+        "a parameter's": torch.nn.Parameter(whole),
+    }
+
+
+@pytest.mark.parametrize("kind", gradients())
+def test_gradients_that_do_not_lie_plainly_go_the_other_way_with_the_same_steps(only_direct, kind):
+    ours, theirs, keys = filled(), filled(), torch.arange(50)
+    grads = gradients()[kind]
+    with only_direct(ours), pytest.raises(AttributeError, match="_general_push"):
+        ours.apply(keys, grads, 1)
+    ours.apply(keys, grads, 1)
+    with only_direct(theirs):
+        theirs.apply(keys, grads.detach().float().contiguous(), 1)
+    assert ours.state_hash() == theirs.state_hash()
+
+
+def test_a_step_refused_says_why_and_changes_nothing():
+    table = filled(20)
+    before = table.state_hash()
+    for keys in (torch.arange(15, 25), np.arange(15, 25)):
+        with pytest.raises(DataError, match="5 keys that have no row"):
+            table.apply(keys, torch.zeros(10, 12), 1)
+    with pytest.raises(DataError, match=r"wants gradients \[10, 12\], got \[10, 6\]"):
+        table.apply(torch.arange(10), torch.zeros(10, 6), 1)
+    with pytest.raises(DataError, match="real gradients"):
+        table.apply(torch.arange(10), torch.zeros(10, 12, dtype=torch.complex64), 1)
+    with pytest.raises(DataError, match="writes float32"):
+        table.lookup(torch.arange(10), train=False, out=torch.empty(10, 6))
+    assert (table.step, table.state_hash()) == (0, before)
 
 
 @pytest.mark.parametrize(
