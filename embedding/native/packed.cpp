@@ -33,7 +33,7 @@ int64_t Table::take(const int64_t* keys, int64_t count, char* out, int64_t step)
 // Returns the last step of the rows that came, 0 without any. Absent ones are passed over.
 int64_t Table::enter(const int64_t* keys, int64_t count, const char* bytes) {
   WriteLock lock(&lock_);
-  batch_ = -1;
+  if (search(keys, count) < 0) return kNoMemory;
   const int64_t width = 4 * config_.width, state = 4 * config_.state_width;
   int64_t last = 0;
   for (int64_t i = 0; i < count; ++i, bytes += width + state + 16) {
@@ -41,7 +41,7 @@ int64_t Table::enter(const int64_t* keys, int64_t count, const char* bytes) {
     memcpy(&step, bytes + width + state, 8);
     memcpy(&absent, bytes + width + state + 8, 8);
     if (absent) continue;
-    int64_t row = row_for(mix(static_cast<uint64_t>(keys[i])), keys[i]);
+    int64_t row = row_for(keys, count, i);
     if (row < 0) return tally(), kNoMemory;
     write(row, reinterpret_cast<const float*>(bytes), reinterpret_cast<const float*>(bytes + width), step);
     if (step > last) last = step;

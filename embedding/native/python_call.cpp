@@ -9,7 +9,7 @@
 
 #define NONET_API extern "C" __attribute__((visibility("default")))
 
-#if __has_include(<Python.h>)
+#if __has_include(<Python.h>) && !defined(NONET_WITHOUT_PYTHON)
 
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>

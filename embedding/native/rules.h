@@ -35,7 +35,7 @@ INLINED void sgd(float* __restrict w, const float* __restrict g, int64_t width, 
 }
 
 INLINED void adagrad(float* __restrict w, float* __restrict s, const float* __restrict g,
-                                  int64_t width, const Step& p) {
+                     int64_t width, const Step& p) {
   float lr = p.lr, eps = p.eps;
   for (int64_t i = 0; i < width; ++i) {
     s[i] += g[i] * g[i];
@@ -44,14 +44,14 @@ INLINED void adagrad(float* __restrict w, float* __restrict s, const float* __re
 }
 
 INLINED void rowwise_adagrad(float* __restrict w, float* __restrict s, const float* __restrict g,
-                                          int64_t width, const Step& p) {
+                             int64_t width, const Step& p) {
   s[0] += square_sum(g, width) / static_cast<float>(width);
   float rate = p.lr / (__builtin_sqrtf(s[0]) + p.eps);
   for (int64_t i = 0; i < width; ++i) w[i] -= rate * g[i];
 }
 
 INLINED void adam(float* __restrict w, float* __restrict s, const float* __restrict g, int64_t width,
-                               const Step& p) {
+                  const Step& p) {
   float *__restrict first = s, *__restrict second = s + width;
   float steps = s[2 * width] += 1.0f;
   Correction correction = corrections.at(static_cast<int64_t>(steps));
@@ -69,7 +69,7 @@ INLINED void adam(float* __restrict w, float* __restrict s, const float* __restr
 
 // McMahan et al., KDD 2013; eps is their beta, the square root of n starts there.
 INLINED void ftrl(float* __restrict w, float* __restrict s, const float* __restrict g, int64_t width,
-                               const Step& p) {
+                  const Step& p) {
   float *__restrict z = s, *__restrict n = s + width;
   float lr = p.lr, eps = p.eps, l1 = p.l1, l2 = p.l2;
   for (int64_t i = 0; i < width; ++i) {

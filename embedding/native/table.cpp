@@ -209,20 +209,17 @@ int64_t Table::distinct(int64_t count) {
 }
 
 int64_t Table::find(const int64_t* keys, int64_t count, int64_t* found) {
-  int64_t absent = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    found[i] = index_.find(mix(static_cast<uint64_t>(keys[i])), keys[i]);
-    absent += found[i] < 0;
-  }
-  return absent;
+  uint64_t* hash = reinterpret_cast<uint64_t*>(found);
+  kernels_->hash_keys(keys, count, hash);
+  return kernels_->find(index_.view(), keys, hash, count, found);
 }
 
 int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, const float* state,
                       const int64_t* step, const int64_t* seen, const int64_t* uses) {
   WriteLock lock(&lock_);
-  batch_ = -1;
+  if (search(keys, count) < 0) return kNoMemory;
   for (int64_t i = 0; i < count; ++i) {
-    int64_t row = row_for(mix(static_cast<uint64_t>(keys[i])), keys[i]);
+    int64_t row = row_for(keys, count, i);
     if (row < 0) return tally(), kNoMemory;
     write(row, rows + i * config_.width, state + i * config_.state_width, step[i]);
     if (evicts() && seen) tail(row)->seen = seen[i];
@@ -232,12 +229,16 @@ int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, con
   return count;
 }
 
-// The key's row, or one to write to; such a key waits no more.
-int64_t Table::row_for(uint64_t hash, int64_t key) {
-  int64_t row = index_.find(hash, key);
+// The row of key `at` of those last searched for, or one to write to; such a key waits no more.
+int64_t Table::row_for(const int64_t* keys, int64_t count, int64_t at) {
+  const int64_t far = at + kRowAhead;
+  if (far < count && found_[far] >= 0) prefetch_row(found_[far]);
+  if (far < count && found_[far] < 0) __builtin_prefetch(index_.view().home(hash_[far]), 1);
+  if (found_[at] >= 0) return found_[at];
+  int64_t row = index_.find(hash_[at], keys[at]);  // a key may come twice
   if (row >= 0) return row;
-  admission_.waiting.remove(hash, key);
-  return take_row(hash, key);
+  admission_.waiting.remove(hash_[at], keys[at]);
+  return take_row(hash_[at], keys[at]);
 }
 
 // A row as it was elsewhere, counted as looked up once, at its last step.
