@@ -54,8 +54,10 @@ class Index {
     const uint64_t* directory;
     char* base;
     int shift;
+    bool wide() const { return shift < 63 - 12; }  // the directory takes more than 32 KiB
+    const uint64_t* place(uint64_t hash) const { return directory + ((hash >> 1) >> shift); }
     const Line* lines(uint64_t hash, uint64_t* mask) const {
-      uint64_t entry = directory[(hash >> 1) >> shift];
+      uint64_t entry = *place(hash);
       *mask = (uint64_t{1} << (entry & 63)) - 1;
       return reinterpret_cast<const Line*>(base + (entry & ~uint64_t{63})) + 1;  // after the 64-byte head
     }

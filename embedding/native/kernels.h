@@ -127,13 +127,16 @@ INLINED void prefetch_lines(const char* row, int64_t bytes) {
 // Finds every key: its row's number, or -1; returns how many keys are absent. `found` may lie where `hash` does.
 TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, const uint64_t* hash, int64_t count,
                            int64_t* found) {
-  constexpr int64_t kAhead = 40;
+  constexpr int64_t kAhead = 40, kFurther = kAhead + 16;
   const RowLine* segment[64];
   uint64_t masks[64];
   int64_t absent = 0;
   const RowIndex::View table = index;
+  const int64_t places = table.wide() ? count : 0;  // of the directory that are asked for: 5 to 15 % of a cold
+  // lookup at 8 and at 100 M rows, 3 % more time at 1 M
   for (int64_t i = -kAhead; i < count; ++i) {
     int64_t far = i + kAhead;
+    if (i + kFurther < places) __builtin_prefetch(table.place(hash[i + kFurther]));
     if (far < count) {
       const RowLine* lines = table.lines(hash[far], &masks[far & 63]);
       segment[far & 63] = lines;
