@@ -94,7 +94,7 @@ class NativeTable(BaseTable):
     ) -> Tensor:
         """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default.
 
-        `out`, float32 [N, D] and contiguous, saves the allocation.
+        `out`, float32 [N, D] and contiguous, saves the allocation; rows given without it cannot be resized.
         """
         wanted = keys if _plain(keys) else _tensor(keys)
         count = wanted.numel()

@@ -90,9 +90,9 @@ struct Wanted {
   bool number(PyObject* self, int64_t* out) const {
     if (step != Py_None) return number_of(step, out);
     PyObject* last = PyObject_GetAttr(self, step_name);
-    const bool known = last && number_of(last, out);
+    const bool known = last && number_of(last, out) && *out < INT64_MAX;
     Py_XDECREF(last);
-    ++*out;
+    *out += known;
     return known;
   }
 };
@@ -105,10 +105,8 @@ bool fill(nonet::Table* table, const Keys& keys, float* out, bool trains, int64_
 }
 
 // The tensor of the rows; null, perhaps with no error, where Python has to say what is wrong.
-PyObject* answer(PyObject* self, nonet::Table* table, const Keys& keys, const Wanted& wanted) {
+PyObject* answer(nonet::Table* table, const Keys& keys, const Wanted& wanted, int64_t step) {
   const bool trains = wanted.train == Py_True;
-  int64_t step = 0;
-  if (trains && !wanted.number(self, &step)) return nullptr;
   if (wanted.out != Py_None) {
     float* out;
     if (!numbers(wanted.out, keys.count, table->width(), &out) || !fill(table, keys, out, trains, step)) return nullptr;
@@ -124,11 +122,13 @@ PyObject* answer(PyObject* self, nonet::Table* table, const Keys& keys, const Wa
 }
 
 PyObject* lookup(PyObject* self, PyObject* const* arguments, Py_ssize_t given, PyObject* names) {
-  Keys keys;
+  Keys keys;  // read last: what comes before may be Python's, and change them
   Wanted wanted;
+  int64_t step = 0;
   PyObject* rows = nullptr;
-  if (given == 1 && wanted.read(arguments + 1, names) && keys.read(arguments[0]))
-    if (nonet::Table* table = table_of(self)) rows = answer(self, table, keys, wanted);
+  if (given == 1 && wanted.read(arguments + 1, names) && (wanted.train == Py_False || wanted.number(self, &step)))
+    if (nonet::Table* table = table_of(self))
+      if (keys.read(arguments[0])) rows = answer(table, keys, wanted, step);
   return rows || PyErr_Occurred() ? rows : in_python(lookup_name, self, arguments, given, names);
 }
 
@@ -136,11 +136,10 @@ PyObject* lookup(PyObject* self, PyObject* const* arguments, Py_ssize_t given, P
 PyObject* pushed(nonet::Table* table, PyObject* const* arguments) {
   Keys keys;
   int64_t before, step;
-  if (!keys.read(arguments[0]) || !number_of(arguments[2], &before) || !number_of(arguments[3], &step)) return nullptr;
-  float* grads;
-  if (!numbers(arguments[1], keys.count, table->width(), &grads)) return nullptr;
   const double lr = PyFloat_AsDouble(arguments[4]);
-  if (PyErr_Occurred()) return nullptr;
+  if (PyErr_Occurred() || !number_of(arguments[2], &before) || !number_of(arguments[3], &step)) return nullptr;
+  float* grads;
+  if (!keys.read(arguments[0]) || !numbers(arguments[1], keys.count, table->width(), &grads)) return nullptr;
   int64_t code;
   {
     Apart apart;
@@ -188,10 +187,11 @@ void nonet::forget_asked() { last_asked = nullptr; }
 // Method `number`, 0 or 1, for `table`, a class in Python: what keys of exactly the types `tensor` (torch.Tensor) and `array`
 // (numpy.ndarray) ask is done here, all else by the class's method `general`. Null where this torch lacks DLPack's C functions.
 NONET_API void* nonet_python_method(int32_t number, PyTypeObject* table, PyObject* general, PyObject* tensor, PyObject* array) {
-  torch = exchange_of(tensor);
-  if (!torch || !intern(&train_name, "train") || !intern(&step_name, "step") || !intern(&out_name, "out") ||
+  const dlpack::Exchange* exchange = exchange_of(tensor);
+  if (!exchange || !intern(&train_name, "train") || !intern(&step_name, "step") || !intern(&out_name, "out") ||
       !intern(&handle_name, "_handle"))
     return nullptr;
+  torch = exchange;
   for (PyObject* kept : {general, tensor, array}) Py_INCREF(kept);
   (number ? push_name : lookup_name) = general;
   tensor_type = reinterpret_cast<PyTypeObject*>(tensor);
