@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from functools import cache
+from operator import index
 from typing import TypeGuard
 
 import numpy as np
@@ -48,9 +49,11 @@ class NativeTable(BaseTable):
         if not handle:
             raise _out_of_memory(self)
         self._handle = handle
+        # No garbage collector looks at an array: in a cycle the core outlives the finalizers, which may still look rows up.
+        self._end = np.empty(0)
         self._look, self._lookup = self._core.nonet_table_look, self._core.nonet_table_lookup
         self._apply = self._core.nonet_table_apply
-        free_with(self, self._core.nonet_table_free, handle)
+        free_with(self._end, self._core.nonet_table_free, handle)
 
     def __len__(self) -> int:
         return self._counters["rows"]
@@ -98,18 +101,18 @@ class NativeTable(BaseTable):
         """
         wanted = keys if _plain(keys) else _tensor(keys)
         count = wanted.numel()
-        rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, count)
+        rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, wanted)
         if not train:
             self._look(self._handle, wanted.data_ptr(), count, rows.data_ptr())
             return rows
-        step = self.step + 1 if step is None else step
+        step = self.step + 1 if step is None else index(step)
         if self._lookup(self._handle, wanted.data_ptr(), count, rows.data_ptr(), step) < 0:
             raise _out_of_memory(self)
         return rows
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
-        before = self.step
+        before, step = self.step, index(step)
         if step < before:
             self._check_step(step)
         code = self._push(keys, grads, before, step, self._rate(lr))
@@ -157,7 +160,8 @@ class NativeTable(BaseTable):
         wanted, values = _array(int64_keys(keys)), _array(self._checked_scores(keys, scores))
         return self._core.nonet_table_score(self._handle, _at(wanted), _at(values), len(wanted))
 
-    def _checked_out(self, out: Tensor, count: int) -> Tensor:
+    def _checked_out(self, out: Tensor, keys: Tensor) -> Tensor:
+        count = len(keys)
         if (
             out.dtype is not _F32
             or out.shape != (count, self.dim)
@@ -167,6 +171,11 @@ class NativeTable(BaseTable):
             raise DataError(
                 f"table {self.name!r} writes float32 [{count}, {self.dim}], contiguous, in host memory; "
                 f"out is {out.dtype} {list(out.shape)} on {out.device}"
+            )
+        apart = keys.data_ptr() - out.data_ptr()
+        if -keys.nbytes < apart < out.nbytes:
+            raise DataError(
+                f"table {self.name!r} cannot write rows over their keys: out shares memory with them"
             )
         return out
 

@@ -109,7 +109,10 @@ PyObject* answer(nonet::Table* table, const Keys& keys, const Wanted& wanted, in
   const bool trains = wanted.train == Py_True;
   if (wanted.out != Py_None) {
     float* out;
-    if (!numbers(wanted.out, keys.count, table->width(), &out) || !fill(table, keys, out, trains, step)) return nullptr;
+    if (!numbers(wanted.out, keys.count, table->width(), &out)) return nullptr;
+    const char *rows = reinterpret_cast<char*>(out), *first = reinterpret_cast<const char*>(keys.first);
+    if (rows < first + 8 * keys.count && first < rows + 4 * keys.count * table->width()) return nullptr;
+    if (!fill(table, keys, out, trains, step)) return nullptr;
     Py_INCREF(wanted.out);
     return wanted.out;
   }

@@ -228,6 +228,45 @@ def test_a_table_that_takes_the_place_of_one_that_ended_is_the_one_that_is_read(
         del table
 
 
+def test_a_table_in_a_cycle_can_be_read_by_its_finalizers():
+    code = """
+import gc, torch
+from nonet.embedding.native_table import NativeTable
+class Holder:
+    def __del__(self): print(self.table.lookup(torch.arange(3), train=False).shape[0])
+table, holder = NativeTable("item", 4, seed=7), Holder()
+table.lookup(torch.arange(100_000), train=True)
+holder.table, table.holder = table, holder
+del table, holder
+gc.collect()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "3\n")
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.clone, torch.Tensor.numpy], ids=["torch", "numpy"])
+def test_rows_are_not_written_over_their_keys(form):
+    table, keys = filled(8, 2), form(torch.arange(4))
+    before = table.state_hash()
+    over = torch.as_tensor(keys).view(torch.float32).view(4, 2)
+    for train in (False, True):
+        with pytest.raises(DataError, match="over their keys"):
+            table.lookup(keys, train=train, out=over)
+    assert table.lookup(keys, train=True, out=torch.empty(4, 2)).shape == (4, 2)
+    assert table.state_hash() == before
+
+
+def test_steps_are_whole_numbers_of_any_kind():
+    table, keys = filled(8), torch.arange(8)
+    for wanted in (keys, keys.flip(0).flip(0), torch.arange(16)[::2] // 2):
+        table.lookup(wanted, train=True, step=np.int64(3))
+        table.apply(wanted, torch.zeros(8, 12), np.int64(3))
+        assert (table.step, type(table.step)) == (3, int)
+        for step in (2.5, "3"):
+            with pytest.raises(TypeError, match="integer"):
+                table.apply(wanted, torch.zeros(8, 12), step)
+
+
 def test_rows_can_be_written_and_outlive_their_table():
     table = filled()
     keys = torch.arange(50)
