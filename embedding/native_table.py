@@ -1,6 +1,6 @@
 """Sparse rows in C++: the table that runs, equal to its NumPy twin bit for bit.
 
-A reader's lookup costs 1 us and then waits for memory: 64 keys of width 64 take 2 us, 8 on cold caches; 8,192 unbounded ids 0.7
+A reader's lookup costs 1 us and then waits for memory: 64 keys of width 64 take 2 us, 6 on cold caches; 8,192 unbounded ids 0.7
 to 1.2 times as long as torch's index_select of dense rows, a train step a quarter of FBGEMM's (bench/embedding.py).
 The GIL is released while the core works, but for reading 256 keys or fewer; one lock a table keeps readers and a writer apart.
 """
