@@ -122,9 +122,8 @@ class NativeTable(BaseTable):
         if not self._strict and self._counters["evicted"]:
             self._take_evicted(step)
 
-    def _push(
-        self, keys: Tensor | np.ndarray, grads: Tensor, before: int, step: int, lr: float
-    ) -> int:  # the core's code, negative where it could not
+    def _push(self, keys: Tensor | np.ndarray, grads: Tensor, before: int, step: int, lr: float) -> int:
+        """Hand gradients to the core; its code, negative where it could not take them."""
         wanted = keys if _plain(keys) else _tensor(keys)
         count = wanted.numel()
         if grads.shape != (count, self.dim) or grads.is_complex():
@@ -175,7 +174,8 @@ class NativeTable(BaseTable):
         apart = keys.data_ptr() - out.data_ptr()
         if -keys.nbytes < apart < out.nbytes:
             raise DataError(
-                f"table {self.name!r} cannot write rows over their keys: out shares memory with them"
+                f"table {self.name!r} cannot write rows over their keys: out shares memory with them; "
+                "give it memory of its own"
             )
         return out
 

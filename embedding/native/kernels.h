@@ -81,7 +81,7 @@ TARGET static void write_row(Format format, char* to, const float* from, int64_t
 }
 
 // The last byte too: Adam's count of steps lies there, and a step waits for it first (a third of Adam's time on cold rows). Inlined,
-// as all that follow: GCC drops calls of functions that only prefetch.
+// as all that follow: see prefetch_all.
 INLINED void prefetch(const char* at, int64_t bytes) {
   int64_t most = bytes < 1024 ? bytes : 1024;
   for (int64_t line = 0; line < most; line += 64) __builtin_prefetch(at + line, 0, kToL2);
@@ -132,8 +132,8 @@ TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, con
   uint64_t masks[64];
   int64_t absent = 0;
   const RowIndex::View table = index;
-  const int64_t places = table.wide() ? count : 0;  // of the directory that are asked for: 5 to 15 % of a cold
-  // lookup at 8 and at 100 M rows, 3 % more time at 1 M
+  // How many places of the directory are asked for: 5 to 15 % of a cold lookup at 8 and at 100 M rows, 3 % more time at 1 M.
+  const int64_t places = table.wide() ? count : 0;
   for (int64_t i = -kAhead; i < count; ++i) {
     int64_t far = i + kAhead;
     if (i + kFurther < places) __builtin_prefetch(table.place(hash[i + kFurther]));
@@ -203,10 +203,6 @@ TARGET static void first_values(int64_t key, uint64_t base, float scale, int64_t
   }
 }
 
-INLINED void prefetch_to_l1(const char* at, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
-}
-
 // What a step will need soon of a row that lies alone: 13 lines with Adam's state of 64 numbers. The first eight and the last are
 // asked for early, all of them into L1 two rows ahead: 4 % of Adam's steps, 10 of uniform ids (4 % more time where rows lie
 // in blocks).
@@ -218,8 +214,8 @@ INLINED void prefetch_alone(const Rows::View& rows, const Batch& batch, int64_t 
     __builtin_prefetch(row + rows.block_bytes - 1, 0, kToL2);
   }
   if (u + kSoon < batch.count) {
-    prefetch_to_l1(rows.row(batch.rows[u + kSoon]), rows.block_bytes);
-    prefetch_to_l1(reinterpret_cast<const char*>(batch.grads + batch.head[u + kSoon] * width), 4 * width);
+    prefetch_all(rows.row(batch.rows[u + kSoon]), rows.block_bytes);
+    prefetch_all(reinterpret_cast<const char*>(batch.grads + batch.head[u + kSoon] * width), 4 * width);
   }
 }
 

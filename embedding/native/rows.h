@@ -13,6 +13,11 @@
 
 namespace nonet {
 
+// Asks for every line of these bytes. Inlined, for GCC drops calls of functions that only prefetch.
+__attribute__((always_inline)) static inline void prefetch_all(const char* at, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
+}
+
 struct Tail {
   int64_t step;   // the step that last changed the row
   uint32_t mark;  // its place among the batch's distinct rows, when that place names it back

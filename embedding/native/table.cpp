@@ -232,8 +232,10 @@ int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, con
 // The row of key `at` of those last searched for, or one to write to; such a key waits no more.
 int64_t Table::row_for(const int64_t* keys, int64_t count, int64_t at) {
   const int64_t far = at + kRowAhead;
-  if (far < count && found_[far] >= 0) prefetch_row(found_[far]);
-  if (far < count && found_[far] < 0) __builtin_prefetch(index_.view().home(hash_[far]), 1);
+  if (far < count) {
+    if (found_[far] >= 0) prefetch_row(found_[far]);
+    else __builtin_prefetch(index_.view().home(hash_[far]), 1);
+  }
   if (found_[at] >= 0) return found_[at];
   int64_t row = index_.find(hash_[at], keys[at]);  // a key may come twice
   if (row >= 0) return row;

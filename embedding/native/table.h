@@ -108,13 +108,11 @@ class Table {
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
   void write(int64_t row, const float* values, const float* state, int64_t step);
   int64_t row_for(const int64_t* keys, int64_t count, int64_t at);
-  // Inlined, for GCC drops calls of functions that only prefetch.
-  __attribute__((always_inline)) void prefetch_row(int64_t row) const {
+  __attribute__((always_inline)) void prefetch_row(int64_t row) const {  // inlined, see prefetch_all
     const Rows::View rows = rows_.view();
-    const int64_t bytes = rows.alone() ? rows.block_bytes : rows.row_bytes;
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(rows.row(row) + line);
-    if (rows.alone()) return;
-    for (int64_t line = 0; line < rows.tail_bytes; line += 64) __builtin_prefetch(rows.tail(row) + line);
+    if (rows.alone()) return prefetch_all(rows.row(row), rows.block_bytes);
+    prefetch_all(rows.row(row), rows.row_bytes);
+    prefetch_all(rows.tail(row), rows.tail_bytes);
   }
   int64_t make(uint64_t hash, int64_t key, int64_t step);
   int64_t take_row(uint64_t hash, int64_t key);
