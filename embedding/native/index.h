@@ -54,10 +54,8 @@ class Index {
     const uint64_t* directory;
     char* base;
     int shift;
-    bool wide() const { return shift < 63 - 12; }  // the directory takes more than 32 KiB
-    const uint64_t* place(uint64_t hash) const { return directory + ((hash >> 1) >> shift); }
     const Line* lines(uint64_t hash, uint64_t* mask) const {
-      uint64_t entry = *place(hash);
+      uint64_t entry = directory[(hash >> 1) >> shift];
       *mask = (uint64_t{1} << (entry & 63)) - 1;
       return reinterpret_cast<const Line*>(base + (entry & ~uint64_t{63})) + 1;  // after the 64-byte head
     }
@@ -66,15 +64,27 @@ class Index {
       const Line* first = lines(hash, &mask);
       return first + (hash & mask);
     }
+    // The line of a key and its place there; null if it isn't.
+    const Line* seek(uint64_t hash, int64_t key, int* place) const {
+      uint64_t mask;
+      const Line* first = lines(hash, &mask);
+      for (uint64_t number = hash & mask;; number = (number + 1) & mask) {
+        const Line& line = first[number];
+        uint32_t found = same(line, key);
+        if (found) return *place = __builtin_ctz(found), &line;
+        if (!full(line)) return nullptr;
+      }
+    }
+    // The value of a key, -1 if it isn't there.
+    int64_t find(uint64_t hash, int64_t key) const {
+      int at;
+      const Line* line = seek(hash, key, &at);
+      return line ? line->value(at) : -1;
+    }
   };
   View view() const { return {directory_, slab_.base, 63 - depth_}; }
 
-  // The value of a key, -1 if it isn't there.
-  int64_t find(uint64_t hash, int64_t key) const {
-    int at;
-    const Line* line = seek(hash, key, &at);
-    return line ? line->value(at) : -1;
-  }
+  int64_t find(uint64_t hash, int64_t key) const { return view().find(hash, key); }
 
   // Gives a key that is there another value.
   void assign(uint64_t hash, int64_t key, int64_t value) {
@@ -133,16 +143,7 @@ class Index {
   }
   uint64_t entry(uint64_t hash) const { return directory_[(hash >> 1) >> (63 - depth_)]; }
 
-  // The line of a key and its place there; null if it isn't.
-  Line* seek(uint64_t hash, int64_t key, int* place) const {
-    Segment* segment = at(entry(hash));
-    for (uint64_t number = hash & segment->mask();; number = (number + 1) & segment->mask()) {
-      Line& line = segment->lines()[number];
-      uint32_t found = same(line, key);
-      if (found) return *place = __builtin_ctz(found), &line;
-      if (!full(line)) return nullptr;
-    }
-  }
+  Line* seek(uint64_t hash, int64_t key, int* place) { return const_cast<Line*>(view().seek(hash, key, place)); }
 
   template <class Visit>
   static void each(Segment* segment, Visit visit) {
