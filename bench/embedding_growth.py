@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.bench.embedding_clock import interleaved, isolated, ratios
+from nonet.bench.embedding_clock import Call, interleaved, isolated, ratios
 from nonet.bench.embedding_contenders import Contenders, ids_of
 from nonet.embedding.core import make_table
 from nonet.embedding.spec import TableSpec
@@ -60,7 +60,7 @@ def evict(seed: int) -> dict[str, Any]:
 
 
 def hundred_million(seed: int) -> dict[str, Any]:
-    """Fill and weigh 100 M rows of 16; look up beside as many dense rows as fit, and the same at 1 M rows of each."""
+    """Fill and weigh 100 M rows of 16; look up beside as many dense rows as fit, and at 1 M rows of 16 and of 64 of each."""
     began, slowest = time.perf_counter(), 0.0
     table = make_table("bench", TableSpec(_NARROW), seed)
     for start in range(0, _MANY, _FILL):
@@ -80,12 +80,9 @@ def hundred_million(seed: int) -> dict[str, Any]:
     ids = [ids_of(source.integers(0, _MANY, _KEYS)) for _ in range(96)]
     dense = torch.empty(min(_MANY, int(_free_gib() - 2) * 2**30 // (4 * _NARROW)), _NARROW).fill_(0.5)
     ranks = [torch.from_numpy(source.integers(0, len(dense), _KEYS)) for _ in range(96)]
-    small = Contenders(1_000_000, _NARROW, _KEYS, 96, seed, "uniform").calls(
-        "core lookup", "torch index_select"
-    )
     calls = {
-        "core 1 M": small["core lookup"],
-        "dense 1 M": small["torch index_select"],
+        **_few_rows(_NARROW, seed),
+        **_few_rows(_WIDTH, seed),
         "core 100 M": lambda batch: table.lookup(ids[batch], train=False),
         "dense": lambda batch: dense.index_select(0, ranks[batch]),
     }
@@ -93,11 +90,25 @@ def hundred_million(seed: int) -> dict[str, Any]:
         times = run(calls, 96)
         case = f"100 M rows x 16, {protocol}"
         found["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
-        many, few = ratios(times, [("core 100 M", "dense"), ("core 1 M", "dense 1 M")]).values()
+        [many] = ratios(times, [("core 100 M", "dense")]).values()
         against = f"core / {len(dense) / 1e6:.0f} M dense rows"
         found["ratio"][f"{case}: {against}"] = many
-        found["ratio"][f"{case}: {against}, over core / dense at 1 M"] = many / few
+        for width in (_NARROW, _WIDTH):
+            few = f"1 M x {width}"
+            [ratio] = ratios(times, [(f"core {few}", f"dense {few}")]).values()
+            found["ratio"][f"{case}: {against}, over core / dense at {few}"] = many / ratio
     return found
+
+
+def _few_rows(width: int, seed: int) -> dict[str, Call]:
+    """Lookups of a million rows so wide, of both."""
+    calls = Contenders(1_000_000, width, _KEYS, 96, seed, "uniform").calls(
+        "core lookup", "torch index_select"
+    )
+    return {
+        f"core 1 M x {width}": calls["core lookup"],
+        f"dense 1 M x {width}": calls["torch index_select"],
+    }
 
 
 def _arriving(steps: int, share: float, seed: int) -> Iterable[Tensor]:

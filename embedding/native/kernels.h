@@ -163,29 +163,38 @@ TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, con
 
 constexpr int64_t rows_ahead(int lines) { return lines <= 1 ? 24 : lines >= 8 ? 4 : 32 / lines; }
 
+// Where row number `at` lies, asked for: `fill` for a negative one where rows are numbers of four bytes, as it is, else null.
+template <int kLines, int kBytes>
+INLINED const char* ask_row(const Rows::View& rows, const float* fill, int64_t at) {
+  const char* none = kBytes == 4 ? reinterpret_cast<const char*>(fill) : nullptr;
+  const char* row = at < 0 ? none : rows.row(at);
+  prefetch_lines<kLines>(row, rows.row_bytes);
+  return row;
+}
+
+template <int kLines, int kBytes>
+INLINED void put_row(Format format, const float* fill, const char* row, int64_t width, float* to) {
+  if (kBytes == 4) copy_lines<kLines>(reinterpret_cast<char*>(to), row);
+  else if (__builtin_expect(!row, 0)) memcpy(to, fill, 4 * width);
+  else read_row(format, row, to, width);
+}
+
 // The rows of these numbers, the default where a number is negative. Of kWidth numbers of kBytes each, or of any where they are 0.
 template <int kWidth, int kBytes>
 TARGET static void copy_rows(const Rows::View& rows, Format format, const float* fill, const int64_t* found,
                              int64_t count, int64_t any_width, float* out) {
   constexpr int kLines = kWidth * kBytes / 64;
   constexpr int64_t kAhead = rows_ahead(kLines);
-  const int64_t width = kWidth ? kWidth : any_width;
+  const int64_t width = kWidth ? kWidth : any_width, first = count < kAhead ? count : kAhead;
   const char* from[32];
   const Rows::View store = rows;
-  for (int64_t i = -kAhead; i < count; ++i) {
-    int64_t far = i + kAhead;
-    if (far < count) {
-      const char* row = found[far] < 0 ? nullptr : store.row(found[far]);
-      from[far & 31] = row;
-      prefetch_lines<kLines>(row, store.row_bytes);
-    }
-    if (i < 0) continue;
-    const char* row = from[i & 31];
-    float* to = out + i * width;
-    if (__builtin_expect(!row, 0)) memcpy(to, fill, 4 * width);
-    else if (kBytes == 4) copy_lines<kLines>(reinterpret_cast<char*>(to), row);
-    else read_row(format, row, to, width);
+  int64_t i = 0;
+  for (; i < first; ++i) from[i] = ask_row<kLines, kBytes>(store, fill, found[i]);
+  for (; i < count; ++i) {
+    from[i & 31] = ask_row<kLines, kBytes>(store, fill, found[i]);
+    put_row<kLines, kBytes>(format, fill, from[(i - kAhead) & 31], width, out + (i - kAhead) * width);
   }
+  for (i = count - first; i < count; ++i) put_row<kLines, kBytes>(format, fill, from[i & 31], width, out + i * width);
 }
 
 TARGET static void copy(const Rows::View& rows, Format format, const float* fill, const int64_t* found, int64_t count,
