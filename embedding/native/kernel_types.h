@@ -65,9 +65,8 @@ struct Corrections {
 static const Corrections corrections;
 
 struct Kernels {
-  void (*hash_keys)(const int64_t*, int64_t, uint64_t*);
-  int64_t (*find)(const RowIndex::View&, const int64_t*, const uint64_t*, int64_t, int64_t*);
-  void (*copy)(const Rows::View&, Format, const float*, const int64_t*, int64_t, int64_t, float*);
+  int64_t (*find)(const RowIndex::View&, const int64_t*, int64_t, bool once, uint64_t*, int64_t*);
+  void (*copy)(const Rows::View&, Format, const float*, const int64_t*, int64_t, int64_t, bool once, float*);
   void (*first_values)(int64_t, uint64_t, float, int64_t, float*);
   void (*step_rows)(const Rows::View&, Format, Rule, const Step&, const Batch&, int64_t, int64_t);
   void (*read_row)(Format, const char*, float*, int64_t);

@@ -8,7 +8,7 @@
 
 #include "rules.h"
 
-constexpr int kToL2 = 2;
+constexpr int kToL2 = 2, kPastCaches = 0;
 
 #ifdef NONET_AVX512
 typedef Lanes Wide;
@@ -16,10 +16,6 @@ typedef Lanes Wide;
 typedef Half Wide;
 #endif
 constexpr int kWide = sizeof(Wide);
-
-TARGET static void hash_keys(const int64_t* __restrict keys, int64_t count, uint64_t* __restrict hash) {
-  for (int64_t i = 0; i < count; ++i) hash[i] = mix(static_cast<uint64_t>(keys[i]));
-}
 
 TARGET static inline void copy_row(char* __restrict to, const char* __restrict from, int64_t bytes) {
   int64_t at = 0;
@@ -106,27 +102,36 @@ TARGET static inline void copy_lines(char* __restrict to, const char* __restrict
     *reinterpret_cast<Wide*>(to + at) = *reinterpret_cast<const Wide*>(from + at);
 }
 
-// What is prefetched of a row of kLines lines, or of `bytes` where that is 0.
-template <int kLines>
-INLINED void prefetch_lines(const char* row, int64_t bytes) {
-  if (kLines == 0) return prefetch(row, bytes);
-  for (int line = 0; line < kLines && line < 8; ++line) __builtin_prefetch(row + 64 * line, 0, kToL2);
+// A line that is read: `once` or so soon that caches don't matter.
+INLINED void ask_line(const void* line, bool once) {
+  if (once) __builtin_prefetch(line, 0, kPastCaches);
+  else __builtin_prefetch(line, 0, kToL2);
 }
 
-// The lines where the searches for these hashes begin, asked for.
-INLINED void ask(const RowIndex::View& index, const uint64_t* hash, int64_t count, const RowLine** home) {
+// What is prefetched of a row of kLines lines, or of `bytes` where that is 0.
+template <int kLines>
+INLINED void prefetch_lines(const char* row, int64_t bytes, bool once) {
+  if (kLines == 0) return prefetch(row, bytes);
+  for (int line = 0; line < kLines && line < 8; ++line) ask_line(row + 64 * line, once);
+}
+
+// The hashes of some keys and the lines where searches for them begin, asked for. In two loops: the fewer operations between two
+// prefetches, the more of them wait side by side.
+INLINED void ask(const RowIndex::View& index, const int64_t* keys, int64_t count, bool once, uint64_t* hash,
+                 const RowLine** home) {
+  for (int64_t i = 0; i < count; ++i) hash[i] = mix(static_cast<uint64_t>(keys[i]));
   for (int64_t i = 0; i < count; ++i) {
     home[i] = index.home(hash[i]);
-    __builtin_prefetch(home[i], 0, kToL2);
+    ask_line(home[i], once);
   }
 }
 
-// Finds every key: its row's number, or -1; returns how many keys are absent. `found` may lie where `hash` does.
+// Finds every key: its hash, and its row's number or -1; returns how many keys are absent. `found` may lie where `hash` does.
 //
 // Lines are asked for in blocks, one block ahead: prefetches side by side wait for their page tables together, where one between
 // two comparisons has few beside it and a wrong guess of the processor's throws those away (a fifth less time at 1, 8 and 100 M
 // rows). The few keys beyond their line are found last, when the next line has come.
-TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, const uint64_t* hash, int64_t count,
+TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, int64_t count, bool once, uint64_t* hash,
                            int64_t* found) {
   constexpr int64_t kBlock = 24, kMostLate = 64;
   const RowLine* home[2][kBlock];
@@ -138,10 +143,10 @@ TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, con
     for (int64_t i = 0; i < lates; ++i) absent += (found[late[i]] = table.find(hash[late[i]], keys[late[i]])) < 0;
     lates = 0;
   };
-  ask(table, hash, block(0), home[0]);
+  ask(table, keys, block(0), once, hash, home[0]);
   for (int64_t from = 0, turn = 0; from < count; from += kBlock, turn ^= 1) {
     const int64_t next = from + kBlock;
-    if (next < count) ask(table, hash + next, block(next), home[turn ^ 1]);
+    if (next < count) ask(table, keys + next, block(next), once, hash + next, home[turn ^ 1]);
     for (int64_t i = 0; i < block(from); ++i) {
       const RowLine& line = *home[turn][i];
       const uint32_t places = same_of_five(line, keys[from + i]);
@@ -165,10 +170,10 @@ constexpr int64_t rows_ahead(int lines) { return lines <= 1 ? 24 : lines >= 8 ? 
 
 // Where row number `at` lies, asked for: `fill` for a negative one where rows are numbers of four bytes, as it is, else null.
 template <int kLines, int kBytes>
-INLINED const char* ask_row(const Rows::View& rows, const float* fill, int64_t at) {
+INLINED const char* ask_row(const Rows::View& rows, const float* fill, int64_t at, bool once) {
   const char* none = kBytes == 4 ? reinterpret_cast<const char*>(fill) : nullptr;
   const char* row = at < 0 ? none : rows.row(at);
-  prefetch_lines<kLines>(row, rows.row_bytes);
+  prefetch_lines<kLines>(row, rows.row_bytes, once);
   return row;
 }
 
@@ -182,26 +187,26 @@ INLINED void put_row(Format format, const float* fill, const char* row, int64_t 
 // The rows of these numbers, the default where a number is negative. Of kWidth numbers of kBytes each, or of any where they are 0.
 template <int kWidth, int kBytes>
 TARGET static void copy_rows(const Rows::View& rows, Format format, const float* fill, const int64_t* found,
-                             int64_t count, int64_t any_width, float* out) {
+                             int64_t count, int64_t any_width, bool once, float* out) {
   constexpr int kLines = kWidth * kBytes / 64;
   constexpr int64_t kAhead = rows_ahead(kLines);
   const int64_t width = kWidth ? kWidth : any_width, first = count < kAhead ? count : kAhead;
   const char* from[32];
   const Rows::View store = rows;
   int64_t i = 0;
-  for (; i < first; ++i) from[i] = ask_row<kLines, kBytes>(store, fill, found[i]);
+  for (; i < first; ++i) from[i] = ask_row<kLines, kBytes>(store, fill, found[i], once);
   for (; i < count; ++i) {
-    from[i & 31] = ask_row<kLines, kBytes>(store, fill, found[i]);
+    from[i & 31] = ask_row<kLines, kBytes>(store, fill, found[i], once);
     put_row<kLines, kBytes>(format, fill, from[(i - kAhead) & 31], width, out + (i - kAhead) * width);
   }
   for (i = count - first; i < count; ++i) put_row<kLines, kBytes>(format, fill, from[i & 31], width, out + i * width);
 }
 
 TARGET static void copy(const Rows::View& rows, Format format, const float* fill, const int64_t* found, int64_t count,
-                        int64_t width, float* out) {
+                        int64_t width, bool once, float* out) {
 #define NONET_COPY(known)                                                               \
-  if (format == kFp32) copy_rows<known, 4>(rows, format, fill, found, count, width, out); \
-  else copy_rows<known, 2>(rows, format, fill, found, count, width, out);                 \
+  if (format == kFp32) copy_rows<known, 4>(rows, format, fill, found, count, width, once, out); \
+  else copy_rows<known, 2>(rows, format, fill, found, count, width, once, out);                 \
   return
   switch (width) {
     case 16: NONET_COPY(16);
@@ -209,7 +214,7 @@ TARGET static void copy(const Rows::View& rows, Format format, const float* fill
     case 64: NONET_COPY(64);
     case 128: NONET_COPY(128);
     case 256: NONET_COPY(256);
-    default: copy_rows<0, 0>(rows, format, fill, found, count, width, out);
+    default: copy_rows<0, 0>(rows, format, fill, found, count, width, once, out);
   }
 #undef NONET_COPY
 }
@@ -300,4 +305,4 @@ TARGET static void step_rows(const Rows::View& rows, Format format, Rule rule, c
 #undef NONET_STEP
 }
 
-static const Kernels kernels = {hash_keys, find, copy, first_values, step_rows, read_row, write_row};
+static const Kernels kernels = {find, copy, first_values, step_rows, read_row, write_row};

@@ -40,8 +40,7 @@ int64_t Table::lookup(const int64_t* keys, int64_t count, float* out, int64_t st
 int64_t Table::search(const int64_t* keys, int64_t count) {
   batch_ = -1;
   if (!batch_keys_.ensure(count) || !found_.ensure(count) || !hash_.ensure(count)) return kNoMemory;
-  kernels_->hash_keys(keys, count, hash_.data);
-  return kernels_->find(index_.view(), keys, hash_.data, count, found_.data);
+  return kernels_->find(index_.view(), keys, count, false, hash_.data, found_.data);
 }
 
 // The rows of a batch in `found_`, made where absent and let in, their values in `out` if given; returns the positions refused.
@@ -49,7 +48,7 @@ int64_t Table::find_or_make(const int64_t* keys, int64_t count, float* out, int6
   if (!count) return 0;
   int64_t absent = search(keys, count);
   if (absent < 0) return absent;
-  if (out) kernels_->copy(rows_.view(), format(), fill_.data, found_.data, count, config_.width, out);
+  if (out) kernels_->copy(rows_.view(), format(), fill_.data, found_.data, count, config_.width, false, out);
   if (absent) {
     absent = fill_absent(keys, count, out, step);
     tally();
@@ -75,13 +74,13 @@ bool Table::look_now(const int64_t* keys, int64_t count, float* out) {
 
 int64_t Table::read_rows(const int64_t* keys, int64_t count, float* out) {
   uint64_t hash[kReadBatch];
+  const bool once = beyond_caches();
   int64_t absent = 0;
   for (int64_t at = 0; at < count; at += kReadBatch) {
     int64_t some = std::min(kReadBatch, count - at);
-    kernels_->hash_keys(keys + at, some, hash);
     int64_t* found = reinterpret_cast<int64_t*>(hash);
-    absent += kernels_->find(index_.view(), keys + at, hash, some, found);
-    kernels_->copy(rows_.view(), format(), fill_.data, found, some, config_.width, out + at * config_.width);
+    absent += kernels_->find(index_.view(), keys + at, some, once, hash, found);
+    kernels_->copy(rows_.view(), format(), fill_.data, found, some, config_.width, once, out + at * config_.width);
   }
   if (absent) __atomic_fetch_add(&config_.counters[kAbsent], absent, __ATOMIC_RELAXED);
   return absent;
@@ -210,8 +209,7 @@ int64_t Table::distinct(int64_t count) {
 
 int64_t Table::find(const int64_t* keys, int64_t count, int64_t* found) {
   uint64_t* hash = reinterpret_cast<uint64_t*>(found);
-  kernels_->hash_keys(keys, count, hash);
-  return kernels_->find(index_.view(), keys, hash, count, found);
+  return kernels_->find(index_.view(), keys, count, false, hash, found);
 }
 
 int64_t Table::upsert(const int64_t* keys, int64_t count, const float* rows, const float* state,

@@ -12,6 +12,7 @@
 namespace nonet {
 
 constexpr int64_t kNoMemory = -1, kAbsentKeys = -2;
+constexpr size_t kMany = size_t{1} << 24;
 constexpr int64_t kRowAhead = 8;  // rows whose lines are on their way: as many lines as a core has room for
 constexpr uint32_t kScoreZero = 0x80000000u;  // 0.0 among scores, which are ordered as unsigned numbers
 
@@ -103,6 +104,8 @@ class Table {
   int64_t head() const { return evicts() ? kEvictTail : kPlainTail; }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
+  // Narrow rows, so many that a reader's keys leave nothing in the caches to find again: what they hold is better kept.
+  bool beyond_caches() const { return rows_.view().row_bytes <= 128 && index_.size() > kMany; }
   int64_t search(const int64_t* keys, int64_t count);
   int64_t read_rows(const int64_t* keys, int64_t count, float* out);
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);
