@@ -141,6 +141,26 @@ def test_keys_of_one_bucket_and_of_one_prefix_are_found_and_forgotten():
         assert core.resident_bytes < 40 << 20
 
 
+@pytest.mark.parametrize("isa", ["baseline", ""])
+@pytest.mark.parametrize(("dim", "dtype"), [(16, "fp32"), (64, "bf16"), (6, "fp32")])
+def test_a_lookup_of_any_number_of_keys_gives_each_its_row(dim, dtype, isa):
+    core, twin = twins(dim, isa=isa, dtype=dtype)
+    crowd = unmixed(
+        (np.arange(40, dtype=np.uint64) << np.uint64(50)) | np.uint64(5)
+    )  # of one line, which has room for five
+    known, unknown = np.concatenate([np.arange(500) * 7, crowd[:30]]), np.concatenate([[-5, 3], crowd[30:]])
+    for table in (core, twin):
+        table.lookup(known, train=True)
+    source = np.random.default_rng(4)
+    for count in [*range(75), 400, 3000]:
+        keys = source.permutation(
+            np.concatenate([source.choice(some, count) for some in (known, crowd, unknown)])
+        )[:count]
+        before = core.absent
+        assert torch.equal(core.lookup(keys, train=False), twin.lookup(keys, train=False))
+        assert core.absent - before == np.isin(keys, unknown).sum()
+
+
 def test_a_freed_row_is_used_again():
     core = native(64)
     keys = np.arange(50_000)
