@@ -104,7 +104,8 @@ class Table {
   int64_t head() const { return evicts() ? kEvictTail : kPlainTail; }
   Tail* tail(int64_t row) { return reinterpret_cast<Tail*>(rows_.view().tail(row)); }
   Format format() const { return static_cast<Format>(config_.format); }
-  // Narrow rows, so many that a reader's keys leave nothing in the caches to find again: what they hold is better kept.
+  // Narrow rows, so many that a reader's keys leave nothing in the caches to find again: what they hold is better kept (5 % of a
+  // lookup isolated, 2 cold at 100 M rows of 64 bytes; 4 to 10 % lost at 8 M of 256).
   bool beyond_caches() const { return rows_.view().row_bytes <= 128 && index_.size() > kMany; }
   int64_t search(const int64_t* keys, int64_t count);
   int64_t read_rows(const int64_t* keys, int64_t count, float* out);
