@@ -102,7 +102,7 @@ TARGET static inline void copy_lines(char* __restrict to, const char* __restrict
     *reinterpret_cast<Wide*>(to + at) = *reinterpret_cast<const Wide*>(from + at);
 }
 
-// A line that is read: `once` or so soon that caches don't matter.
+// A line that will be read, asked for: into L2, or past the caches where it is read but `once`.
 INLINED void ask_line(const void* line, bool once) {
   if (once) __builtin_prefetch(line, 0, kPastCaches);
   else __builtin_prefetch(line, 0, kToL2);

@@ -12,7 +12,7 @@
 namespace nonet {
 
 constexpr int64_t kNoMemory = -1, kAbsentKeys = -2;
-constexpr size_t kMany = size_t{1} << 24;
+constexpr size_t kManyRows = size_t{1} << 24;  // see beyond_caches
 constexpr int64_t kRowAhead = 8;  // rows whose lines are on their way: as many lines as a core has room for
 constexpr uint32_t kScoreZero = 0x80000000u;  // 0.0 among scores, which are ordered as unsigned numbers
 
@@ -106,7 +106,7 @@ class Table {
   Format format() const { return static_cast<Format>(config_.format); }
   // Narrow rows, so many that a reader's keys leave nothing in the caches to find again: what they hold is better kept (5 % of a
   // lookup isolated, 2 cold at 100 M rows of 64 bytes; 4 to 10 % lost at 8 M of 256).
-  bool beyond_caches() const { return rows_.view().row_bytes <= 128 && index_.size() > kMany; }
+  bool beyond_caches() const { return rows_.view().row_bytes <= 128 && index_.size() > kManyRows; }
   int64_t search(const int64_t* keys, int64_t count);
   int64_t read_rows(const int64_t* keys, int64_t count, float* out);
   int64_t find_or_make(const int64_t* keys, int64_t count, float* out, int64_t step);

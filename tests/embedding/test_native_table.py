@@ -145,9 +145,8 @@ def test_keys_of_one_bucket_and_of_one_prefix_are_found_and_forgotten():
 @pytest.mark.parametrize(("dim", "dtype"), [(16, "fp32"), (64, "bf16"), (6, "fp32")])
 def test_a_lookup_of_any_number_of_keys_gives_each_its_row(dim, dtype, isa):
     core, twin = twins(dim, isa=isa, dtype=dtype)
-    crowd = unmixed(
-        (np.arange(40, dtype=np.uint64) << np.uint64(50)) | np.uint64(5)
-    )  # of one line, which has room for five
+    # All of one line, which has room for five.
+    crowd = unmixed((np.arange(40, dtype=np.uint64) << np.uint64(50)) | np.uint64(5))
     known, unknown = np.concatenate([np.arange(500) * 7, crowd[:30]]), np.concatenate([[-5, 3], crowd[30:]])
     for table in (core, twin):
         table.lookup(known, train=True)
