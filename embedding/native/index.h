@@ -64,11 +64,11 @@ class Index {
       const Line* first = lines(hash, &mask);
       return first + (hash & mask);
     }
-    // The line of a key and its place there; null if it isn't.
-    const Line* seek(uint64_t hash, int64_t key, int* place) const {
+    // The line of a key and its place there; null if it isn't. The search begins so many lines `beyond` its home.
+    const Line* seek(uint64_t hash, int64_t key, int* place, uint64_t beyond = 0) const {
       uint64_t mask;
       const Line* first = lines(hash, &mask);
-      for (uint64_t number = hash & mask;; number = (number + 1) & mask) {
+      for (uint64_t number = (hash + beyond) & mask;; number = (number + 1) & mask) {
         const Line& line = first[number];
         uint32_t found = same(line, key);
         if (found) return *place = __builtin_ctz(found), &line;
@@ -76,9 +76,9 @@ class Index {
       }
     }
     // The value of a key, -1 if it isn't there.
-    int64_t find(uint64_t hash, int64_t key) const {
+    int64_t find(uint64_t hash, int64_t key, uint64_t beyond = 0) const {
       int at;
-      const Line* line = seek(hash, key, &at);
+      const Line* line = seek(hash, key, &at, beyond);
       return line ? line->value(at) : -1;
     }
   };
