@@ -24,7 +24,7 @@ from nonet.controller.history import History
 from nonet.controller.placement import plan_live
 from nonet.controller.players import EmbeddingPlayer, Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.publish import publish
-from nonet.controller.run_folder import RunFolder, new_run
+from nonet.controller.run_folder import RunFolder, claim, new_run
 from nonet.controller.scenario import Scenario, load_scenario
 from nonet.controller.setups import stage_setups
 from nonet.controller.sources import data_setup, write_run
@@ -43,8 +43,10 @@ class Session:
 
     scenario   a Scenario, a path or a shipped name; folder: where its `file.py` references are (its own by default)
     run        the run's folder; a new one by default. With `resume` it must hold a commit.
-    life_s     above 0: processes are detached and end themselves after so long without a sign of this one; 0: they
-               end with the process that holds the session
+    life_s     above 0: processes are detached and end themselves after so long without a sign of this one, and whoever
+               started it holds the folder; 0: they end with the process that holds the session, which holds the folder
+
+    Raises ConfigError on entering where another process runs in the folder.
     """
 
     def __init__(
@@ -94,6 +96,8 @@ class Session:
 
     def bind(self) -> None:
         """Write the folder, plan on the live cluster, start every process of the first stage to do."""
+        if not self._life_s:
+            self._held = claim(self.run)
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
         self.history = History(self.run, scenario, self.scenario.checkpoint.keep.last)
@@ -112,6 +116,8 @@ class Session:
         if hasattr(self, "history"):
             self.history.close()
             self.trace.close()
+        if hasattr(self, "_held"):
+            self._held.close()
 
     def lost_because(self, error: NonetError) -> str | None:
         """What to say of a failure that a lost worker caused; None where all workers are well."""

@@ -24,7 +24,7 @@ from nonet.controller.journal import cut_journal
 from nonet.controller.life import Lease, Pulse, reap_run
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.recorder import Recorder
-from nonet.controller.run_folder import RunFolder
+from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.errors import NonetError
@@ -96,7 +96,8 @@ class SingleController:
     def _conduct(self) -> None:
         """The whole run; its outcome is what `poll` then tells."""
         try:
-            outcome = {"state": DONE if self._with_recoveries() else STOPPED}
+            with claim(self._run) if self._task.detached else contextlib.nullcontext():
+                outcome = {"state": DONE if self._with_recoveries() else STOPPED}
         except NonetError as error:
             trace = getattr(error, "traceback", "")
             outcome = _failure(str(error), trace, error.exit_code)

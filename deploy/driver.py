@@ -169,6 +169,7 @@ def start_detached(
         )
     if not resume:
         preflight.check(scenario, folder)
+    claim(run).close()  # its controller will hold it
     _controller(scenario, folder, run, resume, command, detached=True)
 
 

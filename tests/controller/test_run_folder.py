@@ -4,6 +4,7 @@ import pytest
 
 from nonet.controller.run_folder import claim, find_run, list_runs, new_run
 from nonet.controller.scenario import load_scenario
+from nonet.controller.session import Session
 from nonet.controller.sources import write_run
 from nonet.errors import ConfigError
 
@@ -64,6 +65,9 @@ def test_a_folder_is_held_by_one_run_at_a_time(tmp_path):
     held = claim(run)
     with pytest.raises(ConfigError, match="is being run by another process"):
         claim(run)
+    with pytest.raises(ConfigError, match="is being run by another process"), Session("quickstart", run=run):
+        pass
+    assert not run.scenario.exists(), "a loop of one's own waits for its turn too"
     held.close()
     claim(new_run("x", tmp_path / "aa-1")).close()
 

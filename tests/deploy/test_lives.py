@@ -16,6 +16,8 @@ import pytest
 from tests_ring import make_ring
 
 from nonet.controller.life import left_of
+from nonet.controller.run_folder import RunFolder, claim
+from nonet.errors import ConfigError
 
 TIMEOUT_S = 6.0
 
@@ -153,12 +155,16 @@ def test_stop_ends_a_detached_run_after_a_commit(cluster, ring, tmp_path):
     until(lambda: driver.steps() > 20)
     time.sleep(1.5 * TIMEOUT_S)  # nobody holds a lease, and nobody needs to
     assert "controller" in actor_pids("left")
+    left = RunFolder(tmp_path / "left")
+    with pytest.raises(ConfigError, match="is being run by another process"):
+        claim(left)
     env = os.environ | {"RAY_ADDRESS": cluster, "NONET_ORPHAN_TIMEOUT_S": str(TIMEOUT_S)}
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "stop", "left"]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert ended.stdout.strip() == "stopped left", ended.stderr
     until(lambda: nothing_left("left"), 20)
     assert list((tmp_path / "left" / "checkpoints").glob("step-*/manifest.json"))
+    claim(left).close()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import nonet
 from nonet.controller.checkpoint import Checkpoints, read_manifest
 from nonet.controller.journal import read_journal
-from nonet.controller.run_folder import RunFolder
+from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import load_scenario
 from nonet.deploy import api
 from nonet.deploy.panel import Panel
@@ -244,6 +244,9 @@ def test_a_loop_of_ones_own_has_the_same_guarantees(whole):
             s.publish()
             s.commit(step)
             seen.append(record["prompts"])
+        with pytest.raises(ConfigError, match="is being run by another process"):
+            claim(s.run)
+    claim(s.run).close()
     assert seen == [8.0] * 4
     assert Checkpoints(folder / "own" / "checkpoints").end_of("rl").name.startswith("step-")
 
