@@ -9,39 +9,39 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
 
 MOST_RUNS = 4
 WIDE = 2**31
 _MOST_STACKED = 32
-Runs: TypeAlias = tuple[Tensor, Tensor]  # sorted codes, group * WIDE + place, of begins and of ends
+Runs: TypeAlias = tuple[np.ndarray, np.ndarray]  # sorted codes, group * WIDE + place, of begins and of ends
 
 # Shapes: N query tiles in packed order, B sequences, S spans of a tile, M key tiles, E events.
 
 
-def transposed(spans_NS4: Tensor, place_N2: Tensor, full_rows_N: Tensor, key_base_B1: Tensor) -> Tensor:
+def transposed(
+    spans_NS4: np.ndarray, place_N2: np.ndarray, full_rows_N: np.ndarray, key_base_B1: np.ndarray
+) -> np.ndarray:
     """[M, 4, 4]: per key tile the spans of query tiles that compute it; cores hold complete query tiles only.
 
     spans: rising, disjoint, tiles in packed order. place: sequence and tile within it. key_base: the first key tile of
     every sequence. A query tile that its sequence does not fill is never unmasked here, its rows need a bound.
     """
-    tiles, outer = int(key_base_B1[-1]), spans_NS4[..., [0, 3]]
-    inner = spans_NS4[..., 1:3].masked_fill(~full_rows_N[:, None, None], 0)
-    hull, core = runs_of(outer, place_N2, key_base_B1), runs_of(inner, place_N2, key_base_B1)
-    return spans_of(hull, core, tiles)
+    inner = np.where(full_rows_N[:, None, None], spans_NS4[..., 1:3], 0)
+    hull, core = runs_of(spans_NS4[..., ::3], place_N2, key_base_B1), runs_of(inner, place_N2, key_base_B1)
+    return spans_of(hull, core, int(key_base_B1[-1]))
 
 
-def joined(begin_R: Tensor, end_R: Tensor) -> Runs:
+def joined(begin_R: np.ndarray, end_R: np.ndarray) -> Runs:
     """Sorted runs with those that touch made one."""
     if not len(begin_R):
         return begin_R, end_R
-    apart = torch.ones(len(begin_R) + 1, dtype=torch.bool, device=begin_R.device)
+    apart = np.ones(len(begin_R) + 1, dtype=bool)
     apart[1:-1] = begin_R[1:] != end_R[:-1]
     return begin_R[apart[:-1]], end_R[apart[1:]]
 
 
-def stacked(runs: Runs, groups: int, swallow: bool) -> Tensor:
+def stacked(runs: Runs, groups: int, swallow: bool) -> np.ndarray:
     """Runs as intervals [groups, R, 2], empty ones (0, 0). Past the 32nd of a group they are left out; with `swallow`
     the 32nd takes them all.
     """
@@ -49,81 +49,84 @@ def stacked(runs: Runs, groups: int, swallow: bool) -> Tensor:
     number = _numbers(group, groups)
     if not swallow:
         begin, end, group, number = (x[number < _MOST_STACKED] for x in (begin, end, group, number))
-    number = number.clamp_max(_MOST_STACKED - 1)
+    number = np.minimum(number, _MOST_STACKED - 1)
     most = int(number.max()) + 1 if len(number) else 1
     slot = group * most + number
-    stack = begin.new_full((groups * most, 2), WIDE)
-    stack[:, 0].scatter_reduce_(0, slot, begin % WIDE, "amin")
-    stack[:, 1] = stack.new_zeros(len(stack)).scatter_reduce(0, slot, (end - 1) % WIDE + 1, "amax")
-    stack[stack[:, 1] == 0] = 0
-    return stack.view(groups, most, 2).int()
+    first, last = _reach(slot, begin, end, groups * most)
+    stack = np.stack([first, last], -1)
+    stack[last == 0] = 0
+    return stack.reshape(groups, most, 2)
 
 
-def _numbers(group_R: Tensor, groups: int) -> Tensor:
+def _reach(slot_R: np.ndarray, begin_R: np.ndarray, end_R: np.ndarray, slots: int) -> Runs:
+    """First place and past the last place of each slot's runs; (WIDE, 0) of a slot without any."""
+    first, last = np.full(slots, WIDE), np.zeros(slots, dtype=np.int64)
+    np.minimum.at(first, slot_R, begin_R % WIDE)
+    np.maximum.at(last, slot_R, (end_R - 1) % WIDE + 1)
+    return first, last
+
+
+def _numbers(group_R: np.ndarray, groups: int) -> np.ndarray:
     """Place of each run among those of its group; groups rise."""
-    counts = group_R.bincount(minlength=groups)
-    return torch.arange(len(group_R), device=group_R.device) - (counts.cumsum(0) - counts)[group_R]
+    counts = np.bincount(group_R, minlength=groups)
+    return np.arange(len(group_R)) - (counts.cumsum() - counts)[group_R]
 
 
-def runs_of(interval_NS2: Tensor, place_N2: Tensor, key_base_B1: Tensor) -> Runs:
+def runs_of(interval_NS2: np.ndarray, place_N2: np.ndarray, key_base_B1: np.ndarray) -> Runs:
     """Sorted codes (key tile, query tile) of where runs begin, and of where the same runs end."""
-    rows, tiles_B = len(interval_NS2), place_N2[:, 0].bincount(minlength=len(key_base_B1) - 1)
+    rows, tiles_B = len(interval_NS2), np.bincount(place_N2[:, 0], minlength=len(key_base_B1) - 1)
     sequences = len(tiles_B)
     # One empty row behind every sequence's tiles, and one in front of all: each row is compared with the one before.
-    to_N = torch.arange(rows, device=interval_NS2.device) + place_N2[:, 0] + 1
-    padded = interval_NS2.new_zeros(rows + sequences + 1, *interval_NS2.shape[1:])
+    to_N = np.arange(1, rows + 1) + place_N2[:, 0]
+    padded = np.zeros((rows + sequences + 1, *interval_NS2.shape[1:]), dtype=np.int64)
     padded[to_N] = interval_NS2
-    sequence = torch.zeros(len(padded), dtype=torch.long, device=interval_NS2.device)
-    tile = torch.zeros_like(sequence)
-    sequence[to_N], tile[to_N] = place_N2[:, 0].long(), place_N2[:, 1].long()
-    behind_B = tiles_B.cumsum(0) + torch.arange(1, sequences + 1, device=tiles_B.device)
-    sequence[behind_B], tile[behind_B] = torch.arange(sequences, device=tiles_B.device), tiles_B
-    base = key_base_B1.long()[sequence[1:]]
+    sequence, tile = np.zeros(len(padded), dtype=np.int64), np.zeros(len(padded), dtype=np.int64)
+    sequence[to_N], tile[to_N] = place_N2[:, 0], place_N2[:, 1]
+    behind_B = tiles_B.cumsum() + np.arange(1, sequences + 1)
+    sequence[behind_B], tile[behind_B] = np.arange(sequences), tiles_B
+    base = key_base_B1[sequence[1:]]
     begin = _events(padded[1:], padded[:-1], base, tile[1:])
     end = _events(padded[:-1], padded[1:], base, tile[1:])
     return begin, end
 
 
-def _events(of_NS2: Tensor, without_NS2: Tensor, base_N: Tensor, tile_N: Tensor) -> Tensor:
+def _events(
+    of_NS2: np.ndarray, without_NS2: np.ndarray, base_N: np.ndarray, tile_N: np.ndarray
+) -> np.ndarray:
     """Sorted codes (key tile, query tile) of the blocks in `of` that are not in `without`, row by row."""
     # The gaps between the other row's spans. Its empty spans must not open one: they become points at the far end.
     far = 2**30
     empty = without_NS2[..., 0] >= without_NS2[..., 1]
-    other = torch.where(empty[..., None], far, without_NS2).sort(dim=1).values
-    gap_begin = torch.cat([torch.zeros_like(other[:, :1, 1]), other[..., 1]], 1)
-    gap_end = torch.cat([other[..., 0], torch.full_like(other[:, :1, 0], far)], 1)
-    begin = torch.maximum(of_NS2[:, :, None, 0], gap_begin[:, None])
-    end = torch.minimum(of_NS2[:, :, None, 1], gap_end[:, None])
-    at, span, gap = (begin < end).nonzero(as_tuple=True)
-    first = begin[at, span, gap].long()
-    count = end[at, span, gap].long() - first
-    block = _ramps(first, count)
-    at = at.repeat_interleave(count)
-    return ((base_N[at] + block) * WIDE + tile_N[at]).sort().values
+    other = np.sort(np.where(empty[..., None], far, without_NS2), axis=1)
+    ends = np.full((len(other), 1), far)
+    gap_begin = np.concatenate([np.zeros_like(ends), other[..., 1]], 1)
+    gap_end = np.concatenate([other[..., 0], ends], 1)
+    begin = np.maximum(of_NS2[:, :, None, 0], gap_begin[:, None])
+    end = np.minimum(of_NS2[:, :, None, 1], gap_end[:, None])
+    held = np.flatnonzero(begin < end)
+    first, at = begin.ravel()[held], held // (begin.shape[1] * begin.shape[2])
+    count = end.ravel()[held] - first
+    code = (base_N[at] + first) * WIDE + tile_N[at]
+    return np.sort(code.repeat(count) + _ramps(count) * WIDE)
 
 
-def _ramps(first_E: Tensor, count_E: Tensor) -> Tensor:
-    """first, first + 1, ... for `count` steps, one after the other."""
-    before = count_E.cumsum(0) - count_E
-    return torch.arange(int(count_E.sum()), device=first_E.device) + (first_E - before).repeat_interleave(
-        count_E
-    )
+def _ramps(count_E: np.ndarray) -> np.ndarray:
+    """0, 1, ... for `count` steps, one after the other."""
+    before = count_E.cumsum() - count_E
+    return np.arange(int(count_E.sum())) - before.repeat(count_E)
 
 
-def spans_of(hull: Runs, core: Runs, groups: int) -> Tensor:
+def spans_of(hull: Runs, core: Runs, groups: int) -> np.ndarray:
     """Runs by group (codes) into [groups, 4, 4]; of a run's cores the longest is kept."""
     (begin, end), (core_begin, core_end) = hull, core
     group = begin // WIDE
-    slot = group * MOST_RUNS + _numbers(group, groups).clamp_max(MOST_RUNS - 1)
-    spans = begin.new_zeros(groups * MOST_RUNS, 4)
-    spans[:, 0] = begin.new_full((len(spans),), WIDE).scatter_reduce(0, slot, begin % WIDE, "amin")
-    spans[:, 3].scatter_reduce_(0, slot, (end - 1) % WIDE + 1, "amax")
-    home = slot[torch.searchsorted(begin, core_begin, right=True) - 1]
-    best = spans.new_zeros(len(spans)).scatter_reduce(
-        0, home, (core_end - core_begin) * WIDE + core_begin % WIDE, "amax"
-    )
+    slot = group * MOST_RUNS + np.minimum(_numbers(group, groups), MOST_RUNS - 1)
+    first, last = _reach(slot, begin, end, groups * MOST_RUNS)
+    best = np.zeros(len(first), dtype=np.int64)
+    home = slot[np.searchsorted(begin, core_begin, side="right") - 1]
+    np.maximum.at(best, home, (core_end - core_begin) * WIDE + core_begin % WIDE)
     length, at = best // WIDE, best % WIDE
-    spans[:, 1] = torch.where(length > 0, at, spans[:, 0])
-    spans[:, 2] = spans[:, 1] + length
-    spans[spans[:, 3] == 0] = 0
-    return spans.view(groups, MOST_RUNS, 4).int()
+    inner = np.where(length > 0, at, first)
+    spans = np.stack([first, inner, inner + length, last], -1)
+    spans[last == 0] = 0
+    return spans.reshape(groups, MOST_RUNS, 4)
