@@ -2,7 +2,7 @@
 
 `plan(table, block_q, block_k)` reads a mask's integers once per batch; forward, backward and all layers share it. Tiles
 never straddle sequences, long tiles come first, and the backward's view by key tile is the exact transpose. 65,536
-tokens take 2 to 4 ms on one CPU thread; 1 to 3 bytes a token beside the mask's own integers.
+tokens take 2 to 5 ms on one CPU thread; 1 to 3 bytes a token beside the mask's own integers.
 """
 
 from __future__ import annotations

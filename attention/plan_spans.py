@@ -20,19 +20,27 @@ def tokens_of(first_N: np.ndarray, rows_N: np.ndarray, size: int) -> np.ndarray:
     return first_N[:, None] + np.minimum(np.arange(size), rows_N[:, None] - 1)
 
 
+def extents(
+    start: np.ndarray, stop: np.ndarray, token_NR: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """[..., N] each, of intervals [..., T] by tile: where those that are not empty begin and end, and what lies in all of them.
+
+    An end of 0: all are empty. Where one is, the last two leave nothing: what is in all begins behind its end.
+    """
+    start_NR, stop_NR = start.take(token_NR, axis=-1), stop.take(token_NR, axis=-1)
+    seen_NR = stop_NR > start_NR
+    begin, end = np.where(seen_NR, start_NR, np.int32(FAR)).min(-1), (stop_NR * seen_NR).max(-1)
+    return begin, end, start_NR.max(-1), stop_NR.min(-1)
+
+
 def slot_spans(
     start_KT: np.ndarray, stop_KT: np.ndarray, first_N: np.ndarray, rows_N: np.ndarray, sizes: tuple[int, int]
 ) -> np.ndarray:
     """[N, K, 4]: hull and core of every slot, in blocks; an empty slot is (FAR, FAR, FAR, FAR). sizes: rows, block."""
-    token_NR, block = tokens_of(first_N, rows_N, sizes[0]), sizes[1]
-    start_KNR, stop_KNR = start_KT.take(token_NR, axis=1), stop_KT.take(token_NR, axis=1)
-    seen_KNR = stop_KNR > start_KNR
-    begin = np.where(seen_KNR, start_KNR, np.int32(FAR)).min(-1)
-    end = (stop_KNR * seen_KNR).max(-1)
-    inner, outer, whole_KN = start_KNR.max(-1), stop_KNR.min(-1), seen_KNR.all(-1)
+    block = sizes[1]
+    begin, end, inner, outer = extents(start_KT, stop_KT, tokens_of(first_N, rows_N, sizes[0]))
     first, last = begin // block, -(-end // block)
-    core_first = np.where(whole_KN, -(-inner // block), first)
-    core_last = np.where(whole_KN, np.maximum(outer // block, core_first), first)
+    core_first, core_last = -(-inner // block), outer // block
     # A core that rounds away stands at the hull's begin, so that fs == fe marks it and cs <= fs <= fe <= ce holds.
     hollow_KN = core_first >= core_last
     core_first, core_last = np.where(hollow_KN, first, core_first), np.where(hollow_KN, first, core_last)

@@ -96,8 +96,9 @@ class SingleController:
     def _conduct(self) -> None:
         """The whole run; its outcome is what `poll` then tells."""
         try:
-            with claim(self._run) if self._task.detached else contextlib.nullcontext():
-                outcome = {"state": DONE if self._with_recoveries() else STOPPED}
+            if self._task.detached:
+                self._held = claim(self._run)  # until this process ends; else the driver holds it
+            outcome = {"state": DONE if self._with_recoveries() else STOPPED}
         except NonetError as error:
             trace = getattr(error, "traceback", "")
             outcome = _failure(str(error), trace, error.exit_code)

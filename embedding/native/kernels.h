@@ -130,7 +130,7 @@ INLINED void ask(const RowIndex::View& index, const int64_t* __restrict keys, in
 struct Late {
   static constexpr int64_t kMost = 16;
   int64_t place[kMost];
-  int64_t count;
+  int64_t count = 0;
 };
 
 // Finds them; returns how many are absent. Apart from the loop that found them missing: that one needs every register.
@@ -155,7 +155,6 @@ TARGET static int64_t find(const RowIndex::View& index, const int64_t* keys, int
   constexpr int64_t kBlock = 24;
   const RowLine* home[2][kBlock];
   Late late;
-  late.count = 0;
   int64_t absent = 0;
   const RowIndex::View table = index;
   const auto block = [count](int64_t from) { return count - from < kBlock ? count - from : kBlock; };
