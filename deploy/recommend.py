@@ -23,6 +23,7 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.models.baselines import BASELINES
 from nonet.rl.corpus import Corpus
 from nonet.rl.exhaustive import top_items
+from nonet.samples.keys import NONE, keys_in
 from nonet.samples.prompts import seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.workers.evaluator import load_recommender
@@ -119,12 +120,13 @@ def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray
     offsets = np.zeros(max(len(seq), row + 1) + 1, np.int64)
     offsets[row + 1 :] = count
     ids = np.concatenate([seq.user_id, seq.user_id[:1]])[: len(offsets) - 1]
+    keys = seq.user_key
+    if keys is not None:  # nobody's key: a row that was never trained
+        keys = np.append(keys, keys_in("nobody", np.zeros(1, np.int64)))[: len(offsets) - 1]
     whole = np.append(items, items[-1]).astype(np.int32)
-    columns = {
-        name: np.full(count, np.nanmax(values) if len(values) else 0, np.float32)
-        for name, values in seq.columns.items()
-    }
-    return Sequences(
+    columns = {name: _like_the_newest(values, count) for name, values in seq.columns.items()}
+    return replace(
+        seq,
         user_id=ids,
         offsets=offsets,
         item=whole,
@@ -133,7 +135,15 @@ def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray
         split=np.full(count, TEST, np.int8),
         columns=columns,
         targets={},
+        user_key=keys,
     )
+
+
+def _like_the_newest(values: np.ndarray, count: int) -> np.ndarray:
+    """A column [count] of events that nobody has told more of: the largest number, as of what is liked, or no id."""
+    if values.dtype.kind != "f":
+        return np.full(count, NONE, values.dtype)
+    return np.full(count, np.nanmax(values) if len(values) else 0, np.float32)
 
 
 def _item_of(corpus: Corpus, title: str) -> int:

@@ -27,7 +27,8 @@ from nonet.embedding.reader import ReplicaReader
 from nonet.embedding.spec import TableSpec
 from nonet.errors import CheckpointError
 from nonet.models.deepfm import DeepFM
-from nonet.samples.clicks import Catalogue, Clicks
+from nonet.samples.clicks import Catalogue, Clicks, Keys
+from nonet.samples.keys import NONE, as_numbers, keys_in
 from nonet.samples.split import TRAIN
 from nonet.types import Jagged
 
@@ -84,7 +85,7 @@ class Known:
         columns = {}
         for name in clicks.features:
             if name in seq.columns:
-                columns[name] = np.full(len(seq), np.nan, np.float32)
+                columns[name] = np.full(len(seq), missing(seq.columns[name]), seq.columns[name].dtype)
                 columns[name][has] = seq.columns[name][rows][newest]
         pairs = seq.user[rows] * len(item_id) + seq.item[rows]
         pair, last = np.unique(pairs[::-1], return_index=True)
@@ -98,6 +99,11 @@ class Known:
         pair = np.where((user < 0) | (item < 0), -1, user * len(self.item_id) + item)
         at = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
         return np.where(self.pair[at] == pair, self.liked[at].astype(np.int64), -1)
+
+
+def missing(values: np.ndarray) -> float | int:
+    """What stands in a column where there is nothing: NaN among numbers, NONE among ids."""
+    return np.nan if values.dtype.kind == "f" else NONE
 
 
 class ClickModel:
@@ -117,10 +123,17 @@ class ClickModel:
         self.items = Catalogue(
             Jagged(held["category"], held["category_offsets"]), held["year"], tuple(config["categories"])
         )
+        self.keys = self._keys(held["user_id"], held["item_id"]) if config.get("keys") == "ids" else None
         columns = {name: held[f"column:{name}"] for name in config["columns"]}
         self.known = Known(
             held["item_id"], held["user_id"], config["rate"], held["pair"], held["liked"], columns
         )
+
+    def _keys(self, user_id: np.ndarray, item_id: np.ndarray) -> Keys:
+        user, item = (
+            keys_in(space, as_numbers(ids)) for space, ids in (("user", user_id), ("item", item_id))
+        )
+        return Keys(user, item, self.items.category_key)
 
     @torch.no_grad()
     def chances(self, bags: Mapping[str, Jagged]) -> np.ndarray:
@@ -142,6 +155,7 @@ def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.nda
     config = {
         "setup": plain,
         "rate": known.rate,
+        "keys": "places" if clicks.keys is None else "ids",
         "columns": list(known.columns),
         "categories": list(clicks.items.names),
     }

@@ -62,6 +62,7 @@ class PredictedClick(Reward):
         offsets: np.ndarray,
         label: np.ndarray,
     ) -> np.ndarray:
+        from nonet.models.click_model import missing
         from nonet.samples.clicks import Asked, bags_of, picked
         from nonet.samples.prompts import ranges
 
@@ -70,7 +71,7 @@ class PredictedClick(Reward):
         last, cuts = ranges(np.maximum(begin, end - setup.history), end)
         nothing, user = np.zeros(len(row), np.int64), user_U[row]
         columns = {
-            name: np.where(user >= 0, values[np.maximum(user, 0)], np.nan)
+            name: np.where(user >= 0, values[np.maximum(user, 0)], missing(values))
             for name, values in known.columns.items()
         }
         asked = Asked(
@@ -84,7 +85,7 @@ class PredictedClick(Reward):
             timeless=np.ones(len(row), bool),
             columns=columns,
         )
-        bags: dict[str, Jagged] = bags_of(asked, self.asked.items, tuple(setup.features))
+        bags: dict[str, Jagged] = bags_of(asked, self.asked.items, tuple(setup.features), self.asked.keys)
         return self.asked.chances(bags)
 
 

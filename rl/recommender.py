@@ -26,9 +26,7 @@ from nonet.types import Jagged, SampleBatch
 
 
 def keys_of(batch: SampleBatch, feature: str) -> Tensor:
-    """Sparse keys of a feature: "item" [N] from the events, any other from `context` ([B], or Jagged [N])."""
-    if feature == "item":
-        return batch.item.values
+    """Sparse keys of a feature in `context`: "item" and others an event [N] (Jagged), "user" and others a sequence [B]."""
     values = batch.context[feature]
     return values if isinstance(values, Tensor) else values.values
 

@@ -111,9 +111,12 @@ def _batch(
 ) -> SampleBatch:
     cuts = torch.from_numpy(offsets)
     item = seq.item[index].astype(np.int64)
-    context: dict[str, torch.Tensor | Jagged] = {"user": torch.from_numpy(user.astype(np.int64))}
-    for name, values in seq.columns.items():
-        context[name] = Jagged(torch.from_numpy(np.nan_to_num(values[index], nan=0.0)), cuts)
+    context: dict[str, torch.Tensor | Jagged] = {
+        name: Jagged(torch.from_numpy(_without_nan(values[index])), cuts)
+        for name, values in seq.columns.items()
+    }
+    context["item"] = Jagged(torch.from_numpy(seq.keys_of_items(item)), cuts)
+    context["user"] = torch.from_numpy(seq.keys_of_users(user))
     return SampleBatch(
         item=Jagged(torch.from_numpy(item), cuts),
         sid=torch.from_numpy(sids_IL[item].astype(np.int64)),
@@ -124,3 +127,8 @@ def _batch(
         target=target,
         uid=uid,
     )
+
+
+def _without_nan(values_N: np.ndarray) -> np.ndarray:
+    """Numbers with 0 for what is not there; ids as they are."""
+    return np.nan_to_num(values_N, nan=0.0) if values_N.dtype.kind == "f" else values_N

@@ -21,6 +21,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.random import rng
 from nonet.samples.expression import condition, matches
 from nonet.samples.hints import did_you_mean, listed
+from nonet.samples.keys import as_numbers, keys_in
 from nonet.samples.split import TRAIN, split_events
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -64,6 +65,7 @@ def build(
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     renumber = np.cumsum(kept_items) - 1
     event, event_names = _event_types(interactions)
+    carried, dropped = _carried(interactions, columns)
     arrays = {
         "user_id": user_id[user_rows],
         "offsets": offsets,
@@ -71,12 +73,15 @@ def build(
         "time": time[order].astype(np.int64),
         "event": event[order],
         "split": split_events(offsets, time[order], split),
-        "columns": {name: _numbers(interactions[name])[order] for name in _numeric(interactions, columns)},
+        "columns": {name: _values(interactions[name])[order] for name in carried},
         "targets": {
             stage: matches(text, interactions, name=f"stages.{stage}.target")[order]
             for stage, text in (targets or {}).items()
         },
         "event_names": event_names,
+        "user_key": keys_in("user", as_numbers(user_id[user_rows])),
+        "item_key": keys_in("item", as_numbers(catalogue["item_id"].filter(pa.array(kept_items)))),
+        "dropped": dropped,
     }
     trained = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
     return Built(arrays, _item_table(catalogue, kept_items, trained))
@@ -160,7 +165,8 @@ def _event_types(interactions: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
     return code.astype(np.int32), tuple(names)
 
 
-def _numeric(interactions: pa.Table, columns: Sequence[str] | None) -> list[str]:
+def _carried(interactions: pa.Table, columns: Sequence[str] | None) -> tuple[list[str], tuple[str, ...]]:
+    """The columns that sequences carry, and of those that they cannot hold name and type."""
     if columns is not None:
         for name in columns:
             if name not in interactions.column_names:
@@ -168,23 +174,31 @@ def _numeric(interactions: pa.Table, columns: Sequence[str] | None) -> list[str]
                 raise ConfigError(
                     f"no interaction column {name!r}.{near} There are: {listed(interactions.column_names)}."
                 )
-        return list(columns)
-    kinds = {
+            kind = interactions.schema.field(name).type
+            if not _fits(kind):
+                raise ConfigError(f"interaction column {name!r} is {kind}; it must hold numbers or text.")
+        return list(columns), ()
+    others = {
         name: interactions.schema.field(name).type for name in interactions.column_names if name not in _KEYS
     }
-    return [
-        name
-        for name, kind in kinds.items()
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    ]
+    fits = [name for name, kind in others.items() if _fits(kind)]
+    return fits, tuple(f"{name} ({kind})" for name, kind in others.items() if not _fits(kind))
 
 
-def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """float32, NaN for null."""
-    try:
-        return column.cast(pa.float32(), safe=False).to_numpy().astype(np.float32)
-    except pa.ArrowException:
-        raise ConfigError(f"a column of {column.type} holds no numbers.") from None
+def _fits(kind: pa.DataType) -> bool:
+    return _is_id(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def _values(column: pa.ChunkedArray) -> np.ndarray:
+    """Ids (whole numbers, text) as int64, NONE for null; other numbers as float32, NaN for null."""
+    if _is_id(column.type):
+        return as_numbers(column)
+    return column.cast(pa.float32(), safe=False).to_numpy().astype(np.float32)
 
 
 def _item_table(items: pa.Table, kept: np.ndarray, trained: np.ndarray) -> pa.Table:

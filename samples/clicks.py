@@ -9,9 +9,10 @@ bag of ids a row:
     hour, weekday, recency       the moment: hour and weekday (UTC), log2 seconds since the user's event before
     activity                     log2 of the user's events so far
     taste                        the share of liked ones among liked and disliked, in twentieths
-    <column>                     any numeric column of the interactions, rounded, that `columns` names
+    <column>                     any column of the interactions: whole numbers and text as ids, other numbers rounded
 
-Keys of different features never meet but for item, liked and disliked, so features may share a table.
+Keys are hashes of what a feature says, in a space of its own (`samples/keys.py`), so they mean the same in every data set.
+Those of different features never meet but for item, liked and disliked, so features may share a table.
 """
 
 # Shapes: N events, P rows of a batch, C categories, I items.
@@ -30,14 +31,33 @@ import torch
 from nonet.errors import ConfigError
 from nonet.random import key
 from nonet.samples.hints import did_you_mean, listed
+from nonet.samples.keys import NONE, as_numbers, keys_in
 from nonet.samples.prompts import ranges
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged
 
 MOMENT = ("hour", "weekday", "recency")
 FEATURES = ("user", "item", "categories", "year", "liked", "disliked", *MOMENT, "activity", "taste")
-_SPACE = 1 << 48  # keys of a feature start at a multiple of it, so that features can share a table
+_ITEMS = ("item", "liked", "disliked")
+_SPACE = 1 << 48  # of the keys of older commits: those of a feature start at a multiple of it
 _COLUMNS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Sparse keys of users [U], items [I] and categories [C]; None in commits of a version whose keys are their places."""
+
+    user: np.ndarray
+    item: np.ndarray
+    category: np.ndarray
+
+    def of(self, feature: str, values: np.ndarray) -> np.ndarray:
+        """The keys [N] of a feature's values [N]: places of users, items and categories, else what it says."""
+        if feature in _ITEMS:
+            return self.item[values]
+        if feature in ("user", "categories"):
+            return (self.user if feature == "user" else self.category)[values]
+        return keys_in(feature, values)
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,11 @@ class Catalogue:
     categories: Jagged
     year: np.ndarray
     names: tuple[str, ...]
+
+    @property
+    def category_key(self) -> np.ndarray:
+        """The sparse key of each category name [C]."""
+        return keys_in("categories", as_numbers(pa.array(self.names, pa.string())))
 
     @classmethod
     def of(cls, items: pa.Table) -> Catalogue:
@@ -70,6 +95,7 @@ class Clicks:
     label: np.ndarray
     features: tuple[str, ...]
     history: int
+    keys: Keys | None
 
     @classmethod
     def of(
@@ -82,7 +108,11 @@ class Clicks:
                 raise ConfigError(
                     f"a click model has no feature {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
                 )
-        return cls(seq, Catalogue.of(items), np.asarray(label, np.float32), tuple(features), history)
+        catalogue = Catalogue.of(items)
+        keys = None
+        if seq.user_key is not None and seq.item_key is not None:
+            keys = Keys(seq.user_key, seq.item_key, catalogue.category_key)
+        return cls(seq, catalogue, np.asarray(label, np.float32), tuple(features), history, keys)
 
     def rows(self, split: int) -> np.ndarray:
         """Places [P] of the events of a split."""
@@ -105,7 +135,7 @@ class Clicks:
             timeless=np.zeros(len(index), bool) if timeless is None else timeless,
             columns={name: values[index] for name, values in seq.columns.items()},
         )
-        return bags_of(asked, self.items, self.features)
+        return bags_of(asked, self.items, self.features, self.keys)
 
 
 @dataclass(frozen=True)
@@ -123,7 +153,7 @@ class Asked:
     columns: Mapping[str, np.ndarray]
 
 
-def bags_of(asked: Asked, items: Catalogue, features: Sequence[str]) -> dict[str, Jagged]:
+def bags_of(asked: Asked, items: Catalogue, features: Sequence[str], keys: Keys | None) -> dict[str, Jagged]:
     """Each feature's bag of keys [P] for these questions, as tensors."""
     makers: dict[str, Any] = {
         "user": lambda: _one(asked.user, asked.user >= 0),
@@ -141,10 +171,9 @@ def bags_of(asked: Asked, items: Catalogue, features: Sequence[str]) -> dict[str
     found = {}
     for name in features:
         bag = makers[name]() if name in makers else _column(asked.columns.get(name), len(asked.item))
-        space = 0 if name in ("item", "liked", "disliked") else _space(name)
-        found[name] = Jagged(
-            torch.from_numpy(np.asarray(bag.values, np.int64) + space), torch.from_numpy(bag.offsets)
-        )
+        values = np.asarray(bag.values, np.int64)
+        key_N = values + _space(name) if keys is None else keys.of(name, values)
+        found[name] = Jagged(torch.from_numpy(key_N), torch.from_numpy(bag.offsets))
     return found
 
 
@@ -167,6 +196,8 @@ def _taken(rows: Jagged, index: np.ndarray) -> Jagged:
 def _column(values: np.ndarray | None, count: int) -> Jagged:
     if values is None:
         return Jagged(np.empty(0, np.int64), np.zeros(count + 1, np.int64))
+    if values.dtype.kind in "iu":
+        return _one(values, values != NONE)
     there = ~np.isnan(values)
     return _one(np.rint(np.where(there, values, 0)).astype(np.int64), there)
 
@@ -182,6 +213,8 @@ def _share(yes: np.ndarray, no: np.ndarray) -> np.ndarray:
 
 
 def _space(name: str) -> int:
+    if name in _ITEMS:
+        return 0
     if name in FEATURES:
         return (1 + FEATURES.index(name)) * _SPACE
     return (1 + len(FEATURES) + key(0, "column", name) % _COLUMNS) * _SPACE

@@ -27,7 +27,11 @@ from nonet.samples.split import NAMES, RL, TEST, TRAIN, VALID
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FILE = "part-0.parquet"
-_FORMAT = 1
+_ITEM_KEYS = "item_keys.npy"
+_FORMAT = 2
+_ROW_NUMBERS = (
+    1  # the format whose sparse keys are the places of users and items, and whose columns are all float32
+)
 _GROUP_EVENTS = 1 << 26  # keeps every binary column of a row group far under Arrow's 2 GiB of 32-bit offsets
 _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 
@@ -39,8 +43,10 @@ class Sequences:
 
     user_id [U] original ids (int64, or object for text) · item [N] int32 row of items.parquet · time [N]
     int64 unix seconds · event [N] int32 index into event_names, 0 when there is none · split [N] int8 ·
-    columns [N] float32, NaN where the data has none · targets: stage name -> [N] bool from that stage's
-    `target:` condition
+    columns: name -> [N], ids int64 (whole numbers as they are, text hashed; NONE where the data has none), other
+    numbers float32 (NaN where it has none) · targets: stage name -> [N] bool from that stage's `target:` condition
+    user_key [U], item_key [I] int64 the sparse keys of users and items; None in files of a version whose keys are their
+    places · dropped: columns of the interactions that none of these can hold, "name (type)"
     """
 
     user_id: np.ndarray
@@ -52,6 +58,17 @@ class Sequences:
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     targets: dict[str, np.ndarray] = field(default_factory=dict)
     event_names: tuple[str, ...] = ()
+    user_key: np.ndarray | None = None
+    item_key: np.ndarray | None = None
+    dropped: tuple[str, ...] = ()
+
+    def keys_of_users(self, rows: np.ndarray) -> np.ndarray:
+        """The sparse keys [B] int64 of user rows [B]."""
+        return np.asarray(rows, np.int64) if self.user_key is None else self.user_key[rows]
+
+    def keys_of_items(self, items: np.ndarray) -> np.ndarray:
+        """The sparse keys [N] int64 of dense item indices [N]."""
+        return np.asarray(items if self.item_key is None else self.item_key[items], np.int64)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -84,7 +101,7 @@ class Sequences:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes folder/part-0.parquet under a temporary name and renames it; returns the file."""
+        """Writes folder/part-0.parquet under a temporary name and renames it, item_keys.npy beside it; returns the file."""
         path = Path(folder) / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{_FILE}.{os.getpid()}")
@@ -95,6 +112,8 @@ class Sequences:
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
+        if self.item_key is not None:
+            np.save(path.with_name(_ITEM_KEYS), self.item_key)
         return path
 
     @classmethod
@@ -109,18 +128,23 @@ class Sequences:
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
         meta = json.loads((table.schema.metadata or {}).get(b"nonet.sequences", b"{}"))
-        if meta.get("format") != _FORMAT:
+        if meta.get("format") not in (_ROW_NUMBERS, _FORMAT):
             raise DataError(
-                f"{path}: format {meta.get('format')}, this Nonet reads {_FORMAT}. Run the tokenise stage "
+                f"{path}: format {meta.get('format')}, this Nonet reads {_ROW_NUMBERS} and {_FORMAT}. Run the tokenise stage "
                 "again."
             )
+        keyed = meta["format"] != _ROW_NUMBERS
+        kinds = meta["columns"] if keyed else dict.fromkeys(meta["columns"], "<f4")
         return cls(
             user_id=_ids(table["user_id"]),
             offsets=_offsets(table["item"], 4),
             **{name: _flat(table[name], dtype) for name, dtype in _DTYPES.items()},
-            columns={name: _flat(table[f"column:{name}"], "<f4") for name in meta["columns"]},
+            columns={name: _flat(table[f"column:{name}"], kind) for name, kind in kinds.items()},
             targets={name: _flat(table[f"target:{name}"], "|b1") for name in meta["targets"]},
             event_names=tuple(meta["event_names"]),
+            user_key=table["user_key"].to_numpy().copy() if keyed else None,
+            item_key=np.load(path.with_name(_ITEM_KEYS), mmap_mode="r") if keyed else None,
+            dropped=tuple(meta.get("dropped", ())),
         )
 
     def _count(self, mask_N: np.ndarray) -> np.ndarray:
@@ -130,7 +154,8 @@ class Sequences:
     def _fields(self) -> dict[str, np.ndarray]:
         fields = {name: getattr(self, name).astype(dtype, copy=False) for name, dtype in _DTYPES.items()}
         fields |= {
-            f"column:{name}": values.astype("<f4", copy=False) for name, values in self.columns.items()
+            f"column:{name}": values.astype(_kind(values), copy=False)
+            for name, values in self.columns.items()
         }
         return fields | {
             f"target:{name}": values.astype("|b1", copy=False) for name, values in self.targets.items()
@@ -139,9 +164,13 @@ class Sequences:
     def _schema(self) -> pa.Schema:
         text = self.user_id.dtype == object
         fields = [pa.field("user_id", pa.string() if text else pa.int64())]
+        keyed = self.user_key is not None
+        fields += [pa.field("user_key", pa.int64())] if keyed else []
         fields += [pa.field(name, pa.binary()) for name in self._fields()]
-        meta = {"format": _FORMAT, "columns": list(self.columns), "targets": list(self.targets)}
-        meta["event_names"] = list(self.event_names)
+        kinds = {name: _kind(values) for name, values in self.columns.items()}
+        meta = {"format": _FORMAT if keyed else _ROW_NUMBERS, "columns": kinds if keyed else list(kinds)}
+        meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
+        meta |= {"dropped": list(self.dropped)} if self.dropped else {}
         return pa.schema(fields, metadata={"nonet.sequences": json.dumps(meta)})
 
     def _groups(self) -> Iterator[pa.Table]:
@@ -152,6 +181,7 @@ class Sequences:
             stop = max(start + 1, int(np.searchsorted(self.offsets, limit, "right")) - 1)
             stop = min(stop, users)
             arrays = [pa.array(self.user_id[start:stop], type=schema.field("user_id").type)]
+            arrays += [] if self.user_key is None else [pa.array(self.user_key[start:stop])]
             arrays += [_packed(values, self.offsets[start : stop + 1]) for values in self._fields().values()]
             yield pa.Table.from_arrays(arrays, schema=schema)
             if users == 0:
@@ -173,8 +203,8 @@ def build_sequences(
     """Group events by user; the items come back in dense index order (see `nonet.samples.build`).
 
     keep: least `item_events`, `user_events` · split: `use`, `test`, `valid`, `rl` · targets: stage name ->
-    condition where: condition on interactions · columns: which to carry as numbers (default: every numeric
-    one) tie_seed: shuffles events of one user in the same second, to show what their file order is worth
+    condition where: condition on interactions · columns: which to carry (default: every one of numbers or text)
+    tie_seed: shuffles events of one user in the same second, to show what their file order is worth
     """
     built: Built = build(
         interactions,
@@ -190,6 +220,10 @@ def build_sequences(
 
 
 _PLAIN: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}
+
+
+def _kind(values: np.ndarray) -> str:
+    return "<i8" if values.dtype.kind in "iu" else "<f4"
 
 
 def _packed(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:

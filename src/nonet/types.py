@@ -58,7 +58,8 @@ class SampleBatch:
     sid     [N, L] int64 semantic id of each event's item
     time    values [N] int64 unix seconds
     event   values [N] int64 event type index (0 when the data has no event column)
-    context by column name: [B] or Jagged [N]; sparse ids int64 (always has "user": [B]), dense float32
+    context by column name: [B] or Jagged [N]; sparse keys and ids int64 (always has "user": [B] and
+            "item": [N], the keys of their rows), dense float32
     loss_mask values [N] bool: True where the event counts as a *target*
     target  [B] int64 dense item index asked for after the last event, or None while pretraining
     uid     one string a sequence

@@ -82,8 +82,9 @@ def test_packed_values_are_those_of_the_events():
     np.testing.assert_array_equal(
         batch.context["rating"].values.numpy(), np.nan_to_num(seq.columns["rating"][events])
     )
-    rows = np.repeat(batch.context["user"].numpy(), np.diff(batch.item.offsets.numpy()))
-    np.testing.assert_array_equal(rows, seq.user[events])
+    keys = np.repeat(batch.context["user"].numpy(), np.diff(batch.item.offsets.numpy()))
+    np.testing.assert_array_equal(keys, seq.user_key[seq.user[events]])
+    np.testing.assert_array_equal(batch.context["item"].values, seq.item_key[seq.item[events]])
     kinds = [
         batch.item.values,
         batch.sid,
@@ -168,7 +169,7 @@ def test_short_users_give_one_whole_window_and_users_without_training_events_non
     seq, _ = build_sequences(log, None, split={"use": "time", "test": "1970-01-01T00:00:05"})
     kwargs = {"history": 4, "stage": "s", "epoch": 0, "seed": 0, "target": None}
     batch = training_batch(seq, _sids(3), np.array([0, 1, 2]), **kwargs)
-    assert batch.context["user"].tolist() == [0, 1]
+    assert batch.context["user"].tolist() == seq.user_key[:2].tolist()
     assert batch.item.offsets.tolist() == [0, 1, 3]
     assert batch.loss_mask.values.all()
     nothing = training_batch(seq, _sids(3), np.array([2]), **kwargs)
