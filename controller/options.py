@@ -302,6 +302,16 @@ class Reinforced(Part):
         return self
 
 
+class Init(Part):
+    source: Annotated[
+        str,
+        Field(alias="from", description="the run to start from: a folder, an id, a unique prefix, or last"),
+    ]
+    stage: Annotated[
+        str | None, Field(description="which of its finished stages; the last of them by default")
+    ] = None
+
+
 class Evaluate(Part):
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20

@@ -7,7 +7,7 @@ it goes on from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,8 @@ class Pipeline:
             text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
             + ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test")),
         )
+        for text in data_notes(self.session.facts):
+            self.recorder.event("note", text=text)
         if tokens:
             self.recorder.event(
                 "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"
@@ -184,3 +186,14 @@ class Pipeline:
     def _timed(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)
         self.session.run.write_json("results/wall.json", self.wall_s)
+
+
+def data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What a reader should know of the data besides its size: columns that nothing carries, and what a warm start knows."""
+    if dropped := facts["data"].get("dropped"):
+        yield f"not read, for they hold neither numbers nor text: {', '.join(dropped)}"
+    if start := facts.get("init"):
+        yield (
+            f"starts from {start['run']} after {start['stage']}: {start['known_users']} of {start['users']} users and "
+            f"{start['known_items']} of {start['items']} items are known"
+        )

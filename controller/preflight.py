@@ -12,6 +12,7 @@ from nonet.controller.setups import baselines_of, predicts_clicks, reward_option
 from nonet.controller.sources import data_setup
 from nonet.controller.support import check_runnable
 from nonet.controller.tables import check_tables
+from nonet.controller.warm_start import warm_start
 from nonet.embedding.tiers import Tiers
 from nonet.errors import ConfigError, DataError
 from nonet.models.click_metrics import check_metric
@@ -82,8 +83,14 @@ def _check_clicks(scenario: Scenario) -> None:
 
 def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str]]) -> None:
     """`asked`: (reward, column of the items)."""
-    data = data_setup(scenario, folder)
+    start = warm_start(scenario)
+    data = data_setup(scenario, folder, start and start.known)
     seq, items = data.build()
+    if data.known and not data.known.counts(seq)["known_items"]:
+        raise DataError(
+            f"init: none of the {len(items)} items is known to run {data.known.run}, so there is nothing to start from; "
+            "name a run on items of these ids, or leave init out"
+        )
     if not (seq.split == TEST).any():
         raise DataError(
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "

@@ -18,6 +18,7 @@ from nonet.controller.options import (
     Checkpoint,
     Data,
     Evaluate,
+    Init,
     Model,
     Pool,
     Reinforced,
@@ -69,6 +70,7 @@ class Scenario(Part):
     sparse: Sparse = Sparse()
     pools: dict[Word, Pool] = {}
     roles: dict[Word, Role] = {}
+    init: Init | None = None
     stages: dict[Word, Stage]
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
@@ -159,7 +161,7 @@ def shipped_names() -> list[str]:
 
 def document(scenario: BaseModel) -> dict[str, Any]:
     """The scenario as plain data, defaults filled in: what `scenario.yaml` of a run holds."""
-    return _named_uses(scenario.model_dump(mode="python", exclude_none=True))
+    return _named_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True))
 
 
 def _named_uses(value: Any) -> Any:
@@ -248,7 +250,7 @@ def _keys_at(loc: list[Any]) -> list[str]:
         model, own_name = _model_of(annotation), get_origin(annotation) is dict
         if model is None:
             return []
-    names = [name for name in model.model_fields if name != "use"]
+    names = [field.alias or name for name, field in model.model_fields.items() if name != "use"]
     shipped = getattr(model, "shipped", {})
     return sorted(
         {

@@ -31,6 +31,7 @@ from nonet.controller.sources import data_setup, write_run
 from nonet.controller.support import check_runnable
 from nonet.controller.tables import ttl_steps
 from nonet.controller.trace import CONTROLLER, open_trace
+from nonet.controller.warm_start import settled, starting_from, warm_start
 from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
 from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.group import WorkerGroup
@@ -46,6 +47,9 @@ class Session:
     life_s     above 0: processes are detached and end themselves after so long without a sign of this one, and whoever
                started it holds the folder; 0: they end with the process that holds the session, which holds the folder
 
+    from_run   start with the weights and rows of this run, at the end of its stage `stage` (the last that ended by
+               default): what `init: {from, stage}` says in a scenario
+
     Raises ConfigError on entering where another process runs in the folder.
     """
 
@@ -58,11 +62,15 @@ class Session:
         resume: bool = False,
         changes: list[str] | None = None,
         life_s: float = 0.0,
+        from_run: str | Path | None = None,
+        stage: str | None = None,
     ):
         loaded, beside = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
         check_runnable(loaded)
+        if not resume:
+            loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
         self.scenario, self.folder = loaded, folder or beside
         self.run = run or new_run(loaded.name)
         self.resume = resume
@@ -132,11 +140,11 @@ class Session:
         """Sequences, semantic ids and catalogue; made once a run."""
         self.facts = self.run.read_json("results/tokenise.json")
         if self.facts is None:
-            found = (
-                self.crew.group("tokenise")
-                .prepare(data_setup(self.scenario, self.folder), str(self.run.path))
-                .get(OPEN_S * 12)
-            )
+            start = warm_start(self.scenario)
+            data = data_setup(self.scenario, self.folder, start and start.known)
+            found = self.crew.group("tokenise").prepare(data, str(self.run.path)).get(OPEN_S * 12)
+            if start is not None:
+                found["init"] = start.as_dict() | found.get("init", {})
             self.run.write_json("results/tokenise.json", found)
             self.facts = found
         return self.facts
@@ -145,7 +153,8 @@ class Session:
         """Open the artifacts everywhere, let gangs meet."""
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
-        self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained)
+        first = self.facts["init"]["step"] if "init" in self.facts else 0
+        self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained, first)
         steps = {name: stage.steps for name, stage in self.stages.items()}
         self.crew.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
 
@@ -279,8 +288,11 @@ class Session:
         return self.history.commit(stage, done, self.version, self._artifacts(), worlds, save)
 
     def restore(self) -> Manifest | None:
-        """Load the newest whole commit when resuming; what came after it is forgotten."""
+        """Load the newest whole commit when resuming; what came after it is forgotten. Else what `init` names, if it does."""
         if not self.resume:
+            if "init" in self.facts:
+                self.trainer.here(next(iter(self.stages.values())))
+                self.crew.load(Path(self.facts["init"]["commit"]), None)
             return None
         path, manifest = self.history.find()
         if manifest.artifacts != self._artifacts():

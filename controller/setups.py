@@ -103,10 +103,12 @@ def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, Rol
     return specs
 
 
-def stage_setups(scenario: Scenario, users: int, events: int) -> dict[str, StageSetup]:
-    """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events."""
+def stage_setups(scenario: Scenario, users: int, events: int, first: int = 0) -> dict[str, StageSetup]:
+    """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events.
+
+    `first`: the global step that the run starts at, which is that of the commit it goes on from.
+    """
     setups: dict[str, StageSetup] = {}
-    first = 0
     users = events if predicts_clicks(scenario) else users  # a click model's row is an event
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():

@@ -13,11 +13,11 @@ from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario, document
 from nonet.controller.setups import reward_options, targets
 from nonet.errors import ConfigError
-from nonet.workers.tokenise import DataSetup
+from nonet.workers.tokenise import DataSetup, KnownRun
 
 
-def data_setup(scenario: Scenario, folder: Path) -> DataSetup:
-    """What the tokenise stage is told."""
+def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) -> DataSetup:
+    """What the tokenise stage is told; `known`: of the run that weights start from."""
     data = scenario.data
     return DataSetup(
         interactions=_beside(folder, data.interactions),
@@ -30,6 +30,7 @@ def data_setup(scenario: Scenario, folder: Path) -> DataSetup:
         tokenizer={"use": scenario.tokenizer.use, **scenario.tokenizer.options()},
         folder=str(folder),
         seed=scenario.seed,
+        known=known,
     )
 
 

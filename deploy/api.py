@@ -26,7 +26,7 @@ class ScenarioFile:
 
     def set(self, path: str, value: Any) -> ScenarioFile:
         """A copy with one key changed, e.g. set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1})."""
-        whole = self.scenario.model_dump(mode="python", exclude_none=True)
+        whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         *parents, last = path.split(".")
         place = whole
         for part in parents:

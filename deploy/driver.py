@@ -21,6 +21,7 @@ from nonet.controller import preflight
 from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
 from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
+from nonet.controller.warm_start import settled
 from nonet.deploy.memory import PeakMemory
 from nonet.deploy.panel import Panel
 from nonet.deploy.report import write_report
@@ -147,6 +148,7 @@ def start(
     """Check everything, then start the run; returns at once."""
     timeout_s = orphan_timeout_s()
     if not resume:
+        scenario = settled(scenario)
         preflight.check(scenario, folder)
     held = claim(run)
     try:
@@ -168,6 +170,7 @@ def start_detached(
             "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (e.g. auto), or leave --detach out"
         )
     if not resume:
+        scenario = settled(scenario)
         preflight.check(scenario, folder)
     claim(run).close()  # its controller will hold it
     _controller(scenario, folder, run, resume, command, detached=True)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.known_sids import KnownSids
 from nonet.models.sid_file import read_sids
 from nonet.models.vectors import check_sources, item_vectors
 from nonet.random import rng
@@ -40,18 +41,48 @@ class Tokens:
 
 
 def tokenise(
-    items: pa.Table, seq: Sequences, config: Mapping[str, Any], *, seed: int, folder: Path
+    items: pa.Table,
+    seq: Sequences,
+    config: Mapping[str, Any],
+    *,
+    seed: int,
+    folder: Path,
+    known: KnownSids | None = None,
 ) -> Tokens:
-    """The semantic id of every item of the table. `use` rq_kmeans (vectors, levels, codes, dim) or file (path)."""
+    """The semantic id of every item of the table. `use` rq_kmeans (vectors, levels, codes, dim) or file (path).
+
+    `known`: ids that items keep, of the run that weights start from.
+    """
     use = config.get("use", "rq_kmeans")
     if use == "file":
-        return _finished(*read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False)
+        found = _finished(*read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False)
+        return (
+            found
+            if known is None
+            else _of_known(
+                found.sids,
+                known.check(found.sids, found.codes, seq.keys_of_items(np.arange(len(items)))),
+                known,
+                seq,
+            )
+        )
     if use != "rq_kmeans":
         raise ConfigError(f"tokenizer: use: {use!r} is unknown; there are: file, rq_kmeans.")
     spec = config.get("vectors", _VECTORS)
     vectors = item_vectors(items, seq, spec, dim=config.get("dim", 64), seed=seed, folder=folder)
     levels, codes = config.get("levels", 3), config.get("codes", 64)
+    if known is not None:
+        return _of_known(
+            known.extend(vectors, seq.keys_of_items(np.arange(len(items)))), known.codes, known, seq
+        )
     return _finished(rq_kmeans(vectors, levels, codes, seed), (codes,) * levels, always=True)
+
+
+def _of_known(sids_IL: np.ndarray, codes: tuple[int, ...], known: KnownSids, seq: Sequences) -> Tokens:
+    place_I = known.places(seq.keys_of_items(np.arange(len(sids_IL))))
+    report = codebook_report(sids_IL, codes)
+    report |= {"known_items": int((place_I >= 0).sum()), "new_items": int((place_I < 0).sum())}
+    return Tokens(sids_IL, codes, report)
 
 
 def check_tokenizer(items: pa.Table, config: Mapping[str, Any], folder: Path) -> None:

@@ -33,9 +33,7 @@ def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
 
     Unsigned numbers above 2^63 keep their bits. Raises ConfigError through Arrow's TypeError for other types.
     """
-    array: Any = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-    if isinstance(array, np.ndarray):
-        array = pa.array(array.tolist() if array.dtype.kind in "OU" else array)
+    array = _arrow(ids)
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         coded = array.dictionary_encode()
         numbers = _of_texts(coded.dictionary)
@@ -55,6 +53,14 @@ def keys_in(space: str, numbers: np.ndarray) -> np.ndarray:
     """The keys [N] int64 of numbers [N] int64 as ids of a space; the same in every process, version and data set."""
     salt = np.uint64(key(0, "sparse keys", space))
     return splitmix64(np.asarray(numbers, np.int64).view(np.uint64) ^ salt).view(np.int64)
+
+
+def _arrow(ids: Any) -> Any:
+    if isinstance(ids, pa.ChunkedArray):
+        return ids.combine_chunks()
+    if isinstance(ids, np.ndarray):
+        return pa.array(ids.tolist() if ids.dtype.kind in "OU" else ids)
+    return ids
 
 
 def _of_texts(texts: pa.Array) -> np.ndarray:

@@ -143,7 +143,7 @@ class Sequences:
             targets={name: _flat(table[f"target:{name}"], "|b1") for name in meta["targets"]},
             event_names=tuple(meta["event_names"]),
             user_key=table["user_key"].to_numpy().copy() if keyed else None,
-            item_key=np.load(path.with_name(_ITEM_KEYS), mmap_mode="r") if keyed else None,
+            item_key=item_keys(path.parent),
             dropped=tuple(meta.get("dropped", ())),
         )
 
@@ -217,6 +217,20 @@ def build_sequences(
         tie_seed=tie_seed,
     )
     return Sequences(**built.arrays), built.items
+
+
+def item_keys(folder: Path) -> np.ndarray | None:
+    """The sparse keys [I] of a sequences folder's items, memory-mapped; None where keys are places."""
+    path = folder / _ITEM_KEYS
+    return np.load(path, mmap_mode="r") if path.is_file() else None
+
+
+def user_keys(folder: Path) -> np.ndarray:
+    """The sparse keys [U] of a sequences folder's users, without the sequences; none where keys are places."""
+    file = pq.ParquetFile(folder / _FILE)
+    if "user_key" not in file.schema_arrow.names:
+        return np.empty(0, np.int64)
+    return file.read(columns=["user_key"])["user_key"].to_numpy()
 
 
 _PLAIN: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}

@@ -21,4 +21,4 @@ class ClickTokeniser(DistributeWorker):
         seq, items = data.build()
         root = Path(run_folder) / "artifacts"
         written = {"sequences": keep(root, "sequences", lambda folder: write_sequences(folder, seq, items))}
-        return {"artifacts": written, "data": facts_of(seq, items, data), "tokenizer": {}}
+        return {"artifacts": written, "tokenizer": {}, **facts_of(seq, items, data)}

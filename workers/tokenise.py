@@ -20,14 +20,54 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nonet.models.known_sids import KnownSids
 from nonet.models.tokenizer import tokenise
 from nonet.rl.trie import Trie
 from nonet.samples.builtin import notice
-from nonet.samples.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
+from nonet.samples.sequences import (
+    RL,
+    TEST,
+    TRAIN,
+    VALID,
+    Sequences,
+    build_sequences,
+    item_keys,
+    user_keys,
+)
 from nonet.samples.tables import read_tables
 from nonet.workers.files import sha256
 from nonet.workers.method import Replicate, method
 from nonet.workers.worker import DistributeWorker
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """The data of a run that weights start from: its id, folders of its sequences and semantic ids (None: a click model's,
+    which has none), K of their levels."""
+
+    run: str
+    sequences: str
+    sids: str | None
+    codes: tuple[int, ...]
+
+    def tokens(self) -> KnownSids | None:
+        """The semantic ids that its items keep."""
+        if self.sids is None:
+            return None
+        return KnownSids.load(Path(self.sequences), Path(self.sids), self.codes, f"run {self.run}")
+
+    def counts(self, seq: Sequences) -> dict[str, int]:
+        """How many users and items of other sequences it knows."""
+        users, items = user_keys(Path(self.sequences)), item_keys(Path(self.sequences))
+        assert items is not None  # checked when the run was named
+        assert seq.user_key is not None
+        assert seq.item_key is not None
+        return {
+            "known_users": int(np.isin(seq.user_key, users).sum()),
+            "users": len(seq),
+            "known_items": int(np.isin(seq.item_key, items).sum()),
+            "items": len(seq.item_key),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +84,7 @@ class DataSetup:
     tokenizer: Mapping[str, Any]
     folder: str
     seed: int
+    known: KnownRun | None = None
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables; sequences and the items they are over. Raises DataError."""
@@ -62,7 +103,10 @@ class Tokeniser(DistributeWorker):
         if self.rank:
             return {}
         seq, items = data.build()
-        tokens = tokenise(items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder))
+        known = data.known and data.known.tokens()
+        tokens = tokenise(
+            items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder), known=known
+        )
         trie = Trie.build(tokens.sids, tokens.codes)
         root = Path(run_folder) / "artifacts"
         written = {
@@ -70,18 +114,18 @@ class Tokeniser(DistributeWorker):
             "sids": keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
             "catalogue": keep(root, "catalogue", trie.save),
         }
-        return {"artifacts": written, "data": facts_of(seq, items, data), "tokenizer": tokens.report}
+        return {"artifacts": written, "tokenizer": tokens.report, **facts_of(seq, items, data)}
 
 
 def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
-    """What the run's report and predictions say of the data."""
+    """{"data": what the run's report and predictions say of it, "init": what is known to the run that weights start from}."""
     held_out = {
         name: int((seq.split == split).sum())
         for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
     }
     for mask in list(seq.targets.values())[:1]:
         held_out["test_target"] = int((mask & (seq.split == TEST)).sum())
-    return {
+    facts = {
         "users": len(seq),
         "items": len(items),
         "events": len(seq.item),
@@ -95,8 +139,10 @@ def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
         ),
         **_lengths(seq),
         "held_out": held_out,
+        "dropped": list(seq.dropped),
         "notice": notice(data.interactions) or "",
     }
+    return {"data": facts} | ({"init": data.known.counts(seq)} if data.known else {})
 
 
 def _lengths(seq: Any) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""Semantic ids that are known already: what a run starts with that goes on from another one on other data.
+
+Items that were known keep their ids, or the decoder's codes would mean something else. A new item is coded by codebooks
+read back from the known ones: the centre of a code is the mean of what the levels before left of its items' vectors. It
+takes a tuple's next collision number that nobody has, and where a tuple is full the next nearest code of the last level,
+so every level keeps its number of codes.
+"""
+
+# Shapes: I items of the catalogue, J known items, L levels (the last one numbers collisions), D vector width, K codes.
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.sequences import item_keys
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSids:
+    """Ids of items by their sparse key: key [J] int64, sids [J, L] int32, K of every level, and where they are from."""
+
+    key: np.ndarray
+    sids: np.ndarray
+    codes: tuple[int, ...]
+    source: str
+
+    @classmethod
+    def load(cls, sequences: Path, sids: Path, codes: Sequence[int], source: str) -> KnownSids:
+        """From the artifacts of a run whose sparse keys are hashed ids, and K of its levels."""
+        key = item_keys(sequences)
+        assert key is not None  # checked when the run was named
+        table = pq.read_table(sids / "sids.parquet")
+        levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
+        return cls(
+            key,
+            np.stack(levels, 1).astype(np.int32),
+            tuple(codes),
+            source,
+        )
+
+    def places(self, key_I: np.ndarray) -> np.ndarray:
+        """Where each item is among the known ones [I], -1 for a new one. Raises DataError where all are new."""
+        order = np.argsort(self.key, kind="stable")
+        at = np.minimum(np.searchsorted(self.key, key_I, sorter=order), max(len(self.key) - 1, 0))
+        place = np.where(self.key[order[at]] == key_I, order[at], -1) if len(self.key) else at - 1
+        if not (place >= 0).any():
+            raise DataError(
+                f"init: none of the {len(key_I)} items is known to {self.source}, so there is nothing to start from. "
+                "Name a run on items of these ids, or leave init out."
+            )
+        return place
+
+    def extend(self, vectors_ID: np.ndarray, key_I: np.ndarray) -> np.ndarray:
+        """Ids [I, L] int32 of all items: their own for known ones, for new ones by the known ones' codebooks."""
+        place = self.places(key_I)
+        known = place >= 0
+        out = np.empty((len(key_I), len(self.codes)), np.int32)
+        out[known] = self.sids[place[known]]
+        residual = vectors_ID.astype(np.float32, copy=True)
+        free = _Free(self.sids, self.codes[-1])
+        last = len(self.codes) - 2
+        for level in range(last + 1):
+            centres = _centres(residual[known], out[known, level], self.codes[level])
+            far = _distances(residual[~known], centres)
+            if level < last:
+                out[~known, level] = far.argmin(1)
+                residual -= centres[out[:, level]]
+                continue
+            for row, nearest in zip(np.flatnonzero(~known), np.argsort(far, 1, kind="stable"), strict=True):
+                out[row, last:] = free.take(out[row, :last], nearest)
+        return out
+
+    def check(self, sids_IL: np.ndarray, codes: tuple[int, ...], key_I: np.ndarray) -> tuple[int, ...]:
+        """K of every level for ids of a user's own file. Raises ConfigError where a known item's id is another one, or a
+        code is beyond those the weights were made for."""
+        place = self.places(key_I)
+        known = place >= 0
+        same = len(codes) == len(self.codes) and (sids_IL[known] == self.sids[place[known]]).all()
+        if not same or any(k > had for k, had in zip(codes, self.codes, strict=True)):
+            raise ConfigError(
+                f"init: the semantic ids of tokenizer.path are not those that {self.source} was trained with (codes by level "
+                f"{list(self.codes)}); use a file that keeps the ids of known items and its codes below those numbers"
+            )
+        return self.codes
+
+
+class _Free:
+    """Collision numbers that nobody has, by tuple."""
+
+    def __init__(self, sids_JL: np.ndarray, numbers: int):
+        self._numbers = numbers
+        self._taken: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for *codes, number in sids_JL.tolist():
+            self._taken[tuple(codes)].add(number)
+
+    def take(self, prefix: np.ndarray, nearest_K: np.ndarray) -> tuple[int, int]:
+        """The first of these codes below a prefix with a number left, and that number."""
+        for code in nearest_K.tolist():
+            taken = self._taken[(*prefix.tolist(), code)]
+            number = next((n for n in range(self._numbers) if n not in taken), None)
+            if number is not None:
+                taken.add(number)
+                return code, number
+        raise DataError(
+            f"init: no semantic id is left below the codes {prefix.tolist()}: too many new items are alike. "
+            "Train afresh, with more codes or levels."
+        )
+
+
+def _centres(residual_JD: np.ndarray, code_J: np.ndarray, codes: int) -> np.ndarray:
+    """Mean of each code's vectors [K, D], NaN for a code that no known item of this data has."""
+    count = np.bincount(code_J, minlength=codes)[:, None]
+    total = np.zeros((codes, residual_JD.shape[1]))
+    np.add.at(total, code_J, residual_JD)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(np.float32)
+
+
+def _distances(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Squared distances [n, K]; infinite to codes without a centre."""
+    far = (vectors**2).sum(1)[:, None] - 2 * vectors @ centres.T + (centres**2).sum(1)
+    return np.where(np.isnan(far), np.inf, far)
