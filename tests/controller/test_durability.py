@@ -1,0 +1,111 @@
+"""Commits and the journal on a disk that loses what was not synced."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from losing_disk import MODES, LosingDisk
+
+from nonet.controller.checkpoint import Checkpoints, Manifest
+from nonet.controller.journal import Journal, read_journal
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    """A run's folder, which has been on the disk for long."""
+    root = tmp_path / "run"
+    (root / "checkpoints").mkdir(parents=True)
+    disk = LosingDisk(root, monkeypatch)
+    yield disk
+    disk.close()
+
+
+def commit(disk, step: int) -> None:
+    checkpoints = Checkpoints(disk.root / "checkpoints")
+    aside = checkpoints.aside(step)
+    for name in ("model", "optimizer"):
+        (aside / name).write_bytes(name.encode() * step)
+    checkpoints.commit(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0))
+
+
+def newest(folder) -> int:
+    """The step of the newest whole commit; -1 without any."""
+    found = Checkpoints(folder / "checkpoints").newest()
+    return found[1].step if found else -1
+
+
+# --- the disk itself ------------------------------------------------------------------------------------------------
+
+
+def test_bytes_and_names_are_kept_when_they_are_synced_and_not_before(disk, tmp_path):
+    file = disk.root / "file"
+    file.write_bytes(b"old")
+    left = [disk.left(mode, tmp_path / f"{mode}0") for mode in MODES]
+    assert not (left[0] / "file").exists()
+    assert (left[1] / "file").read_bytes() == b""
+    for path in (file, disk.root):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    file.write_bytes(b"new")
+    os.replace(file, disk.root / "moved")
+    left = [disk.left(mode, tmp_path / f"{mode}1") for mode in MODES]
+    assert (left[0] / "file").read_bytes() == b"old"
+    assert (left[1] / "moved").read_bytes() == b"old"
+    assert not (left[1] / "file").exists()
+
+
+def test_work_stops_before_the_call_that_is_asked_for_and_no_change_follows(disk):
+    for number in range(3):
+        with disk.before(number) as lost:
+            for name in ("a", "b", "c"):
+                os.mkdir(disk.root / f"{name}{number}")
+        assert lost
+        assert len(list(disk.root.glob(f"?{number}"))) == number
+    with disk.before(9) as lost:
+        os.mkdir(disk.root / "last")
+    assert not lost
+
+
+# --- commits and the journal ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_commit_that_was_made_is_whole_after_a_power_loss(disk, tmp_path, mode):
+    commit(disk, 3)
+    commit(disk, 6)
+    left = disk.left(mode, tmp_path / "left")
+    assert newest(left) == 6
+    assert (left / "checkpoints" / "step-000006" / "model").read_bytes() == b"model" * 6
+    assert (left / "checkpoints" / "step-000003" / "manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_power_loss_at_any_moment_of_a_commit_leaves_the_one_before_or_the_new_one(disk, tmp_path, mode):
+    commit(disk, 1)
+    found = []
+    for number in range(99):
+        step = 2 + number  # a commit that got its name before the power failed is followed by another
+        with disk.before(number) as lost:
+            commit(disk, step)
+        found.append(newest(disk.left(mode, tmp_path / f"left{number}")))
+        if not lost:
+            break
+        assert found[-1] >= max([1, *found[:-1]])
+    assert number >= 5  # two files, two renames, manifest and folders at least
+    assert found[-1] == step
+
+
+def test_every_record_of_the_journal_is_on_the_disk_when_it_was_written(disk, tmp_path):
+    journal = Journal(disk.root / "journal.jsonl")
+    for step in range(3):
+        journal.write(applied=step)
+        left = disk.left("named", tmp_path / f"left{step}")
+        assert [record["applied"] for record in read_journal(left / "journal.jsonl")] == list(range(step + 1))
+    journal.close()

@@ -1,0 +1,121 @@
+"""Trainer, shard and rollout of the ring (tests_ring.py) in this process, without Ray: one call away from any step of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests_ring import make_ring
+
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setups import run_setup, stage_setups
+from nonet.controller.sources import data_setup
+from nonet.embedding.reader import make_update
+from nonet.rl.corpus import Corpus
+from nonet.workers.embedding import EmbeddingShard
+from nonet.workers.rollout import Rollout
+from nonet.workers.tokenise import Tokeniser
+from nonet.workers.trainer import Trainer
+from nonet.workers.worker import Place
+
+WIDTH = 4
+_OF_UPDATE = ("sid", "valid", "logp", "user", "position")
+
+
+class Ring:
+    """The ring, tokenised once into a folder; `world` makes roles over it, whatever changes of the scenario they have."""
+
+    def __init__(self, folder: Path):
+        self.scenario = make_ring(folder) / "ring.yaml"
+        loaded, beside = load_scenario(self.scenario)
+        self.facts = Tokeniser().prepare(data_setup(loaded, beside), str(folder))
+        self.folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+
+    def corpus(self) -> Corpus:
+        return Corpus.load(self.folders)
+
+    def world(self, *changes: str) -> World:
+        return World(self, changes)
+
+
+class World:
+    """A trainer, its shard and its rollout, fused, with what a run of the scenario tells them."""
+
+    def __init__(self, ring: Ring, changes: tuple[str, ...] = ()):
+        scenario, _ = load_scenario(ring.scenario, list(changes))
+        data = ring.facts["data"]
+        self.run = run_setup(scenario)
+        self.stages = stage_setups(scenario, data["users"], data["trained_events"])
+        self.shard, self.trainer, self.rollout = (
+            EmbeddingShard(self.run),
+            Trainer(self.run),
+            Rollout(self.run),
+        )
+        self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
+        self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
+        self.trainer.open(ring.folders)
+        self.rollout.open(ring.folders)
+        self._version = 0
+
+    def train(self, name: str, start: int = 0, stop: int | None = None) -> list[dict[str, float]]:
+        """Supervised steps of a stage, begun when from 0; their records without seconds."""
+        stage = self.stages[name]
+        if start == 0:
+            self.trainer.begin(stage)
+        records = self.trainer.train(stage, start, stage.steps if stop is None else stop)
+        return [_without_time(record) for record in records]
+
+    def beams(self, step: int = 0, width: int = WIDTH, stage: str = "rl") -> dict[str, Any]:
+        """What the policy as it is now answers to the prompts of an RL step, as on the wire."""
+        self._version += 1
+        self.rollout.apply(self._version)
+        users, positions = self.rollout.lease(stage, step, self.stages[stage].users)
+        return self.rollout.generate(
+            users, positions, stage=stage, step=step, width=width, version=self._version
+        )
+
+    def update(
+        self, beams: dict[str, Any], scores: dict[str, np.ndarray], step: int = 0, stage: Any = None
+    ) -> dict[str, float]:
+        """One RL step; its record without seconds."""
+        asked = {name: beams[name] for name in _OF_UPDATE}
+        return _without_time(self.trainer.update(stage or self.stages["rl"], step, asked, scores))
+
+    def weights(self) -> torch.Tensor:
+        """All dense weights, one after the other."""
+        return torch.cat([p.detach().reshape(-1) for p in self.trainer.model.parameters()])
+
+    def rows(self, table: str = "item") -> tuple[np.ndarray, np.ndarray]:
+        """All keys [N] that a table holds, ascending, and their rows [N, D]."""
+        parts = make_update({table: self.shard.sparse.tables[table]}, 1)["tables"][table]
+        key = np.concatenate([part["key"].to_numpy() for part in parts])
+        row = np.concatenate([np.stack(part["row"].to_numpy()) for part in parts])
+        order = np.argsort(key)
+        return key[order], row[order]
+
+    def states(self) -> dict[str, str]:
+        """A hash of each table's rows, optimizer state and steps."""
+        return {name: table.state_hash() for name, table in self.shard.sparse.tables.items()}
+
+    def save(self, folder: Path) -> Path:
+        """A commit of trainer and shard."""
+        self.trainer.save(str(folder))
+        self.shard.save(str(folder))
+        return folder
+
+    def load(self, folder: Path, stage: str | None = None) -> None:
+        self.trainer.load(str(folder), self.stages[stage] if stage else None)
+        self.shard.load(str(folder))
+
+
+def scores_of(beams: dict[str, Any], step: int = 0) -> dict[str, np.ndarray]:
+    """Made-up scores of the ring's two rewards, without a flat group; [U, W] float32 each."""
+    draw = np.random.default_rng(step)
+    shape = beams["valid"].shape
+    return {name: (draw.random(shape) * beams["valid"]).astype(np.float32) for name in ("hit", "own")}
+
+
+def _without_time(record: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in record.items() if name != "seconds"}
