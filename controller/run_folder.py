@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from nonet.controller.durable import make_folder, write_whole
 from nonet.errors import ConfigError
 
 _LOCK = ".lock"
@@ -70,12 +71,10 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def write_json(self, name: str, value: Any) -> Path:
-        """A JSON file, whole or not at all."""
+        """A JSON file, whole or not at all, and on disk."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        aside.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
-        os.replace(aside, path)
+        make_folder(path.parent)
+        write_whole(path, json.dumps(value, indent=1, allow_nan=False).encode())
         return path
 
     def read_json(self, name: str) -> Any:
