@@ -60,7 +60,7 @@ class Crew:
         ask = scenario.evaluate
         asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-        specs = role_specs(scenario, run.sources, asked)
+        specs = role_specs(scenario, run, asked)
         self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage)
         self.hosts = self.binding.hosts
         self.moves = Moves(plan.ledger, self.hosts, trace)

@@ -50,6 +50,8 @@ def pool_words(scenario: Scenario, groups: tuple[Any, ...]) -> dict[str, str]:
         if name in {group.pool for group in groups}:
             words = [pool.device, *(f"{key}={value}" for key, value in pool.labels.items())]
             env = pool.env.model_dump(exclude_none=True) if pool.env else {}
+            if names := env.pop("vars", None):
+                words.append(f"vars {', '.join(names)}")  # values are never shown
             words += [f"{key} {value}" for key, value in env.items() if value]
             found[name] = ", ".join(words)
     return found

@@ -41,6 +41,11 @@ class RunFolder:
         return self.path / "sources"
 
     @property
+    def sources_list(self) -> Path:
+        """Which copy stands for which file, with hashes."""
+        return self.path / "sources.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -66,8 +71,8 @@ class RunFolder:
         return self.path / "report.json"
 
     def begin_anew(self) -> None:
-        """Forget the steps of a run that never got to a commit."""
-        for path in (self.journal, self.metrics):
+        """Forget the steps of a run that never got to a commit; its own files are copied anew."""
+        for path in (self.journal, self.metrics, self.sources_list):
             path.unlink(missing_ok=True)
 
     def write_json(self, name: str, value: Any) -> Path:

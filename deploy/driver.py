@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from nonet.controller import preflight
 from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
+from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
 from nonet.deploy.memory import PeakMemory
@@ -150,8 +151,7 @@ def start(
         preflight.check(scenario, folder)
     held = claim(run)
     try:
-        if not resume:
-            run.begin_anew()
+        read_copies(run) if resume else run.begin_anew()
         memory = PeakMemory().__enter__()
         return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s, held)
     except BaseException:
@@ -169,7 +169,8 @@ def start_detached(
         )
     if not resume:
         preflight.check(scenario, folder)
-    claim(run).close()  # its controller will hold it
+    with claim(run):  # its controller will hold it
+        read_copies(run) if resume else run.begin_anew()
     _controller(scenario, folder, run, resume, command, detached=True)
 
 
