@@ -23,6 +23,7 @@ def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -
     yield from _warnings(scenario, view, groups)
     yield from _placed(scenario, groups)
     yield from _commits(scenario)
+    yield from _shared(groups)
     yield from _unknown(scenario, view, groups)
 
 
@@ -131,6 +132,15 @@ def _commits(scenario: Scenario) -> Iterator[str]:
         yield (
             f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
             f"({gigabytes(rows)} of it rows); {kept} kept are {gigabytes(kept * (rows + dense))} of storage"
+        )
+
+
+def _shared(groups: tuple[Any, ...]) -> Iterator[str]:
+    nodes = {node for group in groups for node in group.nodes}
+    if len(nodes) > 1:
+        yield (
+            f"the run's folder (--run-dir, NONET_RUNS) must be one that all {len(nodes)} nodes reach; "
+            "a run tries it before it works"
         )
 
 
