@@ -14,7 +14,9 @@ import os
 import re
 import secrets
 import shutil
+import time
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from nonet.controller.durable import make_folder, sync, write_whole
 from nonet.errors import CheckpointError
 
 FORMAT = 1
+_SETTLED_S = 2.0  # a file this young may change and keep its times: clocks of filesystems tick coarsely
 _STEP = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
 
 
@@ -125,7 +128,7 @@ class Checkpoints:
     def _whole(self, path: Path) -> Manifest | None:
         try:
             manifest = read_manifest(path)
-            right = all(_digest(path / name) == digest for name, digest in manifest.files.items())
+            right = all(_digest_of(path / name) == digest for name, digest in manifest.files.items())
         except (OSError, CheckpointError):
             return None
         return manifest if right else None
@@ -143,6 +146,19 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def _digest_of(path: Path) -> str:
+    """sha256 of a file. A process reads a file once while its inode, size and times stay: a resume asks several times."""
+    found = path.stat()
+    if time.time() - max(found.st_mtime, found.st_ctime) < _SETTLED_S:
+        return _digest(path)
+    return _remembered(path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(path: Path, *_signature: int) -> str:
+    return _digest(path)
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
@@ -158,7 +174,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _synced(path: Path) -> str:
     sync(path)
-    return _digest(path)
+    return _digest_of(path)
 
 
 def _sync_folders(top: Path) -> None:

@@ -17,10 +17,10 @@ from nonet.controller.durable import sync, write_whole
 
 
 class Journal:
-    """Appends records; every record is on disk when `write` returns."""
+    """Appends records; every record is on disk when `write` returns. `records`: how many there are."""
 
     def __init__(self, path: Path):
-        self._path = path
+        self.records = sum(1 for _ in read_journal(path))
         self._file = path.open("ab")
         sync(path.parent)
 
@@ -29,6 +29,7 @@ class Journal:
         self._file.write(_line(record))
         self._file.flush()
         os.fsync(self._file.fileno())
+        self.records += 1
 
     def close(self) -> None:
         self._file.close()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nonet.controller import preflight
+from nonet.controller.feed import missing
 from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
 from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder, claim
@@ -66,7 +67,9 @@ class Run:
                 if answer["pid"] != pid:  # another process conducts: its events begin anew
                     seen, pid = (0, answer["pid"]) if pid else (seen, answer["pid"])
                     answer = self._polled(seen)
-                seen += len(answer["events"])
+                if dropped := missing(answer["events"], seen):
+                    view.note(f"{dropped} steps went by unseen; metrics.jsonl has all")
+                seen = answer["events"][-1]["number"] + 1 if answer["events"] else seen
                 view.show(answer["events"])
                 if answer["outcome"]:
                     return self._ended(answer["outcome"])
