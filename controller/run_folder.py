@@ -6,19 +6,17 @@ RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (d
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nonet.controller.durable import make_folder, write_whole
+from nonet.controller.folder_lock import HOLDER, LOCK, Held, hold
 from nonet.errors import ConfigError
-
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +91,10 @@ def runs_root() -> Path:
     return Path(os.environ.get("NONET_RUNS", "runs")).absolute()
 
 
-def claim(run: RunFolder) -> IO[str]:
+def claim(run: RunFolder) -> Held:
     """Hold a run's folder until the answer is closed or this process ends. Raises ConfigError where another holds it."""
     run.path.mkdir(parents=True, exist_ok=True)
-    held = (run.path / _LOCK).open("a")
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        held.close()
-        raise ConfigError(
-            f"{run.path} is being run by another process; wait for its end, or stop it first"
-        ) from None
-    except OSError:
-        pass  # a filesystem without locks: a second run there is not noticed
-    return held
+    return hold(run.path)
 
 
 def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
@@ -134,7 +122,7 @@ def _check_unused(run: RunFolder) -> None:
     if (
         run.path.exists()
         and not run.scenario.exists()
-        and {path.name for path in run.path.iterdir()} - {_LOCK}
+        and {path.name for path in run.path.iterdir()} - {LOCK, HOLDER}
     ):
         raise ConfigError(
             f"{run.path} is not empty and holds no run; choose an empty or a new folder for --run-dir"

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nonet.controller import preflight
 from nonet.controller.feed import missing
+from nonet.controller.folder_lock import Held
 from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
 from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder, claim
@@ -37,9 +38,7 @@ _RESTART_S = 120.0
 class Run:
     """A run under way or over: its folder, its state (running, done, stopped), and its report."""
 
-    def __init__(
-        self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, held: IO[str]
-    ):
+    def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, held: Held):
         self.folder, self.id, self._held = folder, folder.id, held
         self._controller: Any = controller
         self._memory = memory
