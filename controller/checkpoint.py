@@ -1,7 +1,9 @@
 """Checkpoints: one commit for everything, whole or not there.
 
-A commit is written aside in `tmp-<step>-<nonce>/`, its files fsynced and hashed, then renamed to `step-000123/`, and its
-`manifest.json` is put in last by `os.replace`. A folder without a manifest, or whose files do not match it, is no commit.
+A commit is written aside in `tmp-<step>-<nonce>/`, its files and folders fsynced and hashed, then renamed to `step-000123/`,
+and its `manifest.json` is put in last by `os.replace`. A folder without a manifest, or whose files do not match it, is no
+commit. A commit of a step that has one already puts it aside as `step-000123.old-<nonce>`, where it counts until the new one
+is whole: killed at any point, a run has one of them.
 """
 
 from __future__ import annotations
@@ -12,14 +14,18 @@ import os
 import re
 import secrets
 import shutil
+import time
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from nonet.controller.durable import make_folder, sync, write_whole
 from nonet.errors import CheckpointError
 
 FORMAT = 1
-_STEP = re.compile(r"step-(\d{6,})")
+_SETTLED_S = 2.0  # a file this young may change and keep its times: clocks of filesystems tick coarsely
+_STEP = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +62,44 @@ class Checkpoints:
     def aside(self, step: int) -> Path:
         """A fresh folder for the participants to write in."""
         path = self.root / f"tmp-{step}-{secrets.token_hex(4)}"
-        path.mkdir(parents=True)
+        make_folder(path)
         return path
 
     def commit(self, aside: Path, manifest: Manifest) -> Path:
-        """Hash, fsync, rename, and make it count by its manifest; a commit of the same step is replaced."""
-        files = {
-            str(path.relative_to(aside)): _sync(path) for path in sorted(aside.rglob("*")) if path.is_file()
-        }
+        """Hash, fsync, rename, and make it count by its manifest; a commit of the same step is replaced, and never missing."""
+        files = {str(path.relative_to(aside)): _synced(path) for path in _files(aside)}
+        _sync_folders(aside)
         final = self.root / f"step-{manifest.step:06d}"
         if final.exists():
-            shutil.rmtree(final)
+            os.replace(final, final.with_name(f"{final.name}.old-{secrets.token_hex(4)}"))
+            sync(self.root)  # the new one must not take the name before the old one has another
         os.replace(aside, final)
-        text = json.dumps(asdict(manifest) | {"files": files}, indent=1)
-        partial = final / ".manifest.json"
-        partial.write_text(text, encoding="utf-8")
-        _sync(partial)
-        os.replace(partial, final / "manifest.json")
-        _sync_folder(final)
-        _sync_folder(self.root)
+        write_whole(
+            final / "manifest.json", json.dumps(asdict(manifest) | {"files": files}, indent=1).encode()
+        )
+        sync(self.root)
+        for old in self.root.glob(f"{final.name}.old-*"):
+            shutil.rmtree(old, ignore_errors=True)
         return final
 
     def newest(self) -> tuple[Path, Manifest] | None:
         """The newest whole commit; torn ones are passed over."""
-        for path in sorted(self._folders(), reverse=True):
+        for path in reversed(self._folders()):
             manifest = self._whole(path)
             if manifest is not None:
                 return path, manifest
         return None
 
     def prune(self, last: int) -> None:
-        """Drop leftovers and all but the `last` newest commits; a commit that ends a stage stays."""
-        for path in self.root.glob("tmp-*"):
+        """Drop leftovers and all but the `last` newest commits; a commit that ends a stage stays.
+
+        One that was put aside is a leftover where its step has a commit in place.
+        """
+        there = {_step(path): path for path in self._folders() if (path / "manifest.json").exists()}
+        put_aside = set(self.root.glob("step-*.old-*")) - set(there.values())
+        for path in (*self.root.glob("tmp-*"), *put_aside):
             shutil.rmtree(path, ignore_errors=True)
-        whole = [
-            (path, read_manifest(path))
-            for path in sorted(self._folders())
-            if (path / "manifest.json").exists()
-        ]
+        whole = [(path, read_manifest(path)) for _, path in sorted(there.items())]
         passing = [path for path, manifest in whole if not manifest.last]
         for path in passing[:-last]:
             shutil.rmtree(path, ignore_errors=True)
@@ -101,12 +107,12 @@ class Checkpoints:
     def drop_after(self, step: int) -> None:
         """Remove what lies after a step: torn commits, or a history that a resume does not continue."""
         for path in self._folders():
-            if int(_STEP.fullmatch(path.name).group(1)) > step:  # type: ignore[union-attr]
+            if _step(path) > step:
                 shutil.rmtree(path, ignore_errors=True)
 
     def end_of(self, stage: str) -> Path:
         """The commit that ends a stage. Raises CheckpointError."""
-        for path in sorted(self._folders(), reverse=True):
+        for path in reversed(self._folders()):
             manifest = self._whole(path)
             if manifest is not None and manifest.stage == stage and manifest.last:
                 return path
@@ -115,16 +121,14 @@ class Checkpoints:
         )
 
     def _folders(self) -> list[Path]:
-        return (
-            [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
-            if self.root.exists()
-            else []
-        )
+        """By step; of one step, what was put aside comes before what is in its place."""
+        found = [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
+        return sorted(found, key=lambda path: (_step(path), "." not in path.name))
 
     def _whole(self, path: Path) -> Manifest | None:
         try:
             manifest = read_manifest(path)
-            right = all(_digest(path / name) == digest for name, digest in manifest.files.items())
+            right = all(_digest_of(path / name) == digest for name, digest in manifest.files.items())
         except (OSError, CheckpointError):
             return None
         return manifest if right else None
@@ -142,20 +146,38 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def _digest_of(path: Path) -> str:
+    """sha256 of a file. A process reads a file once while its inode, size and times stay: a resume asks several times."""
+    found = path.stat()
+    if time.time() - max(found.st_mtime, found.st_ctime) < _SETTLED_S:
+        return _digest(path)
+    return _remembered(path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(path: Path, *_signature: int) -> str:
+    return _digest(path)
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> str:
-    with path.open("rb") as source:
-        os.fsync(source.fileno())
-    return _digest(path)
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-").split(".")[0])
 
 
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _synced(path: Path) -> str:
+    sync(path)
+    return _digest_of(path)
+
+
+def _sync_folders(top: Path) -> None:
+    """The names of all files below, and of their folders."""
+    for folder in (*(path for path in top.rglob("*") if path.is_dir()), top):
+        sync(folder)

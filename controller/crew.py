@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import ray
+
 from nonet.controller.life import keep_alive
 from nonet.controller.moves import Moves
 from nonet.controller.options import Reinforced
@@ -20,7 +22,9 @@ from nonet.controller.players import RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.setups import reward_options, role_specs, targets
+from nonet.controller.shared_folder import check_shared
 from nonet.controller.trace import Trace
+from nonet.errors import NonetError
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.group import WorkerGroup
 from nonet.workers.hosts import Life
@@ -60,11 +64,13 @@ class Crew:
         ask = scenario.evaluate
         asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-        specs = role_specs(scenario, run.sources, asked)
+        specs = role_specs(scenario, run, asked)
         self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage)
         self.hosts = self.binding.hosts
         self.moves = Moves(plan.ledger, self.hosts, trace)
+        self._run = run
         self._pulse = keep_alive(self.hosts, life_s) if life_s else None
+        self._check_shared(self.hosts)
 
     def stop(self, *, at_once: bool = False) -> None:
         """End every process, `at_once` without a word to its roles."""
@@ -99,6 +105,7 @@ class Crew:
         started, before = {group.name for group in due.starts}, self._gang()
         self._trace.collect(self.hosts[name] for name in due.stops)
         self.binding.change(due.stops, due.starts)
+        self._check_shared(started)
         self.binding.steady(due.kept)
         for name in started:
             self.moves.made_anew(name)
@@ -113,6 +120,16 @@ class Crew:
         waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
         for wait in waits:
             wait.get(OPEN_S)
+
+    def _check_shared(self, fresh: Collection[str]) -> None:
+        """Raise PlacementError, with no process left, where workers on another node do not reach the run's folder."""
+        nodes = {node for group in self.binding.groups if group.name in fresh for node in group.nodes}
+        here = ray.get_runtime_context().get_node_id()
+        try:
+            check_shared(self._run, [self.hosts[name] for name in fresh], {*nodes, here})
+        except NonetError:
+            self.stop(at_once=True)
+            raise
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
         """Make the players anew; groups that are fresh open the artifacts, before and after the gang meets where it is new."""

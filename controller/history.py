@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.checkpoint import Checkpoints, Manifest
-from nonet.controller.journal import Journal, cut_journal, read_journal
+from nonet.controller.journal import Journal, cut_journal
 from nonet.controller.run_folder import RunFolder
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.setup import StageSetup
@@ -62,7 +62,7 @@ class History:
             scenario=self._scenario,
             artifacts=dict(artifacts),
             participants=dict(worlds),
-            journal=sum(1 for _ in read_journal(self._run.journal)),
+            journal=self.journal.records,
         )
         path = self.checkpoints.commit(aside, manifest)
         self.note(committed=stage.first + done, stage=stage.name)

@@ -9,22 +9,27 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from nonet.controller.durable import sync, write_whole
+
 
 class Journal:
-    """Appends records; every record is on disk when `write` returns."""
+    """Appends records; every record is on disk when `write` returns. `records`: how many there are."""
 
     def __init__(self, path: Path):
-        self._path = path
+        self.records = sum(1 for _ in read_journal(path))
         self._file = path.open("ab")
+        sync(path.parent)
 
     def write(self, **record: Any) -> None:
         """One record, flushed to disk."""
         self._file.write(_line(record))
         self._file.flush()
         os.fsync(self._file.fileno())
+        self.records += 1
 
     def close(self) -> None:
         self._file.close()
@@ -44,10 +49,8 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 def cut_journal(path: Path, keep: int) -> None:
     """Keep the first `keep` records: what a commit does not know of is forgotten."""
-    records = list(read_journal(path))[:keep]
-    aside = path.with_name(f".{path.name}")
-    aside.write_bytes(b"".join(_line(record) for record in records))
-    os.replace(aside, path)
+    records = islice(read_journal(path), keep)
+    write_whole(path, b"".join(_line(record) for record in records))
 
 
 def _line(record: dict[str, Any]) -> bytes:

@@ -23,6 +23,7 @@ def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -
     yield from _warnings(scenario, view, groups)
     yield from _placed(scenario, groups)
     yield from _commits(scenario)
+    yield from _shared(groups)
     yield from _unknown(scenario, view, groups)
 
 
@@ -50,6 +51,8 @@ def pool_words(scenario: Scenario, groups: tuple[Any, ...]) -> dict[str, str]:
         if name in {group.pool for group in groups}:
             words = [pool.device, *(f"{key}={value}" for key, value in pool.labels.items())]
             env = pool.env.model_dump(exclude_none=True) if pool.env else {}
+            if names := env.pop("vars", None):
+                words.append(f"vars {', '.join(names)}")  # values are never shown
             words += [f"{key} {value}" for key, value in env.items() if value]
             found[name] = ", ".join(words)
     return found
@@ -129,6 +132,15 @@ def _commits(scenario: Scenario) -> Iterator[str]:
         yield (
             f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
             f"({gigabytes(rows)} of it rows); {kept} kept are {gigabytes(kept * (rows + dense))} of storage"
+        )
+
+
+def _shared(groups: tuple[Any, ...]) -> Iterator[str]:
+    nodes = {node for group in groups for node in group.nodes}
+    if len(nodes) > 1:
+        yield (
+            f"the run's folder (--run-dir, NONET_RUNS) must be one that all {len(nodes)} nodes reach; "
+            "a run tries it before it works"
         )
 
 

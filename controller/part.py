@@ -68,3 +68,9 @@ class Replaceable(BaseModel):
 def is_reference(use: str) -> bool:
     """Whether `use` points outside Nonet: a file, a module, an actor, a server or a store."""
     return use.endswith(".py") or ":" in use
+
+
+def file_of(use: Any) -> str | None:
+    """The `file.py` of `file.py[:Name]`; None for anything else."""
+    path = str(use).partition(":")[0]
+    return path if path.endswith(".py") else None

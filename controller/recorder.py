@@ -1,6 +1,6 @@
 """Recorder: what a run leaves for people to read while it goes on, and what the driver shows.
 
-Metrics go to metrics.jsonl and TensorBoard (a run of curves a stage); events (stage, step, note, result) wait in a list
+Metrics go to metrics.jsonl and TensorBoard (a run of curves a stage); events (stage, step, note, result) wait in a feed
 that the driver polls.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.events import EventWriter
+from nonet.controller.feed import Feed
 
 # Losses and rewards are numbers without a unit of their own; what has one says so.
 _UNITS = {"seconds": "s", "loss": "nats", "kl": "nats", "rows/s": "1/s", "lr": "1"}
@@ -25,7 +26,7 @@ class Recorder:
         self._folder, self._run, self._started = folder, run_id, time.time()
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._boards: dict[str, EventWriter] = {}
-        self._events: list[dict[str, Any]] = []
+        self._feed = Feed()
 
     def begin(self, stage: str, steps: int, done: int) -> None:
         """A stage starts, or goes on after `done` steps: curves after them are written anew."""
@@ -65,11 +66,11 @@ class Recorder:
 
     def event(self, kind: str, **body: Any) -> None:
         """Something for the driver to show."""
-        self._events.append({"kind": kind, "at": time.time() - self._started, **body})
+        self._feed.add(kind, at=time.time() - self._started, **body)
 
-    def since(self, seen: int) -> list[dict[str, Any]]:
-        """Events after the first `seen`."""
-        return self._events[seen:]
+    def since(self, number: int) -> list[dict[str, Any]]:
+        """Events from a number on, as far as they are kept."""
+        return self._feed.since(number)
 
     def close(self) -> None:
         self._metrics.close()

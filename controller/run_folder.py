@@ -6,18 +6,17 @@ RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (d
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from nonet.controller.durable import make_folder, write_whole
+from nonet.controller.folder_lock import HOLDER, LOCK, Held, hold
 from nonet.errors import ConfigError
-
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,11 @@ class RunFolder:
     def sources(self) -> Path:
         """Copies of the `file.py`s that the scenario names."""
         return self.path / "sources"
+
+    @property
+    def sources_list(self) -> Path:
+        """Which copy stands for which file, with hashes."""
+        return self.path / "sources.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -65,17 +69,15 @@ class RunFolder:
         return self.path / "report.json"
 
     def begin_anew(self) -> None:
-        """Forget the steps of a run that never got to a commit."""
-        for path in (self.journal, self.metrics):
+        """Forget the steps of a run that never got to a commit; its own files are copied anew."""
+        for path in (self.journal, self.metrics, self.sources_list):
             path.unlink(missing_ok=True)
 
     def write_json(self, name: str, value: Any) -> Path:
-        """A JSON file, whole or not at all."""
+        """A JSON file, whole or not at all, and on disk."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        aside.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
-        os.replace(aside, path)
+        make_folder(path.parent)
+        write_whole(path, json.dumps(value, indent=1, allow_nan=False).encode())
         return path
 
     def read_json(self, name: str) -> Any:
@@ -89,20 +91,10 @@ def runs_root() -> Path:
     return Path(os.environ.get("NONET_RUNS", "runs")).absolute()
 
 
-def claim(run: RunFolder) -> IO[str]:
+def claim(run: RunFolder) -> Held:
     """Hold a run's folder until the answer is closed or this process ends. Raises ConfigError where another holds it."""
     run.path.mkdir(parents=True, exist_ok=True)
-    held = (run.path / _LOCK).open("a")
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        held.close()
-        raise ConfigError(
-            f"{run.path} is being run by another process; wait for its end, or stop it first"
-        ) from None
-    except OSError:
-        pass  # a filesystem without locks: a second run there is not noticed
-    return held
+    return hold(run.path)
 
 
 def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
@@ -130,7 +122,7 @@ def _check_unused(run: RunFolder) -> None:
     if (
         run.path.exists()
         and not run.scenario.exists()
-        and {path.name for path in run.path.iterdir()} - {_LOCK}
+        and {path.name for path in run.path.iterdir()} - {LOCK, HOLDER}
     ):
         raise ConfigError(
             f"{run.path} is not empty and holds no run; choose an empty or a new folder for --run-dir"

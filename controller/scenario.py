@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from nonet.controller import yaml
+from nonet.controller.hidden import hide, is_hidden
 from nonet.controller.options import (
     Checkpoint,
     Data,
@@ -160,8 +161,8 @@ def shipped_names() -> list[str]:
 
 
 def document(scenario: BaseModel) -> dict[str, Any]:
-    """The scenario as plain data, defaults filled in: what `scenario.yaml` of a run holds."""
-    return _named_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True))
+    """The scenario as plain data, defaults filled in, values of env.vars left out: what `scenario.yaml` of a run holds."""
+    return hide(_named_uses(scenario.model_dump(mode="python", exclude_none=True, by_alias=True)))
 
 
 def _named_uses(value: Any) -> Any:
@@ -177,13 +178,20 @@ def _set(document: Any, change: str) -> None:
     path, equals, text = change.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set wants a.b=value, got {change!r}")
-    *parents, last = path.strip().split(".")
+    put(document, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
+
+
+def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
+    """Set the key at `a.b.c` of a document. Raises ConfigError, which begins with `source`, where b holds no keys."""
+    *parents, last = path.split(".")
     place = document
-    for part in parents:
-        if not isinstance(place.get(part, {}), dict):
-            raise ConfigError(f"--set {path}: {part} holds {place[part]!r}, which has no keys")
-        place = place.setdefault(part, {})
-    place[last] = yaml.parse(text, f"--set {path}")
+    for depth, part in enumerate(parents):
+        there = place.setdefault(part, {})
+        if not isinstance(there, dict):
+            held = "a value" if is_hidden(parents[: depth + 1]) else repr(there)
+            raise ConfigError(f"{source}: {part} holds {held}, which has no keys")
+        place = there
+    place[last] = value
 
 
 def _suggest(word: str, known: list[str]) -> str:
@@ -197,7 +205,7 @@ def _explain(error: ValidationError) -> str:
     first = _of_the_arm_meant(problems)
     loc = list(first["loc"])
     path = ".".join(str(part) for part in loc if not _is_arm(part))
-    kind, given = first["type"], first.get("input")
+    kind, given = first["type"], _Unshown() if is_hidden(loc) else first.get("input")
     if kind == "extra_forbidden":
         known = _keys_at(loc[:-1])
         if loc[-1] in known:
@@ -221,6 +229,13 @@ def _explain(error: ValidationError) -> str:
     others = {str(problem["loc"][: len(loc) - 1]) for problem in problems[1:]} - {str(first["loc"][:-1])}
     more = f" (and {len(others)} more)" if others else ""
     return f"{path}: {text}{more}" if path else f"{text}{more}"
+
+
+class _Unshown:
+    """Stands in a message for a value that nothing prints."""
+
+    def __repr__(self) -> str:
+        return "a value that is not shown"
 
 
 def _of_the_arm_meant(problems: Sequence[Any]) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 from nonet.controller.checkpoint import Manifest
 from nonet.controller.crew import OPEN_S, Change, Crew
+from nonet.controller.hidden import with_values
 from nonet.controller.history import History
 from nonet.controller.placement import plan_live
 from nonet.controller.players import EmbeddingPlayer, Prompts, RewardPlayers, RolloutPlayer, TrainerPlayer
@@ -71,7 +72,7 @@ class Session:
         check_runnable(loaded)
         if not resume:
             loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
-        self.scenario, self.folder = loaded, folder or beside
+        self.scenario, self.folder = with_values(loaded)[0], folder or beside
         self.run = run or new_run(loaded.name)
         self.resume = resume
         self._life_s = life_s
@@ -106,6 +107,8 @@ class Session:
         """Write the folder, plan on the live cluster, start every process of the first stage to do."""
         if not self._life_s:
             self._held = claim(self.run)
+            if not self.resume:
+                self.run.begin_anew()
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
         self.history = History(self.run, scenario, self.scenario.checkpoint.keep.last)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from nonet.controller.options import Reinforced, RewardOptions, Schedule, Supervised
+from nonet.controller.own_files import read_copies
+from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.tables import table_arguments, tier_arguments
 from nonet.workers.host import RoleSpec
@@ -70,8 +71,11 @@ def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, RewardOptions
                 yield stage, name, options
 
 
-def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, RoleSpec]:
-    """How every role of the plan is made. `folder`: where `file.py` references are."""
+def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, RoleSpec]:
+    """How every role of the plan is made; `file.py` references are the copies that the run keeps.
+
+    Raises ConfigError where one of them was changed.
+    """
     from nonet.workers.embedding import EmbeddingShard
     from nonet.workers.evaluator import Evaluator
     from nonet.workers.reward import RewardWorker
@@ -79,12 +83,12 @@ def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, Rol
     from nonet.workers.tokenise import Tokeniser
     from nonet.workers.trainer import Trainer
 
-    run = run_setup(scenario)
+    setup, copies = run_setup(scenario), read_copies(run)
     specs = {
-        "trainer": RoleSpec(Trainer, (run,)),
-        "rollout": RoleSpec(Rollout, (run,)),
-        "embedding": RoleSpec(EmbeddingShard, (run,)),
-        "evaluator": RoleSpec(Evaluator, (run, evaluate)),
+        "trainer": RoleSpec(Trainer, (setup,)),
+        "rollout": RoleSpec(Rollout, (setup,)),
+        "embedding": RoleSpec(EmbeddingShard, (setup,)),
+        "evaluator": RoleSpec(Evaluator, (setup, evaluate)),
         "tokenise": RoleSpec(Tokeniser),
     }
     if predicts_clicks(scenario):
@@ -93,12 +97,12 @@ def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, Rol
         from nonet.workers.click_trainer import ClickTrainer
         from nonet.workers.idle import Idle
 
-        specs["trainer"], specs["rollout"] = RoleSpec(ClickTrainer, (run,)), RoleSpec(Idle)
-        specs["evaluator"] = RoleSpec(ClickEvaluator, (run, evaluate))
+        specs["trainer"], specs["rollout"] = RoleSpec(ClickTrainer, (setup,)), RoleSpec(Idle)
+        specs["evaluator"] = RoleSpec(ClickEvaluator, (setup, evaluate))
         specs["tokenise"] = RoleSpec(ClickTokeniser)
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
-            RewardWorker, (name, options.use or name, str(folder), options.options())
+            RewardWorker, (name, copies.of(options.use or name), str(run.sources), options.options())
         )
     return specs
 

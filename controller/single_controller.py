@@ -70,7 +70,7 @@ class SingleController:
 
     @ray.method(concurrency_group="control")
     def poll(self, seen: int) -> dict[str, Any]:
-        """{"pid", "events" after the first `seen`, "outcome": None while it works}; also renews the lease.
+        """{"pid", "events" from number `seen` on, "outcome": None while it works}; also renews the lease.
 
         outcome: {"state": done | stopped | failed, "error", "traceback", "exit_code"}. Another pid: events begin anew.
         """

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from nonet.controller import yaml
-from nonet.controller.part import is_reference
+from nonet.controller.durable import make_folder, write_whole
+from nonet.controller.hidden import hide
+from nonet.controller.own_files import keep_copies
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario, document
-from nonet.controller.setups import reward_options, targets
+from nonet.controller.setups import targets
 from nonet.errors import ConfigError
 from nonet.workers.tokenise import DataSetup, KnownRun
 
@@ -34,44 +34,31 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
     )
 
 
-def copy_own_files(scenario: Scenario, source: Path, target: Path) -> None:
-    """Copy every file.py that the scenario uses, keeping its relative place. Raises ConfigError for one that is missing."""
-    for use in _own_files(scenario):
-        origin = (source / use).resolve()
-        if not origin.is_file():
-            raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
-        outside = Path(use).is_absolute() or ".." in Path(use).parts
-        place = target / (Path(use).name if outside else use)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(origin, place)
-
-
-def _own_files(scenario: Scenario) -> Iterator[str]:
-    for _, _, options in reward_options(scenario):
-        if isinstance(options.use, str) and is_reference(options.use) and ".py" in options.use:
-            yield options.use.rsplit(":", 1)[0] if not options.use.endswith(".py") else options.use
-
-
 def _beside(folder: Path, path: str) -> str:
     """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are."""
     return path if ":" in path or Path(path).is_absolute() else str(folder / path)
 
 
 def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
-    """Put the scenario and its own files into the run's folder, or find them there; the scenario's hash.
+    """Put the scenario and its own files into the run's folder, or find them there; the hash of what is there.
 
-    Raises ConfigError where the folder is that of another scenario.
+    Raises ConfigError where the folder is that of another scenario, or a file is missing.
     """
-    text = yaml.dump(document(scenario))
+    make_folder(run.path)
     if run.scenario.exists():
-        if run.scenario.read_text(encoding="utf-8") != text:
-            raise ConfigError(
-                f"{run.path} is a run of another scenario ({run.scenario}); "
-                "choose another --run-dir, or resume it with `nonet resume`"
-            )
-    else:
-        run.path.mkdir(parents=True, exist_ok=True)
-        run.sources.mkdir(exist_ok=True)
-        copy_own_files(scenario, folder, run.sources)
-        run.scenario.write_text(text, encoding="utf-8")
-    return hashlib.sha256(text.encode()).hexdigest()
+        check_same(scenario, run)
+    if not run.sources_list.exists():
+        keep_copies(scenario, folder, run)
+    if not run.scenario.exists():
+        write_whole(run.scenario, yaml.dump(document(scenario)).encode())
+    return hashlib.sha256(run.scenario.read_bytes()).hexdigest()
+
+
+def check_same(scenario: Scenario, run: RunFolder) -> None:
+    """Raise ConfigError where a run's folder is that of another scenario, values of env.vars left aside."""
+    stored, text = run.scenario.read_text(encoding="utf-8"), yaml.dump(document(scenario))
+    if stored != text and yaml.dump(hide(yaml.parse(stored, str(run.scenario)))) != text:
+        raise ConfigError(
+            f"{run.path} is a run of another scenario ({run.scenario}); "
+            "choose another --run-dir, or resume it with `nonet resume`"
+        )

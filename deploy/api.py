@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.cluster import ClusterView, this_machine
+from nonet.controller.hidden import with_values
 from nonet.controller.plan import Plan, plan
 from nonet.controller.run_folder import RunFolder, find_run, new_run
-from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario
+from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario, put
+from nonet.controller.sources import check_same
 from nonet.deploy.driver import Run
 from nonet.deploy.driver import start as _start
 from nonet.deploy.driver import start_detached as _start_detached
@@ -27,13 +29,7 @@ class ScenarioFile:
     def set(self, path: str, value: Any) -> ScenarioFile:
         """A copy with one key changed, e.g. set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1})."""
         whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
-        *parents, last = path.split(".")
-        place = whole
-        for part in parents:
-            if not isinstance(place.get(part, {}), dict):
-                raise ConfigError(f"set({path!r}): {part} holds {place[part]!r}, which has no keys")
-            place = place.setdefault(part, {})
-        place[last] = value
+        put(whole, path, value, f"set({path!r})")
         return replace(self, scenario=make_scenario(whole, self.scenario.name))
 
     def plan(self, view: ClusterView | None = None) -> Plan:
@@ -78,11 +74,25 @@ def run(
         return start(source, run_dir=run_dir, command=command).wait(shown)
 
 
-def resume(run_name: str | Path, *, panel: Panel | None = None) -> Run:
-    """Go on with a run from its newest whole commit. Raises ConfigError when there is nothing to resume."""
+def resume(
+    run_name: str | Path,
+    *,
+    changes: list[str] | None = None,
+    given: ScenarioFile | None = None,
+    panel: Panel | None = None,
+) -> Run:
+    """Go on with a run from its newest whole commit.
+
+    Values of env.vars, which a run does not store, come from `changes`, from `given` (the scenario that began it), or from
+    the environment. Raises ConfigError when there is nothing to resume, or where it is of another scenario.
+    """
     folder = find_run(run_name)
-    loaded, _ = load_scenario(folder.scenario)
+    check_same(load_scenario(folder.scenario, changes)[0] if given is None else given.scenario, folder)
     if folder.report.exists():
         raise ConfigError(f"{folder.id} is finished: see {folder.path / 'report.html'}")
+    stored, _ = load_scenario(folder.scenario, changes)
+    loaded, taken = with_values(stored, given and given.scenario)
     with panel or Panel() as shown:
+        if taken:
+            shown.note(f"from this environment, for env.vars: {', '.join(taken)}")
         return _start(loaded, folder.sources, folder, resume=True).wait(shown)

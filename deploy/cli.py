@@ -96,11 +96,18 @@ def run(
 
 
 @app.command()
-def resume(run: RunArg, as_json: JsonOption = False) -> None:
+def resume(
+    run: RunArg,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="A value of env.vars, which a run does not store."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Go on with a run from its newest whole commit."""
     from nonet.deploy import api
 
-    _finished(api.resume(run), as_json)
+    _finished(api.resume(run, changes=change), as_json)
 
 
 @app.command()
@@ -330,20 +337,15 @@ def bench(
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
     from nonet.controller.run_folder import RunFolder
-    from nonet.controller.scenario import document
-    from nonet.controller.yaml import dump
     from nonet.deploy import api
 
     if run_dir is None:
         raise ConfigError("--resume wants --run-dir with the run's folder; or use: nonet resume RUN")
-    folder = RunFolder(run_dir.absolute())
-    if not folder.scenario.exists():
+    if not RunFolder(run_dir.absolute()).scenario.exists():
         raise ConfigError(
             f"{run_dir} holds no run: there is nothing to resume; leave --resume out to start one there"
         )
-    if dump(document(api.scenario(scenario, change).scenario)) != folder.scenario.read_text(encoding="utf-8"):
-        raise ConfigError(f"{run_dir} is a run of another scenario than {scenario}: see {folder.scenario}")
-    return api.resume(run_dir)
+    return api.resume(run_dir, given=api.scenario(scenario, change))
 
 
 def _finished(run: Any, as_json: bool) -> None:
@@ -374,9 +376,11 @@ def _fail(error: NonetError) -> None:
 
 
 def _command() -> str:
-    """The command as typed, for the report."""
+    """The command as typed but for values of env.vars, for the report."""
+    from nonet.controller.hidden import hide_in_command
+
     return (
-        " ".join(["nonet", *map(shlex.quote, sys.argv[1:])])
+        shlex.join(["nonet", *hide_in_command(sys.argv[1:])])
         if os.path.basename(sys.argv[0]).startswith("nonet")
         else ""
     )

@@ -15,10 +15,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nonet.controller import preflight
+from nonet.controller.feed import missing
+from nonet.controller.folder_lock import Held
 from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
+from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
 from nonet.controller.warm_start import settled
@@ -36,9 +39,7 @@ _RESTART_S = 120.0
 class Run:
     """A run under way or over: its folder, its state (running, done, stopped), and its report."""
 
-    def __init__(
-        self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, held: IO[str]
-    ):
+    def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, held: Held):
         self.folder, self.id, self._held = folder, folder.id, held
         self._controller: Any = controller
         self._memory = memory
@@ -66,7 +67,9 @@ class Run:
                 if answer["pid"] != pid:  # another process conducts: its events begin anew
                     seen, pid = (0, answer["pid"]) if pid else (seen, answer["pid"])
                     answer = self._polled(seen)
-                seen += len(answer["events"])
+                if dropped := missing(answer["events"], seen):
+                    view.note(f"{dropped} steps went by unseen; metrics.jsonl has all")
+                seen = answer["events"][-1]["number"] + 1 if answer["events"] else seen
                 view.show(answer["events"])
                 if answer["outcome"]:
                     return self._ended(answer["outcome"])
@@ -152,8 +155,7 @@ def start(
         preflight.check(scenario, folder)
     held = claim(run)
     try:
-        if not resume:
-            run.begin_anew()
+        read_copies(run) if resume else run.begin_anew()
         memory = PeakMemory().__enter__()
         return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s, held)
     except BaseException:
@@ -172,7 +174,8 @@ def start_detached(
     if not resume:
         scenario = settled(scenario)
         preflight.check(scenario, folder)
-    claim(run).close()  # its controller will hold it
+    with claim(run):  # its controller will hold it
+        read_copies(run) if resume else run.begin_anew()
     _controller(scenario, folder, run, resume, command, detached=True)
 
 

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -166,6 +167,12 @@ class Host:
         return bool(self._roles)
 
     @ray.method(concurrency_group="control")
+    def reach(self, file: str, token: str) -> str:
+        """What keeps this host from working beside a file that holds `token`, "" when nothing does."""
+        problem = unreachable(Path(file), token)
+        return problem and f"{self!r} (node {self._where.node}, {self._where.address}) {problem}"
+
+    @ray.method(concurrency_group="control")
     def spans(self) -> list[tuple[str, float, float, int]]:
         """(role.method, start, end, bytes out) of every call since the last time asked; unix seconds."""
         return self._spans.take()
@@ -250,6 +257,18 @@ class Host:
         return WorkerFailed(
             text, role=role, rank=self._place.rank, traceback=traceback.format_exc(), caller_fault=fault
         )
+
+
+def unreachable(file: Path, token: str) -> str:
+    """Why this process cannot read `file` with `token` in it and write beside it; "" where it can."""
+    if not file.parent.is_dir():
+        return "has no such folder"
+    try:
+        if file.read_text(encoding="utf-8") != token:
+            return "reads another file there"
+    except OSError as error:
+        return f"sees another folder there: {error.strerror}"
+    return "" if os.access(file.parent, os.W_OK) else "may not write there"
 
 
 def _steady(threads: int) -> None:

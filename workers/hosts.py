@@ -163,6 +163,11 @@ class Hosts:
         refs = [getattr(actor, method).remote() for actor in self.actors]
         return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
 
+    def reach(self, file: str, token: str) -> list[str]:
+        """What keeps each rank from working beside a file that holds `token`, "" where nothing does."""
+        refs = [actor.reach.remote(file, token) for actor in self.actors]
+        return GroupFuture(refs, self, self.name, "reach", "list").get(self._start_timeout_s)
+
     def spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
         """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
         try:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 from nonet.controller.journal import Journal, cut_journal, read_journal
 
 
@@ -35,3 +37,15 @@ def test_cut_forgets_what_a_commit_does_not_know_of(tmp_path):
     journal.write(applied="again")
     journal.close()
     assert [record["applied"] for record in read_journal(path)] == [0, 1, "again"]
+
+
+def test_what_a_cut_keeps_is_on_disk_before_it_takes_the_place(tmp_path, monkeypatch):
+    path, done = tmp_path / "j", []
+    journal = Journal(path)
+    journal.write(applied=0)
+    journal.close()
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+    cut_journal(path, 1)
+    assert done == ["fsync", "replace", "fsync"]
