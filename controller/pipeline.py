@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.checkpoint import Manifest
+from nonet.controller.data_facts import repeats_text
 from nonet.controller.options import Reinforced
 from nonet.controller.recorder import Recorder
 from nonet.controller.report import headline, make_report
@@ -65,6 +66,8 @@ class Pipeline:
             text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
             + ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test")),
         )
+        if repeats := repeats_text(data):
+            self.recorder.event("note", text=repeats)
         if tokens:
             self.recorder.event(
                 "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"

@@ -11,8 +11,9 @@ from nonet.controller import yaml
 from nonet.controller.part import is_reference
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario, document
-from nonet.controller.setups import reward_options, targets
+from nonet.controller.setups import predicts_clicks, reward_options, targets
 from nonet.errors import ConfigError
+from nonet.samples.repeats import MASK
 from nonet.workers.tokenise import DataSetup
 
 
@@ -30,6 +31,7 @@ def data_setup(scenario: Scenario, folder: Path) -> DataSetup:
         tokenizer={"use": scenario.tokenizer.use, **scenario.tokenizer.options()},
         folder=str(folder),
         seed=scenario.seed,
+        repeats=MASK if predicts_clicks(scenario) else data.repeats,  # clicks make no lists
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from nonet.errors import DataError
 from nonet.samples.build import Built, build
+from nonet.samples.repeats import MASK, policy, repeated
 from nonet.samples.split import NAMES, RL, TEST, TRAIN, VALID
 
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
@@ -40,7 +41,7 @@ class Sequences:
     user_id [U] original ids (int64, or object for text) · item [N] int32 row of items.parquet · time [N]
     int64 unix seconds · event [N] int32 index into event_names, 0 when there is none · split [N] int8 ·
     columns [N] float32, NaN where the data has none · targets: stage name -> [N] bool from that stage's
-    `target:` condition
+    `target:` condition · repeats: "allow" or "mask", what holds of items that a user has seen (`repeats.py`)
     """
 
     user_id: np.ndarray
@@ -52,6 +53,7 @@ class Sequences:
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     targets: dict[str, np.ndarray] = field(default_factory=dict)
     event_names: tuple[str, ...] = ()
+    repeats: str = MASK
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -70,6 +72,11 @@ class Sequences:
     def user(self) -> np.ndarray:
         """The user row of each event, [N] int64."""
         return np.repeat(np.arange(len(self)), self.lengths)
+
+    @cached_property
+    def repeated(self) -> np.ndarray:
+        """Whether an event's item was among its user's earlier ones, [N] bool."""
+        return repeated(self.user, self.item)
 
     def counts(self) -> dict[str, int]:
         """users, events, events of each split, users that only train, TEST events that have no history."""
@@ -121,6 +128,7 @@ class Sequences:
             columns={name: _flat(table[f"column:{name}"], "<f4") for name in meta["columns"]},
             targets={name: _flat(table[f"target:{name}"], "|b1") for name in meta["targets"]},
             event_names=tuple(meta["event_names"]),
+            repeats=meta.get("repeats", MASK),
         )
 
     def _count(self, mask_N: np.ndarray) -> np.ndarray:
@@ -142,6 +150,8 @@ class Sequences:
         fields += [pa.field(name, pa.binary()) for name in self._fields()]
         meta = {"format": _FORMAT, "columns": list(self.columns), "targets": list(self.targets)}
         meta["event_names"] = list(self.event_names)
+        if self.repeats != MASK:  # files without the word mask; their hash names them
+            meta["repeats"] = self.repeats
         return pa.schema(fields, metadata={"nonet.sequences": json.dumps(meta)})
 
     def _groups(self) -> Iterator[pa.Table]:
@@ -169,12 +179,14 @@ def build_sequences(
     where: str | None = None,
     columns: Sequence[str] | None = None,
     tie_seed: int | None = None,
+    repeats: str | None = None,
 ) -> tuple[Sequences, pa.Table]:
     """Group events by user; the items come back in dense index order (see `nonet.samples.build`).
 
     keep: least `item_events`, `user_events` · split: `use`, `test`, `valid`, `rl` · targets: stage name ->
     condition where: condition on interactions · columns: which to carry as numbers (default: every numeric
-    one) tie_seed: shuffles events of one user in the same second, to show what their file order is worth
+    one) tie_seed: shuffles events of one user in the same second, to show what their file order is worth ·
+    repeats: "allow" or "mask"; by default the data's share of repeats decides
     """
     built: Built = build(
         interactions,
@@ -186,7 +198,8 @@ def build_sequences(
         columns=columns,
         tie_seed=tie_seed,
     )
-    return Sequences(**built.arrays), built.items
+    seq = Sequences(**built.arrays)
+    return replace(seq, repeats=policy(seq.repeated, seq.split, repeats)), built.items
 
 
 _PLAIN: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from nonet.models.tokenizer import tokenise
 from nonet.rl.trie import Trie
 from nonet.samples.builtin import notice
+from nonet.samples.repeats import shares
 from nonet.samples.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
 from nonet.samples.tables import read_tables
 from nonet.workers.files import sha256
@@ -32,7 +33,8 @@ from nonet.workers.worker import DistributeWorker
 
 @dataclass(frozen=True, slots=True)
 class DataSetup:
-    """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration."""
+    """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
+    and what holds of repeats (None: the data decides)."""
 
     interactions: str
     items: str | None
@@ -44,12 +46,19 @@ class DataSetup:
     tokenizer: Mapping[str, Any]
     folder: str
     seed: int
+    repeats: str | None = None
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables; sequences and the items they are over. Raises DataError."""
         interactions, items = read_tables(self.interactions, self.items, dict(self.columns))
         return build_sequences(
-            interactions, items, keep=self.keep, split=self.split, targets=self.targets, where=self.where
+            interactions,
+            items,
+            keep=self.keep,
+            split=self.split,
+            targets=self.targets,
+            where=self.where,
+            repeats=self.repeats,
         )
 
 
@@ -70,7 +79,8 @@ class Tokeniser(DistributeWorker):
             "sids": keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
             "catalogue": keep(root, "catalogue", trie.save),
         }
-        return {"artifacts": written, "data": facts_of(seq, items, data), "tokenizer": tokens.report}
+        facts = facts_of(seq, items, data) | {"repeats": _repeats(seq, data)}
+        return {"artifacts": written, "data": facts, "tokenizer": tokens.report}
 
 
 def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
@@ -97,6 +107,12 @@ def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
         "held_out": held_out,
         "notice": notice(data.interactions) or "",
     }
+
+
+def _repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
+    """The policy, whether the data or the scenario chose it, and the share of each split's events that are repeats."""
+    chosen_by = "data" if data.repeats is None else "scenario"
+    return {"policy": seq.repeats, "chosen_by": chosen_by, "share": shares(seq.repeated, seq.split)}
 
 
 def _lengths(seq: Any) -> dict[str, Any]:
