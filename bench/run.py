@@ -16,6 +16,7 @@ from typing import Any
 from nonet.bench.attention import attention
 from nonet.bench.dispatch import dispatch
 from nonet.bench.embedding import embedding
+from nonet.bench.feed import feed
 from nonet.bench.placement import placement
 from nonet.bench.quickstart import quickstart, repeat
 from nonet.bench.receipt import receipt
@@ -26,6 +27,7 @@ _BENCHES: dict[str, Callable[[list[int], str], dict[str, Any]]] = {
     "attention": lambda seeds, device: attention(device),
     "dispatch": lambda seeds, device: dispatch(),
     "embedding": lambda seeds, device: embedding(seeds),
+    "feed": lambda seeds, device: feed(seeds),
     "placement": lambda seeds, device: placement(),
     "quickstart": lambda seeds, device: quickstart(seeds),
     "receipt": lambda seeds, device: receipt(),

@@ -56,6 +56,13 @@ class Data(Part):
     join: dict[Word, Join] = {}
     history: Annotated[Positive, Field(description="last events of a user that the model sees")] = 50
     split: Split = Split()
+    repeats: Annotated[
+        Literal["allow", "mask"] | None,
+        Field(
+            description="whether items that a user has seen may be recommended again; mask: to nobody, and held-out events "
+            "that return to one are missed by all. By default allow where more than 1 % of the events but the test's return"
+        ),
+    ] = None
 
 
 # --- tokenizer, model -------------------------------------------------------------------------------------

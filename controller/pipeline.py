@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.checkpoint import Manifest
+from nonet.controller.data_facts import repeats_text
 from nonet.controller.options import Reinforced
 from nonet.controller.recorder import Recorder
 from nonet.controller.report import headline, make_report
@@ -67,6 +68,8 @@ class Pipeline:
         )
         for text in data_notes(self.session.facts):
             self.recorder.event("note", text=text)
+        if repeats := repeats_text(data):
+            self.recorder.event("note", text=repeats)
         if tokens:
             self.recorder.event(
                 "note", text=f"semantic ids: codes used {tokens.get('used')} of {tokens.get('codes')}"

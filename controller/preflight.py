@@ -20,6 +20,7 @@ from nonet.models.metrics import parse_metric
 from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.reward import check_options, columns_of, find_reward
 from nonet.samples.hints import did_you_mean
+from nonet.samples.prompts import rl_events
 from nonet.samples.sequences import RL, TEST, TRAIN
 
 
@@ -30,8 +31,7 @@ def check(scenario: Scenario, folder: Path) -> None:
     _check_tiers(scenario)
     for metric in scenario.evaluate.metrics:
         check_metric(metric) if predicts_clicks(scenario) else parse_metric(metric)
-    if predicts_clicks(scenario):
-        _check_clicks(scenario)
+    _check_clicks(scenario) if predicts_clicks(scenario) else _check_width(scenario)
     taken = ("tokenise", "evaluate", *baselines_of(scenario))
     for name in scenario.stages:
         if name in taken:
@@ -62,7 +62,21 @@ def _check_tiers(scenario: Scenario) -> None:
             raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
 
+def _check_width(scenario: Scenario) -> None:
+    """A beam narrower than a metric's k would make it a lower bound, without a word."""
+    width = scenario.evaluate.width
+    for metric in scenario.evaluate.metrics:
+        _, k = parse_metric(metric)
+        if k and k > width:
+            raise ConfigError(
+                f"evaluate.width: a beam of {width} recommends {width} items, which {metric} looks beyond; "
+                f"set evaluate.width to {k} or more, or ask for fewer items"
+            )
+
+
 def _check_clicks(scenario: Scenario) -> None:
+    if scenario.data.repeats is not None:
+        raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
     for name, body in scenario.stages.items():
         if not isinstance(body, Supervised):
             continue
@@ -113,3 +127,8 @@ def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str
     for name, body in scenario.stages.items():
         if isinstance(body, Reinforced) and not (seq.split == RL).any():
             raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
+        if isinstance(body, Reinforced) and not len(rl_events(seq)):
+            raise ConfigError(
+                f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
+                "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
+            )

@@ -11,8 +11,9 @@ from nonet.controller.hidden import hide
 from nonet.controller.own_files import keep_copies
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario, document
-from nonet.controller.setups import targets
+from nonet.controller.setups import predicts_clicks, targets
 from nonet.errors import ConfigError
+from nonet.samples.repeats import MASK
 from nonet.workers.tokenise import DataSetup, KnownRun
 
 
@@ -31,6 +32,7 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         folder=str(folder),
         seed=scenario.seed,
         known=known,
+        repeats=MASK if predicts_clicks(scenario) else data.repeats,  # clicks make no lists
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from nonet.errors import ConfigError
 from nonet.models.metrics import paired, per_event, rank_of_target_np
-from nonet.samples.prompts import event_at, seen
+from nonet.samples.prompts import event_at, masked
 from nonet.samples.sequences import Sequences
 
 # Shapes: P prompts, I items.
@@ -191,7 +191,7 @@ def _ranks(
     scores_PI: np.ndarray, seq: Sequences, users: np.ndarray, positions: np.ndarray, tie: np.ndarray
 ) -> np.ndarray:
     target = seq.item[event_at(seq, users, positions)].astype(np.int64)
-    return rank_of_target_np(scores_PI, target, seen(seq, users, positions), tie)
+    return rank_of_target_np(scores_PI, target, masked(seq, users, positions), tie)
 
 
 def _metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from nonet.controller.data_facts import percent
 from nonet.deploy.charts import bar
 from nonet.deploy.markup import collapsed, row_name, section, table
 from nonet.deploy.scores import label, number
@@ -106,6 +107,8 @@ def _sizes(report: Mapping[str, Any]) -> str:
         pairs.append(("peak memory, all processes", f"{peak / 2**30:.2f} GiB"))
     held_out = (report.get("data") or {}).get("held_out") or {}
     pairs += [(f"held-out events, {label(name)}", f"{count:,}") for name, count in held_out.items()]
+    repeats = ((report.get("data") or {}).get("repeats") or {}).get("share") or {}
+    pairs += [(f"of an item seen before, {name} events", percent(share)) for name, share in repeats.items()]
     pairs += [
         (f"version of {name}", str(version)) for name, version in (report.get("versions") or {}).items()
     ]

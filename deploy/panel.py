@@ -157,7 +157,7 @@ class PlainFace:
         every = [list(columns), *(list(row) for row in rows)]
         widths = [max(len(row[at]) for row in every if at < len(row)) for at in range(len(columns))]
         self.say(title)
-        for row in every:
+        for row in every if columns else []:
             padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
             padded[0] = row[0].ljust(widths[0])
             self.say("  " + "  ".join(padded).rstrip())

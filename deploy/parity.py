@@ -25,7 +25,7 @@ from nonet.deploy.agreement import Agreement, compare, limits_for
 from nonet.deploy.api import ScenarioFile
 from nonet.errors import ConfigError, PlacementError
 from nonet.models.baselines import Popularity
-from nonet.models.metrics import tie_order
+from nonet.models.metrics import of_events, tie_order
 from nonet.rl.corpus import Corpus
 from nonet.samples.prompts import prompts
 from nonet.samples.sequences import TEST, TRAIN
@@ -86,7 +86,7 @@ def parity(
         users,
         positions,
         tie,
-        metrics=[metric for metric in scenario.evaluate.metrics if not metric.startswith("coverage")],
+        metrics=of_events(scenario.evaluate.metrics),
         limits=bounds,
         weights=material.weights,
         seed=scenario.seed,

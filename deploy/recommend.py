@@ -1,7 +1,7 @@
 """`nonet recommend`: every stage of a run asked the same question, side by side with the baselines.
 
 For a user of the data the history is all of that user's events; with `--like` it is the named titles, in that order, of a
-user the model has never met.
+user the model has never met. What was seen is recommended again where the run's data allow it (`data.repeats`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from nonet.controller.run_folder import RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import run_setup
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models.baselines import BASELINES
+from nonet.models.baselines import BASELINES, Popularity
+from nonet.models.metrics import tie_order
 from nonet.rl.corpus import Corpus
 from nonet.rl.exhaustive import top_items
 from nonet.samples.keys import NONE, keys_in
-from nonet.samples.prompts import seen
+from nonet.samples.prompts import masked, seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.workers.evaluator import load_recommender
 
@@ -81,8 +82,10 @@ def _answers(
             continue
         model = load_recommender(run, asked, Path(path))
         scores[stage] = model.scores(model.batch(users, positions)).numpy()
+    tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
+    hidden = masked(asked.seq, users, positions)
     best = {
-        name: top_items(torch.from_numpy(np.array(found)), top, history)[0].tolist()
+        name: top_items(torch.from_numpy(np.array(found)), top, hidden, tie)[0].tolist()
         for name, found in scores.items()
     }
     columns = {name: [titles[i] for i in items if i >= 0] for name, items in best.items()}

@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from nonet.controller.data_facts import repeats_text
 from nonet.deploy.charts import bar, forest_plot, line_chart
 from nonet.deploy.curves import Curve
 from nonet.deploy.facts import facts, footer
@@ -90,10 +91,12 @@ def _scores(report: Mapping[str, Any]) -> str:
     validation = "".join(
         _score_table(report, "valid", search, f"Validation, {search}") for search in ("exhaustive", "beam")
     )
-    told = note(
-        "Full ranking of the catalogue, items the user has already seen left out. Best of each column in "
-        "bold; whether a difference means something is the next section's matter."
-    )
+    parts = [
+        "Full ranking of the catalogue.",
+        repeats_text(report.get("data") or {}),
+        "Best of each column in bold; whether a difference means something is the next section's matter.",
+    ]
+    told = note(" ".join(part for part in parts if part))
     return section(
         "Stages and baselines", told + test + collapsed("Validation: used for choosing", validation)
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from nonet.controller.data_facts import repeats_text
 from nonet.deploy.scores import (
     Difference,
     differences,
@@ -37,11 +38,11 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
 
 
 def findings(report: Mapping[str, Any]) -> list[Finding]:
-    """Stages against baselines and each other, then the reward that RL trained."""
+    """Stages against baselines and each other, the reward that RL trained, then what repeats mean, where there are some."""
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
     found = _comparisons(report) or [_plain(report)]
-    return found + _rewards(report)
+    return found + _rewards(report) + _repeats(report)
 
 
 def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
@@ -143,6 +144,12 @@ def _rewards(report: Mapping[str, Any]) -> list[Finding]:
         return [Finding(f"Rewards{where}: {'; '.join(parts)}.", 0)]
     text = f"The trained reward {_change(total)}{where}"
     return [Finding(f"{text}{': ' if parts else ''}{'; '.join(parts)}.", reward_direction(total))]
+
+
+def _repeats(report: Mapping[str, Any]) -> list[Finding]:
+    data = report.get("data") or {}
+    text = repeats_text(data)
+    return [Finding(text, 0)] if text and any(data["repeats"]["share"].values()) else []
 
 
 def reward_direction(values: list[float]) -> int:

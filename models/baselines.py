@@ -8,12 +8,10 @@ TIGER's 0.038), untuned.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from nonet.models.metrics import rank_of_target_np, tie_order
-from nonet.samples.prompts import event_at, ranges, seen
+from nonet.samples.prompts import event_at, ranges
 from nonet.samples.sequences import TRAIN, Sequences
 
 # Shapes: P prompts, I items, N events, E distinct transitions.
@@ -22,14 +20,6 @@ _LAST = 5  # newest events of the history that vote, ...
 _FADE = 0.6  # ... each this much weaker than the one after it
 _PRIOR = 1e-3  # weight of popularity (scaled to 1) beside the votes
 _CHUNK = 512  # prompts scored at once
-
-
-class Scorer(Protocol):
-    """Anything that gives every item a score for a prompt; higher is better."""
-
-    popularity: np.ndarray
-
-    def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray: ...
 
 
 class Popularity:
@@ -104,25 +94,6 @@ BASELINES: dict[str, type[Popularity] | type[TransitionCounter]] = {
     "transition_counter": TransitionCounter,
 }
 """The baselines of every report, by name."""
-
-
-def ranks(
-    scorer: Scorer,
-    seq: Sequences,
-    users: np.ndarray,
-    positions: np.ndarray,
-    *,
-    seed: int = 0,
-    chunk: int = _CHUNK,
-) -> np.ndarray:
-    """Ranks [P] of the items at these positions, seen items masked, scored `chunk` prompts at a time."""
-    target = seq.item[event_at(seq, users, positions)].astype(np.int64)
-    tie = tie_order(scorer.popularity, seed)
-    out = np.empty(len(users), np.int64)
-    for part in _parts(len(users), chunk):
-        scores = scorer.scores(seq, users[part], positions[part])
-        out[part] = rank_of_target_np(scores, target[part], seen(seq, users[part], positions[part]), tie)
-    return out
 
 
 def _popularity(seq: Sequences, splits: Sequence[int], n_items: int) -> np.ndarray:

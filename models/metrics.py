@@ -1,7 +1,7 @@
 """Full-ranking metrics: the rank of a held-out item among the whole catalogue, and what follows from it.
 
-A rank is 0 for the best. Items the user has seen are masked, but for the target itself. Equal scores are
-ordered by `tie_order`: the more popular first, then a seeded permutation, never the item index, since an
+A rank is 0 for the best. What is masked is in nobody's list: a target that is masked has no rank, it is
+MISSED. Equal scores are ordered by `tie_order`: the more popular first, then a seeded permutation, never the item index, since an
 index often carries popularity or age and would flatter a model that answers nothing. Differences come with a
 paired bootstrap over users (95 %): events of one user are not independent, so users are drawn, not events.
 """
@@ -27,6 +27,9 @@ _PER_EVENT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 }
 _NAMES = (*_PER_EVENT, "coverage")
 
+MISSED = 1 << 30
+"""The rank of what a list can not hold or does not: below every number of items."""
+
 
 def parse_metric(name: str) -> tuple[str, int | None]:
     """`recall@10` -> ("recall", 10); `coverage` may stand without a number, all that was recommended
@@ -45,6 +48,17 @@ def parse_metric(name: str) -> tuple[str, int | None]:
     return kind, k
 
 
+def of_events(names: Iterable[str]) -> list[str]:
+    """Those of the metrics that an event has by itself, so that two subjects can be compared event by event."""
+    return [name for name in names if parse_metric(name)[0] in _PER_EVENT]
+
+
+def list_depth(names: Iterable[str], width: int) -> int:
+    """How many recommended items the metrics need beside ranks: the largest k of coverage, `width` without a number."""
+    parsed = [parse_metric(name) for name in names]
+    return max((k or width for kind, k in parsed if kind == "coverage"), default=0)
+
+
 def tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
     """The place of each item among equals, [I] int64: by popularity, highest first, then by a seeded
     permutation."""
@@ -55,12 +69,13 @@ def tie_order(popularity_I: np.ndarray, seed: int) -> np.ndarray:
 
 
 def rank_of_target_np(
-    scores_PI: np.ndarray, target_P: np.ndarray, seen: Jagged, tie_I: np.ndarray | None = None
+    scores_PI: np.ndarray, target_P: np.ndarray, masked: Jagged, tie_I: np.ndarray | None = None
 ) -> np.ndarray:
-    """Ranks [P] int64 of the targets among unseen items, 0 = best; higher scores are better.
+    """Ranks [P] int64 of the targets among items that are not masked, 0 = best, MISSED for a target that is masked
+    or scored -inf (outside the catalogue); higher scores are better.
 
-    `seen`: P ragged rows of item indices, repeats allowed. Without `tie_I` equals stand in a permutation of
-    seed 0.
+    `masked`: P ragged rows of item indices, an item may occur twice. Without `tie_I` equals stand in a
+    permutation of seed 0.
     """
     P, I = scores_PI.shape  # noqa: E741
     tie = tie_order(np.zeros(I), 0) if tie_I is None else tie_I
@@ -70,10 +85,13 @@ def rank_of_target_np(
     own = scores_PI[np.arange(P), target_P][:, None]
     own_tie = tie[target_P][:, None]
     ahead = (scores_PI > own).sum(1) + ((scores_PI == own) & (tie < own_tie)).sum(1)
-    row, item = _distinct_pairs(seen, I)
+    row, item = _distinct_pairs(masked, I)
     score = scores_PI[row, item]
-    masked = (score > own[row, 0]) | ((score == own[row, 0]) & (tie[item] < own_tie[row, 0]))
-    return ahead - np.bincount(row, weights=masked, minlength=P).astype(np.int64)
+    gone = (score > own[row, 0]) | ((score == own[row, 0]) & (tie[item] < own_tie[row, 0]))
+    ranks = ahead - np.bincount(row, weights=gone, minlength=P).astype(np.int64)
+    ranks[row[item == target_P[row]]] = MISSED
+    ranks[np.isneginf(own[:, 0])] = MISSED
+    return ranks
 
 
 def per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
@@ -85,21 +103,25 @@ def per_event(metric: str, ranks: np.ndarray) -> np.ndarray:
     return _PER_EVENT[kind](np.asarray(ranks), k)
 
 
-def coverage(recommended_PW: np.ndarray, n_items: int, k: int | None = None) -> float:
-    """The part of the catalogue that is among anybody's k first recommendations; -1 is none."""
-    shown = np.asarray(recommended_PW)[:, :k]
-    return len(np.unique(shown[shown >= 0])) / n_items
+class Reach:
+    """The best place at which each item of the catalogue was recommended to anybody, over all lists added."""
+
+    def __init__(self, n_items: int):
+        self._place_I = np.full(n_items, MISSED, np.int64)
+
+    def add(self, lists_PW: np.ndarray) -> None:
+        """Lists of item indices, best first; -1 is none."""
+        there = lists_PW >= 0
+        place_PW = np.broadcast_to(np.arange(lists_PW.shape[1]), lists_PW.shape)
+        np.minimum.at(self._place_I, lists_PW[there], place_PW[there])
+
+    def coverage(self, k: int | None = None) -> float:
+        """The part of the catalogue that is among anybody's k first recommendations, or anywhere in a list."""
+        return float((self._place_I < (k or MISSED)).mean())
 
 
-def summarise(
-    ranks: np.ndarray,
-    metrics: Iterable[str],
-    *,
-    recommended: np.ndarray | None = None,
-    n_items: int | None = None,
-) -> dict[str, float]:
-    """Metric name -> mean over events; coverage needs the recommended items [P, W] and the size of the
-    catalogue."""
+def summarise(ranks: np.ndarray, metrics: Iterable[str], reach: Reach | None = None) -> dict[str, float]:
+    """Metric name -> mean over events; coverage needs the `reach` of what was recommended."""
     if not len(ranks):
         raise DataError("no held-out event to evaluate; the split or the target condition leaves none.")
     values: dict[str, float] = {}
@@ -107,10 +129,10 @@ def summarise(
         kind, k = parse_metric(name)
         if kind != "coverage":
             values[name] = float(per_event(name, ranks).mean())
-        elif recommended is None or n_items is None:
+        elif reach is None:
             raise ConfigError(f"{name} needs the recommended items, which ranks alone do not hold.")
         else:
-            values[name] = coverage(recommended, n_items, k)
+            values[name] = reach.coverage(k)
     return values
 
 
@@ -140,10 +162,10 @@ def significant(difference: dict[str, float]) -> bool:
     return difference["low"] > 0 or difference["high"] < 0
 
 
-def _distinct_pairs(seen: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarray]:
-    """(prompt, item) of everything seen, each once."""
-    lengths = np.diff(np.asarray(seen.offsets, np.int64))
-    pair = np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(seen.values)
+def _distinct_pairs(masked: Jagged, n_items: int) -> tuple[np.ndarray, np.ndarray]:
+    """(prompt, item) of everything masked, each once."""
+    lengths = np.diff(np.asarray(masked.offsets, np.int64))
+    pair = np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(masked.values)
     pair = np.unique(pair)
     return pair // n_items, pair % n_items
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,21 +95,26 @@ def _score_leaves(model: Any, cache: Any, levels: list[_Choices], nodes: int) ->
     return logp_Un
 
 
-def top_items(scores_UI: Tensor, k: int, seen: Jagged) -> Tensor:
-    """The k best unseen items of each user, [U, k] int64, ties to the lower index; -1 where none is left."""
-    masked_UI = scores_UI.clone()
-    masked_UI[_pairs(seen, scores_UI)] = -torch.inf
-    values_Uk, index_Uk = top_k(masked_UI, k)
-    index_Uk = index_Uk.masked_fill(values_Uk == -torch.inf, -1)
+def top_items(scores_UI: Tensor, k: int, masked: Jagged, tie_I: np.ndarray | None = None) -> Tensor:
+    """The k best items of each user that are not masked, [U, k] int64; -1 where none is left.
+
+    Equal scores stand by `tie_I` (a place an item, as ranks have it), without it by index.
+    """
+    left_UI = scores_UI.clone()
+    left_UI[_pairs(masked, scores_UI)] = -torch.inf
+    order_I = torch.arange(left_UI.shape[1]) if tie_I is None else torch.from_numpy(np.argsort(tie_I))
+    order_I = order_I.to(left_UI.device)
+    values_Uk, place_Uk = top_k(left_UI[:, order_I], k)
+    index_Uk = order_I[place_Uk].masked_fill(values_Uk == -torch.inf, -1)
     return torch.nn.functional.pad(index_Uk, (0, k - index_Uk.shape[1]), value=-1)
 
 
-def _pairs(seen: Jagged, scores_UI: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(masked: Jagged, scores_UI: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct (user, item) pairs of a Jagged of dense item indices."""
     users, items = scores_UI.shape
-    offsets = torch.as_tensor(seen.offsets).to(scores_UI.device)
+    offsets = torch.as_tensor(masked.offsets).to(scores_UI.device)
     if len(offsets) != users + 1:
-        raise DataError(f"`seen` has {len(offsets) - 1} rows for {users} users; it needs a row a user.")
+        raise DataError(f"`masked` has {len(offsets) - 1} rows for {users} users; it needs a row a user.")
     user = torch.repeat_interleave(offsets.diff())
-    pair = torch.unique(user * items + torch.as_tensor(seen.values).to(scores_UI.device).long())
+    pair = torch.unique(user * items + torch.as_tensor(masked.values).to(scores_UI.device).long())
     return pair // items, pair % items

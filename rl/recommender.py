@@ -19,7 +19,7 @@ from nonet.rl.beam import Beams, beam_search
 from nonet.rl.corpus import Corpus
 from nonet.rl.exhaustive import score_items
 from nonet.samples.batches import prompt_batch
-from nonet.samples.prompts import seen
+from nonet.samples.prompts import masked
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: U prompts, W beams, I items, N events.
@@ -86,13 +86,13 @@ class Recommender:
 
     @torch.no_grad()
     def beams(self, batch: SampleBatch, width: int, users: np.ndarray, positions: np.ndarray) -> Beams:
-        """The `width` best items of each prompt, without those the user has seen."""
+        """The `width` best items of each prompt, without those that are masked."""
         beams = beam_search(
             self.model,
             self._prefill(batch),
             self.corpus.trie,
             width,
-            forbidden=seen(self.corpus.seq, users, positions),
+            forbidden=masked(self.corpus.seq, users, positions),
         )
         return Beams(beams.item.cpu(), beams.sid.cpu(), beams.logp.cpu(), beams.valid.cpu())
 

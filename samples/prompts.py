@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nonet.samples.sequences import Sequences
+from nonet.samples.repeats import ALLOW
+from nonet.samples.sequences import RL, Sequences
 from nonet.types import Jagged
 
 # Shapes: P prompts, N events of all users, M gathered events.
@@ -24,6 +25,14 @@ def events_of(seq: Sequences, split: int, among: np.ndarray | None = None) -> np
     """Indices into the N events, ascending."""
     chosen = seq.split == split
     return np.flatnonzero(chosen if among is None else chosen & among)
+
+
+def rl_events(seq: Sequences, among: np.ndarray | None = None) -> np.ndarray:
+    """Indices of the events that RL may be asked for, ascending: under `repeats: mask` none that returns to an item,
+    which no list could hold."""
+    if seq.repeats == ALLOW:
+        return events_of(seq, RL, among)
+    return events_of(seq, RL, ~seq.repeated if among is None else among & ~seq.repeated)
 
 
 def prompts_at(seq: Sequences, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -50,6 +59,13 @@ def seen(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
     starts = seq.offsets[users]
     index, offsets = ranges(starts, starts + positions)
     return Jagged(seq.item[index].astype(np.int64), offsets)
+
+
+def masked(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
+    """The items that may not be recommended to each prompt: those it has `seen`, or none under `repeats: allow`."""
+    if seq.repeats == ALLOW:
+        return Jagged(np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64))
+    return seen(seq, users, positions)
 
 
 def ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

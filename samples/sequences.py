@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from nonet.errors import DataError
 from nonet.samples.build import Built, build
+from nonet.samples.repeats import MASK, policy, repeated
 from nonet.samples.split import NAMES, RL, TEST, TRAIN, VALID
 
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
@@ -46,7 +47,8 @@ class Sequences:
     columns: name -> [N], ids int64 (whole numbers as they are, text hashed; NONE where the data has none), other
     numbers float32 (NaN where it has none) · targets: stage name -> [N] bool from that stage's `target:` condition
     user_key [U], item_key [I] int64 the sparse keys of users and items; None in files of a version whose keys are their
-    places · dropped: columns of the interactions that none of these can hold, "name (type)"
+    places · dropped: columns of the interactions that none of these can hold, "name (type)" ·
+    repeats: "allow" or "mask", what holds of items that a user has seen (`repeats.py`)
     """
 
     user_id: np.ndarray
@@ -61,6 +63,7 @@ class Sequences:
     user_key: np.ndarray | None = None
     item_key: np.ndarray | None = None
     dropped: tuple[str, ...] = ()
+    repeats: str = MASK
 
     def keys_of_users(self, rows: np.ndarray) -> np.ndarray:
         """The sparse keys [B] int64 of user rows [B]."""
@@ -87,6 +90,11 @@ class Sequences:
     def user(self) -> np.ndarray:
         """The user row of each event, [N] int64."""
         return np.repeat(np.arange(len(self)), self.lengths)
+
+    @cached_property
+    def repeated(self) -> np.ndarray:
+        """Whether an event's item was among its user's earlier ones, [N] bool."""
+        return repeated(self.user, self.item)
 
     def counts(self) -> dict[str, int]:
         """users, events, events of each split, users that only train, TEST events that have no history."""
@@ -145,6 +153,7 @@ class Sequences:
             user_key=table["user_key"].to_numpy().copy() if keyed else None,
             item_key=item_keys(path.parent),
             dropped=tuple(meta.get("dropped", ())),
+            repeats=meta.get("repeats", MASK),
         )
 
     def _count(self, mask_N: np.ndarray) -> np.ndarray:
@@ -171,6 +180,8 @@ class Sequences:
         meta = {"format": _FORMAT if keyed else _ROW_NUMBERS, "columns": kinds if keyed else list(kinds)}
         meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
         meta |= {"dropped": list(self.dropped)} if self.dropped else {}
+        if self.repeats != MASK:  # files without the word mask; their hash names them
+            meta["repeats"] = self.repeats
         return pa.schema(fields, metadata={"nonet.sequences": json.dumps(meta)})
 
     def _groups(self) -> Iterator[pa.Table]:
@@ -199,12 +210,14 @@ def build_sequences(
     where: str | None = None,
     columns: Sequence[str] | None = None,
     tie_seed: int | None = None,
+    repeats: str | None = None,
 ) -> tuple[Sequences, pa.Table]:
     """Group events by user; the items come back in dense index order (see `nonet.samples.build`).
 
     keep: least `item_events`, `user_events` · split: `use`, `test`, `valid`, `rl` · targets: stage name ->
     condition where: condition on interactions · columns: which to carry (default: every one of numbers or text)
-    tie_seed: shuffles events of one user in the same second, to show what their file order is worth
+    tie_seed: shuffles events of one user in the same second, to show what their file order is worth ·
+    repeats: "allow" or "mask"; by default the data's share of repeats decides
     """
     built: Built = build(
         interactions,
@@ -216,7 +229,8 @@ def build_sequences(
         columns=columns,
         tie_seed=tie_seed,
     )
-    return Sequences(**built.arrays), built.items
+    seq = Sequences(**built.arrays)
+    return replace(seq, repeats=policy(seq.repeated, seq.split, repeats)), built.items
 
 
 def item_keys(folder: Path) -> np.ndarray | None:

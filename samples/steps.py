@@ -14,8 +14,8 @@ import numpy as np
 
 from nonet.errors import ConfigError
 from nonet.random import rng
-from nonet.samples.prompts import events_of, prompts_at
-from nonet.samples.sequences import RL, Sequences
+from nonet.samples.prompts import prompts_at, rl_events
+from nonet.samples.sequences import Sequences
 
 
 def steps_per_epoch(n_rows: int, rows_per_step: int) -> int:
@@ -35,11 +35,12 @@ def step_rows(n_rows: int, rows_per_step: int, seed: int, stage: str, step: int)
 def prompt_step(
     seq: Sequences, users_per_step: int, seed: int, stage: str, step: int, among: np.ndarray | None = None
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """The epoch, users [P] and positions [P] of the RL prompts of a global step; each RL event once an epoch.
+    """The epoch, users [P] and positions [P] of the RL prompts of a global step; each event that RL may be asked for
+    once an epoch.
 
     among [N] bool: only these events are asked for (a `target:` mask, or `np.isin(seq.user, users)`).
     """
-    events = events_of(seq, RL, among)
+    events = rl_events(seq, among)
     if not len(events):
         kept = "" if among is None else " that are asked for"
         raise ConfigError(

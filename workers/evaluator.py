@@ -1,13 +1,13 @@
 """Evaluator: the role that tells how good a commit is, beside popularity and the transition counter.
 
-Full ranking over the catalogue, seen items masked, by exhaustive scoring *and* by beam, on validation and test, on all
-held-out events and on those that match the finetuning target. Ranks are kept a file a subject, so that any two can be
-compared by a paired bootstrap over users.
+Full ranking over the catalogue, by exhaustive scoring *and* by beam, on validation and test, on all held-out events and
+on those that match the finetuning target. What is masked is masked for every subject and both ways. Ranks are kept a file
+a subject, so that any two can be compared by a paired bootstrap over users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,23 @@ import torch
 from nonet.embedding.checkpoint import update_of
 from nonet.embedding.reader import ReplicaReader
 from nonet.models.baselines import BASELINES, Popularity
-from nonet.models.metrics import paired, per_event, rank_of_target_np, summarise, tie_order
+from nonet.models.metrics import (
+    MISSED,
+    list_depth,
+    of_events,
+    paired,
+    per_event,
+    rank_of_target_np,
+    tie_order,
+)
 from nonet.models.model import build_model
+from nonet.models.scoreboard import Scoreboard
 from nonet.rl.corpus import Corpus
 from nonet.rl.exhaustive import top_items
 from nonet.rl.recommender import Recommender
-from nonet.samples.prompts import event_at, prompts, seen
+from nonet.samples.prompts import event_at, masked, prompts
 from nonet.samples.sequences import TEST, VALID
+from nonet.types import Jagged
 from nonet.workers.dense import load_model
 from nonet.workers.device import HOST, claim
 from nonet.workers.method import Replicate, method
@@ -34,7 +44,10 @@ from nonet.workers.worker import DistributeWorker
 # Shapes: P prompts, I items, W beams.
 
 SPLITS = {"valid": VALID, "test": TEST}
-_CHUNK, _MISSED = 256, 1 << 30
+_CHUNK = 256
+
+Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(users [P], positions [P]) -> a score an item [P, I], higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +96,17 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
-        """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}."""
+        """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}.
+
+        Coverage is of all lists together, not of an event: it is compared by nobody.
+        """
         users = self._prompts["test"][0]
         found = {}
         for a, b in pairs:
             ranks_a, ranks_b = (np.load(self._results / f"{name}.npz")["test.exhaustive"] for name in (a, b))
             found[f"{a}-{b}"] = {
                 metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self.run.seed)
-                for metric in self.ask.metrics
-                if not metric.startswith("coverage")
+                for metric in of_events(self.ask.metrics)
             }
         return found
 
@@ -113,66 +128,63 @@ class Evaluator(DistributeWorker):
             )
         return rows
 
-    def _evaluate(
-        self, name: str, scores: Callable[[np.ndarray, np.ndarray], np.ndarray], asked: Recommender | None
-    ) -> dict[str, Any]:
+    def _evaluate(self, name: str, scores: Scores, asked: Recommender | None) -> dict[str, Any]:
         arrays: dict[str, np.ndarray] = {}
         detail: dict[str, Any] = {}
         for split, (users, positions) in self._prompts.items():
             if not len(users):
                 continue
-            ranks = {"exhaustive": self._ranks(scores, users, positions)}
+            found = {"exhaustive": self._ranked(scores, users, positions)}
             if asked is not None:
-                ranks["beam"] = self._beam_ranks(asked, users, positions)
-            arrays |= {f"{split}.{how}": found for how, found in ranks.items()}
-            detail[split] = {how: self._summary(found, users, positions) for how, found in ranks.items()}
+                found["beam"] = self._beamed(asked, users, positions)
+            arrays |= {f"{split}.{how}": board.ranks for how, board in found.items()}
+            detail[split] = {how: board.summary() for how, board in found.items()}
         np.savez(self._results / f"{name}.npz", **arrays)  # type: ignore[arg-type]
         return {"detail": detail, "shown": self._top(scores)}
 
-    def _ranks(
-        self, scores: Callable[[np.ndarray, np.ndarray], np.ndarray], users: np.ndarray, positions: np.ndarray
-    ) -> np.ndarray:
-        target = self._target(users, positions)
-        parts = [slice(start, start + _CHUNK) for start in range(0, len(users), _CHUNK)]
-        return np.concatenate(
-            [
-                rank_of_target_np(
-                    scores(users[p], positions[p]),
-                    target[p],
-                    seen(self.corpus.seq, users[p], positions[p]),
-                    self._tie,
-                )
-                for p in parts
-            ]
-        )
+    def _ranked(self, scores: Scores, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
+        """Every item scored."""
+        board, target = self._board(users, positions), self._target(users, positions)
+        depth = list_depth(self.ask.metrics, self.ask.width)
+        for p in _parts(len(users)):
+            scores_PI, hidden = (
+                scores(users[p], positions[p]),
+                masked(self.corpus.seq, users[p], positions[p]),
+            )
+            ranks = rank_of_target_np(scores_PI, target[p], hidden, self._tie)
+            board.add(ranks, self._best(scores_PI, depth, hidden) if depth else None)
+        return board
 
-    def _beam_ranks(self, asked: Recommender, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        target, found = self._target(users, positions), []
-        for batch, u, p in asked.chunks(users, positions, _CHUNK):
-            found.append(asked.beams(batch, self.ask.width, u, p).item.numpy())
-        hits_PW = np.concatenate(found) == target[:, None]
-        return np.where(hits_PW.any(1), hits_PW.argmax(1), _MISSED)
+    def _beamed(self, asked: Recommender, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
+        """By beam: what the beam does not hold is missed."""
+        board, target = self._board(users, positions), self._target(users, positions)
+        for p in _parts(len(users)):
+            batch = asked.batch(users[p], positions[p])
+            item_PW = asked.beams(batch, self.ask.width, users[p], positions[p]).item.numpy()
+            hit_PW = item_PW == target[p][:, None]
+            board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
+        return board
 
-    def _summary(
-        self, ranks: np.ndarray, users: np.ndarray, positions: np.ndarray
-    ) -> dict[str, dict[str, float]]:
-        metrics = [metric for metric in self.ask.metrics if not metric.startswith("coverage")]
-        summary = {"all": summarise(ranks, metrics)}
+    def _board(self, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
+        """An empty one for these events: all of them, and those that match the target condition."""
+        groups = {"all": np.ones(len(users), bool)}
         mask = self.corpus.seq.targets.get(self.ask.target or "")
         if mask is not None:
-            wanted = mask[event_at(self.corpus.seq, users, positions)]
-            if wanted.any():
-                summary["target"] = summarise(ranks[wanted], metrics)
-        return summary
+            groups["target"] = mask[event_at(self.corpus.seq, users, positions)]
+        return Scoreboard(self.ask.metrics, len(self.corpus.items), groups)
 
-    def _top(self, scores: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
-        """Titles of the best unseen items of each shown user."""
+    def _best(self, scores_PI: np.ndarray, k: int, hidden: Jagged) -> np.ndarray:
+        """The k first of the order that ranks are of [P, k]; -1 where none is left."""
+        return top_items(torch.from_numpy(np.array(scores_PI)), k, hidden, self._tie).numpy()
+
+    def _top(self, scores: Scores) -> list[list[str]]:
+        """Titles of the best items of each shown user."""
         users, positions = self._shown_prompts()
         if not len(users):
             return []
         title = self._titles()
-        scores_PI = torch.from_numpy(np.array(scores(users, positions)))
-        best_Pk = top_items(scores_PI, self.ask.shown_items, seen(self.corpus.seq, users, positions))
+        hidden = masked(self.corpus.seq, users, positions)
+        best_Pk = self._best(scores(users, positions), self.ask.shown_items, hidden)
         return [[title[i] for i in row if i >= 0] for row in best_Pk.tolist()]
 
     def _shown_prompts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -200,6 +212,10 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
     reader = ReplicaReader(run.specs())
     reader.apply(update_of(folder, run.specs()))
     return Recommender(model, reader, dict(run.features), corpus, run.history)
+
+
+def _parts(events: int) -> Iterator[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, events, _CHUNK))
 
 
 def _plain(value: Any) -> Any:

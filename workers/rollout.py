@@ -25,8 +25,8 @@ from nonet.random import rng
 from nonet.rl.corpus import Corpus
 from nonet.rl.recommender import Recommender
 from nonet.rl.wire import to_wire
-from nonet.samples.prompts import event_at, prompts, seen
-from nonet.samples.sequences import RL, Sequences
+from nonet.samples.prompts import event_at, prompts_at, rl_events, seen
+from nonet.samples.sequences import Sequences
 from nonet.samples.steps import prompt_step
 from nonet.types import Jagged, Rollouts
 from nonet.workers.device import claim
@@ -106,7 +106,8 @@ class Rollout(DistributeWorker):
     @method(collect="first")
     def probe(self) -> tuple[np.ndarray, np.ndarray]:
         """The RL events of the users that RL never trains on, (users, positions): what rewards are compared on."""
-        return prompts(self._corpus.seq, RL, np.isin(self._corpus.seq.user, self._held_out()))
+        seq = self._corpus.seq
+        return prompts_at(seq, rl_events(seq, np.isin(seq.user, self._held_out())))
 
     @method(collect="concat", users=Shard, positions=Shard)
     def generate(
@@ -184,7 +185,7 @@ def _ask(host: Any, table: str, keys: np.ndarray, version: int, wire: str) -> An
 
 def _keep_out(seq: Sequences, seed: int) -> np.ndarray:
     """A fifth of the users with RL events, drawn by the seed; at least one stays in."""
-    users = np.unique(seq.user[seq.split == RL])
+    users = np.unique(seq.user[rl_events(seq)])
     return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _HELD_OUT])
 
 

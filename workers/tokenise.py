@@ -24,6 +24,7 @@ from nonet.models.known_sids import KnownSids
 from nonet.models.tokenizer import tokenise
 from nonet.rl.trie import Trie
 from nonet.samples.builtin import notice
+from nonet.samples.repeats import shares
 from nonet.samples.sequences import (
     RL,
     TEST,
@@ -72,7 +73,8 @@ class KnownRun:
 
 @dataclass(frozen=True, slots=True)
 class DataSetup:
-    """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration."""
+    """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
+    and what holds of repeats (None: the data decides)."""
 
     interactions: str
     items: str | None
@@ -85,12 +87,19 @@ class DataSetup:
     folder: str
     seed: int
     known: KnownRun | None = None
+    repeats: str | None = None
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables; sequences and the items they are over. Raises DataError."""
         interactions, items = read_tables(self.interactions, self.items, dict(self.columns))
         return build_sequences(
-            interactions, items, keep=self.keep, split=self.split, targets=self.targets, where=self.where
+            interactions,
+            items,
+            keep=self.keep,
+            split=self.split,
+            targets=self.targets,
+            where=self.where,
+            repeats=self.repeats,
         )
 
 
@@ -114,7 +123,9 @@ class Tokeniser(DistributeWorker):
             "sids": keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
             "catalogue": keep(root, "catalogue", trie.save),
         }
-        return {"artifacts": written, "tokenizer": tokens.report, **facts_of(seq, items, data)}
+        facts = facts_of(seq, items, data)
+        facts["data"]["repeats"] = _repeats(seq, data)
+        return {"artifacts": written, "tokenizer": tokens.report, **facts}
 
 
 def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
@@ -143,6 +154,12 @@ def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
         "notice": notice(data.interactions) or "",
     }
     return {"data": facts} | ({"init": data.known.counts(seq)} if data.known else {})
+
+
+def _repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
+    """The policy, whether the data or the scenario chose it, and the share of each split's events that are repeats."""
+    chosen_by = "data" if data.repeats is None else "scenario"
+    return {"policy": seq.repeats, "chosen_by": chosen_by, "share": shares(seq.repeated, seq.split)}
 
 
 def _lengths(seq: Any) -> dict[str, Any]:

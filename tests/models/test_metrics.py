@@ -3,7 +3,10 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.metrics import (
-    coverage,
+    MISSED,
+    Reach,
+    list_depth,
+    of_events,
     paired,
     parse_metric,
     per_event,
@@ -26,9 +29,17 @@ def test_rank_counts_unseen_items_that_score_higher():
     assert ranks.tolist() == [2, 0]
 
 
-def test_target_counts_even_when_the_user_has_seen_it():
-    scores = np.array([[0.9, 0.1, 0.5]], np.float32)
-    assert rank_of_target_np(scores, np.array([2]), _jagged([2, 0])).tolist() == [0]
+def test_a_masked_target_is_missed_however_well_it_scores():
+    scores = np.array([[0.9, 0.1, 0.5], [0.9, 0.1, 0.5]], np.float32)
+    ranks = rank_of_target_np(scores, np.array([0, 0]), _jagged([2, 0, 0], [2]))
+    assert ranks.tolist() == [MISSED, 0]
+    found = summarise(ranks, ["recall@3", "ndcg@3", "mrr@3"])
+    assert found == {"recall@3": 0.5, "ndcg@3": 0.5, "mrr@3": 0.5}
+
+
+def test_a_target_outside_the_catalogue_is_missed():
+    scores = np.array([[-np.inf, -np.inf, 0.5]], np.float32)
+    assert rank_of_target_np(scores, np.array([1]), _jagged([])).tolist() == [MISSED]
 
 
 def test_equal_scores_stand_by_popularity_then_by_chance_never_by_index():
@@ -60,9 +71,9 @@ def test_ranks_equal_a_sort_of_every_row(seed):
     target, tie = rng.integers(0, items, prompts), tie_order(rng.integers(0, 4, items), seed)
     ranks = rank_of_target_np(scores, target, _jagged(*seen), tie)
     for i in range(prompts):
-        left = [x for x in range(items) if x == target[i] or x not in seen[i]]
+        left = [x for x in range(items) if x not in seen[i] and scores[i, x] > -np.inf]
         left.sort(key=lambda x: (-scores[i, x], tie[x]))
-        assert ranks[i] == left.index(target[i])
+        assert ranks[i] == (left.index(target[i]) if target[i] in left else MISSED)
 
 
 def test_scores_that_are_nan_are_refused_with_their_count():
@@ -81,10 +92,23 @@ def test_metrics_of_known_ranks():
 
 
 def test_coverage_counts_distinct_recommended_items():
-    shown = np.array([[0, 1, -1], [1, 2, 3]])
-    assert coverage(shown, 10) == 0.4
-    assert coverage(shown, 10, 2) == 0.3
-    assert summarise(np.array([0]), ["coverage@2"], recommended=shown, n_items=10) == {"coverage@2": 0.3}
+    lists = np.array([[0, 1, -1], [1, 2, 3]])
+    whole, parts = Reach(10), Reach(10)
+    whole.add(lists)
+    for row in lists:
+        parts.add(row[None])
+    for reach in (whole, parts):
+        assert [reach.coverage(k) for k in (None, 1, 2, 3)] == [0.4, 0.2, 0.3, 0.4]
+    assert summarise(np.array([0]), ["coverage@2"], whole) == {"coverage@2": 0.3}
+    assert Reach(10).coverage() == 0
+
+
+def test_metrics_say_how_long_lists_they_need_and_which_of_them_an_event_has():
+    names = ["recall@10", "coverage@5", "coverage@3"]
+    assert list_depth(names, 20) == 5
+    assert list_depth([*names, "coverage"], 20) == 20
+    assert list_depth(["recall@10"], 20) == 0
+    assert of_events([*names, "coverage"]) == ["recall@10"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Scoreboard: what the lists of one subject are worth, added up a chunk of held-out events at a time.
+
+It keeps a rank an event and a place an item: what coverage needs of the lists, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from nonet.models.metrics import Reach, summarise
+
+# Shapes: P held-out events, C of them in a chunk, W recommended items.
+
+
+class Scoreboard:
+    """`groups`: name -> [P] bool, the events that are summed up together; `metrics` by name."""
+
+    def __init__(self, metrics: Sequence[str], n_items: int, groups: Mapping[str, np.ndarray]):
+        self._metrics, self._groups = metrics, groups
+        self._reach = {name: Reach(n_items) for name in groups}
+        self._ranks: list[np.ndarray] = []
+        self._events = 0
+
+    def add(self, ranks_C: np.ndarray, lists_CW: np.ndarray | None = None) -> None:
+        """The next events' ranks and, where coverage is asked for, their lists (-1 is none)."""
+        part = slice(self._events, self._events + len(ranks_C))
+        if lists_CW is not None:
+            for name, member in self._groups.items():
+                self._reach[name].add(lists_CW[member[part]])
+        self._ranks.append(ranks_C)
+        self._events = part.stop
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """[P] int64, in the order they came."""
+        return np.concatenate(self._ranks)
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Metric name -> value, by group; a group without events is left out."""
+        ranks = self.ranks
+        return {
+            name: summarise(ranks[member], self._metrics, self._reach[name])
+            for name, member in self._groups.items()
+            if member.any()
+        }
