@@ -7,7 +7,7 @@ the key. Pure: imports neither Ray nor torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -17,6 +17,7 @@ from nonet.controller import yaml
 from nonet.controller.options import (
     Checkpoint,
     Data,
+    Deadlines,
     Evaluate,
     Model,
     Pool,
@@ -72,6 +73,7 @@ class Scenario(Part):
     stages: dict[Word, Stage]
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
+    deadlines: Deadlines = Deadlines()
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -155,6 +157,11 @@ def find(source: str | Path) -> Path:
 def shipped_names() -> list[str]:
     """Names of the scenarios that come with Nonet."""
     return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
+
+
+def bound(document: Mapping[str, Any]) -> str:
+    """What a run keeps to when it is resumed, as text: everything but how long its waits may take."""
+    return yaml.dump({key: value for key, value in document.items() if key != "deadlines"})
 
 
 def document(scenario: BaseModel) -> dict[str, Any]:

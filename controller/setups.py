@@ -10,6 +10,7 @@ from typing import Any
 from nonet.controller.options import Reinforced, RewardOptions, Schedule, Supervised
 from nonet.controller.scenario import Scenario
 from nonet.controller.tables import table_arguments, tier_arguments
+from nonet.deadlines import Deadlines
 from nonet.workers.host import RoleSpec
 from nonet.workers.setup import RunSetup, StageSetup
 
@@ -31,7 +32,13 @@ def run_setup(scenario: Scenario) -> RunSetup:
         {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
+        deadlines(scenario).step,
     )
+
+
+def deadlines(scenario: Scenario) -> Deadlines:
+    """How long the run's waits may take."""
+    return Deadlines.of(scenario.deadlines.model_dump())
 
 
 def model_options(scenario: Scenario) -> dict[str, Any]:

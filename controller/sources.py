@@ -10,7 +10,7 @@ from pathlib import Path
 from nonet.controller import yaml
 from nonet.controller.part import is_reference
 from nonet.controller.run_folder import RunFolder
-from nonet.controller.scenario import Scenario, document
+from nonet.controller.scenario import Scenario, bound, document
 from nonet.controller.setups import reward_options, targets
 from nonet.errors import ConfigError
 from nonet.workers.tokenise import DataSetup
@@ -57,13 +57,14 @@ def _beside(folder: Path, path: str) -> str:
 
 
 def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
-    """Put the scenario and its own files into the run's folder, or find them there; the scenario's hash.
+    """Put the scenario and its own files into the run's folder, or find them there; the hash of what resuming must keep.
 
-    Raises ConfigError where the folder is that of another scenario.
+    Deadlines may be other ones than before. Raises ConfigError where the folder is that of another scenario.
     """
-    text = yaml.dump(document(scenario))
+    whole = document(scenario)
+    text, kept = yaml.dump(whole), bound(whole)
     if run.scenario.exists():
-        if run.scenario.read_text(encoding="utf-8") != text:
+        if bound(yaml.read(run.scenario)) != kept:
             raise ConfigError(
                 f"{run.path} is a run of another scenario ({run.scenario}); "
                 "choose another --run-dir, or resume it with `nonet resume`"
@@ -72,5 +73,6 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
         run.path.mkdir(parents=True, exist_ok=True)
         run.sources.mkdir(exist_ok=True)
         copy_own_files(scenario, folder, run.sources)
+    if not run.scenario.exists() or run.scenario.read_text(encoding="utf-8") != text:
         run.scenario.write_text(text, encoding="utf-8")
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(kept.encode()).hexdigest()

@@ -12,7 +12,6 @@ from nonet.controller.players import Prompts
 from nonet.controller.recorder import Recorder
 from nonet.controller.session import Session
 from nonet.controller.tables import has_policy
-from nonet.workers.gang import STEP_DEADLINE_S
 
 # A call per chunk, not per step, keeps the controller out of a 20 ms step's way.
 CHUNK_STEPS = 10
@@ -74,7 +73,7 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
             record = session.trainer.update(beams, scores)
         session.publish()
         means = {
-            f"reward.{reward}": float(np.mean(future.get(STEP_DEADLINE_S)))
+            f"reward.{reward}": float(np.mean(future.get(session.deadlines.step)))
             for reward, future in scores.items()
         }
         total = sum(stage.weights[reward] * means[f"reward.{reward}"] for reward in scores)
@@ -86,7 +85,7 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
         }
         absent = session.rollout.group.absent()  # asked while the shards count
         _tables(session, recorder, name, step + 1, shown)
-        found = float(absent.get(STEP_DEADLINE_S))
+        found = float(absent.get(session.deadlines.step))
         recorder.metrics(name, step + 1, {"absent": found}, role="rollout")
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
@@ -112,10 +111,10 @@ def rehearse(session: Session) -> None:
     for name in session.scenario.stages:
         if session.stages[name].weights:
             session.publish(name)
-            users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
+            users, positions = session.rollout.group.probe().get(session.deadlines.step)
             few = Prompts(name, 0, users[:_REHEARSAL_USERS], positions[:_REHEARSAL_USERS])
             for future in session.rewards_of(name).score(session.rollout.generate(few)).values():
-                future.get(STEP_DEADLINE_S)
+                future.get(session.deadlines.step)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
@@ -124,10 +123,10 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
     Arrays [P] by reward, "total" among them, and "user" [P].
     """
     session.publish(name)
-    users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
+    users, positions = session.rollout.group.probe().get(session.deadlines.step)
     scores = session.rewards_of(name).score(session.rollout.generate(Prompts(name, 0, users, positions)))
     means = {
-        reward: np.asarray(future.get(STEP_DEADLINE_S), np.float64).mean(1)
+        reward: np.asarray(future.get(session.deadlines.step), np.float64).mean(1)
         for reward, future in scores.items()
     }
     total = sum(

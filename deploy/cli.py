@@ -330,8 +330,8 @@ def bench(
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
     from nonet.controller.run_folder import RunFolder
-    from nonet.controller.scenario import document
-    from nonet.controller.yaml import dump
+    from nonet.controller.scenario import bound, document
+    from nonet.controller.yaml import dump, read
     from nonet.deploy import api
 
     if run_dir is None:
@@ -341,8 +341,10 @@ def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> A
         raise ConfigError(
             f"{run_dir} holds no run: there is nothing to resume; leave --resume out to start one there"
         )
-    if dump(document(api.scenario(scenario, change).scenario)) != folder.scenario.read_text(encoding="utf-8"):
+    wanted = document(api.scenario(scenario, change).scenario)
+    if bound(wanted) != bound(read(folder.scenario)):
         raise ConfigError(f"{run_dir} is a run of another scenario than {scenario}: see {folder.scenario}")
+    folder.scenario.write_text(dump(wanted), encoding="utf-8")  # with the deadlines asked for
     return api.resume(run_dir)
 
 

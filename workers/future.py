@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from nonet.deadlines import way_out
 from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed, WorkerLost
 from nonet.workers import rows
 
@@ -125,6 +126,7 @@ class GroupFuture:
         waited = timeout_s if timeout_s is not None else self._timeout_s
         return DeadlineExceeded(
             f"{self.role}.{self.method}: no answer within {waited:g} s from rank {pending} of {len(self.refs)}"
+            f"{way_out(waited)}"
         )
 
     def _collected(self, values: list[Any]) -> Any:
