@@ -159,7 +159,7 @@ class Crew:
             groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
             timeouts.setdefault(stage, {})[name] = options.timeout_s
         return {
-            stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter)
+            stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter, self.deadlines)
             for stage, named in groups.items()
         }
 

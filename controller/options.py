@@ -294,6 +294,12 @@ class Reinforced(Part):
     rewards: dict[Word, RewardOptions]
     mismatch: Mismatch | None = None
     between: list[Between] = []
+    probe: Annotated[
+        Positive,
+        Field(
+            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
+        ),
+    ] = 2000
     roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
 
     @model_validator(mode="after")

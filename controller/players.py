@@ -171,20 +171,22 @@ class RewardPlayers:
         timeouts_s: Mapping[str, float],
         stage: str = "",
         enter: Enter = _nothing,
+        deadlines: Deadlines = DEFAULTS,
     ):
-        self.groups, self._timeouts_s = dict(groups), dict(timeouts_s)
+        self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
         self._stage, self._enter = stage, enter
 
     def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
         """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
 
-        Raises DeadlineExceeded that names the reward that is late.
+        Rewards are asked at once, but their time counts from when the beams are there. Raises DeadlineExceeded that names
+        who is late: a reward, or whoever makes the beams.
         """
         self._enter(self._stage, "score")
-        scores = {
-            name: group.score(beams, timeout_s=self._timeouts_s[name], retries=1)
-            for name, group in self.groups.items()
-        }
+        scores = {name: group.score(beams, retries=1) for name, group in self.groups.items()}
+        beams.settle(self.deadlines.step)
+        for name, future in scores.items():
+            future.within(self._timeouts_s[name])
         for name, future in scores.items():
             try:
                 future.settle()
@@ -193,3 +195,18 @@ class RewardPlayers:
                     f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers"
                 ) from None
         return scores
+
+    def mean(self, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
+        """Each reward's mean score a beam; a sum and a count a worker is all that comes here."""
+        asked = {name: self.groups[name].mean(future, retries=1) for name, future in scores.items()}
+        return {name: _mean(future.get(self.deadlines.step)) for name, future in asked.items()}
+
+    def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
+        """Each reward's mean score a beam by prompt [U]."""
+        asked = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
+        return {name: future.get(self.deadlines.step) for name, future in asked.items()}
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    """The mean of all from (mean, count) of parts."""
+    return sum(mean * count for mean, count in parts) / max(1, sum(count for _, count in parts))

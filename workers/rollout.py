@@ -105,9 +105,21 @@ class Rollout(DistributeWorker):
         return chosen, positions
 
     @method(collect="first")
-    def probe(self) -> tuple[np.ndarray, np.ndarray]:
-        """The RL events of the users that RL never trains on, (users, positions): what rewards are compared on."""
-        return prompts(self._corpus.seq, RL, np.isin(self._corpus.seq.user, self._held_out()))
+    def probe(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """RL events of the users that RL never trains on, (users, positions): what rewards are compared on.
+
+        All of them, or `most` drawn by the seed, the same ones whenever they are asked for.
+        """
+        users, positions = prompts(self._corpus.seq, RL, np.isin(self._corpus.seq.user, self._held_out()))
+        if most is None or len(users) <= most:
+            return users, positions
+        drawn = np.sort(rng(self.run.seed, "probe").permutation(len(users))[:most])
+        return users[drawn], positions[drawn]
+
+    @method(collect="first")
+    def probes(self) -> int:
+        """How many prompts there are to probe."""
+        return len(self.probe()[0])
 
     @method(collect="concat", users=Shard, positions=Shard)
     def generate(

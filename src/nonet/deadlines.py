@@ -32,6 +32,9 @@ def way_out(timeout_s: float | None) -> str:
     return f"; raise {timeout_s.key} if this is slow and healthy" if isinstance(timeout_s, Deadline) else ""
 
 
+BARE = Deadline(86_400.0, "the timeout_s of the call or of get()")  # what nobody gave a deadline waits a day
+
+
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """start      a group's processes, their environment and their roles' setup
