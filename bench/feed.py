@@ -117,7 +117,8 @@ class Feed:
 
     def beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
         """Rollouts of the stage rl on the wire."""
-        width = self.scenario.stages["rl"].rollout.options()["width"]
+        body: Any = self.scenario.stages["rl"]
+        width = body.rollout.options()["width"]
         return self.rollout.generate(users, positions, stage="rl", step=step, width=width, version=0)
 
     def probe_hits(self) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from nonet.controller.plan import GroupPlan, Plan
 from nonet.controller.players import RewardPlayers, RolloutPlayer, TrainerPlayer
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
-from nonet.controller.setups import reward_options, role_specs, targets
+from nonet.controller.setups import deadlines, reward_options, role_specs, targets
 from nonet.controller.shared_folder import check_shared
 from nonet.controller.trace import Trace
 from nonet.errors import NonetError
@@ -29,8 +29,6 @@ from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.group import WorkerGroup
 from nonet.workers.hosts import Life
 from nonet.workers.setup import StageSetup
-
-OPEN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +63,10 @@ class Crew:
         asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = role_specs(scenario, run, asked)
-        self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage)
+        self.deadlines = deadlines(scenario)
+        self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
-        self.moves = Moves(plan.ledger, self.hosts, trace)
+        self.moves = Moves(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
         self._pulse = keep_alive(self.hosts, life_s) if life_s else None
         self._check_shared(self.hosts)
@@ -119,7 +118,7 @@ class Crew:
         """Have trainers and shards read a commit, whatever the number of ranks that wrote it."""
         waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
         for wait in waits:
-            wait.get(OPEN_S)
+            wait.get(self.deadlines.open)
 
     def _check_shared(self, fresh: Collection[str]) -> None:
         """Raise PlacementError, with no process left, where workers on another node do not reach the run's folder."""
@@ -133,27 +132,31 @@ class Crew:
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
         """Make the players anew; groups that are fresh open the artifacts, before and after the gang meets where it is new."""
+        for name in fresh:
+            self.hosts[name].ready()
         self.moves.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
-        self.trainer = TrainerPlayer(self.group("trainer"), self.group("embedding"), self.moves.enter)
-        self.rollout = RolloutPlayer(self.group("rollout"), self._width(), self.moves.enter)
+        self.trainer = TrainerPlayer(
+            self.group("trainer"), self.group("embedding"), self.moves.enter, self.deadlines
+        )
+        self.rollout = RolloutPlayer(self.group("rollout"), self._width(), self.moves.enter, self.deadlines)
         self.evaluator = self.group("evaluator")
         self.rewards = self._reward_players()
         groups = [group for players in self.rewards.values() for group in players.groups.values()]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in fresh:
-                group.settle(self._ttl_steps).get(OPEN_S)
+                group.settle(self._ttl_steps).get(self.deadlines.open)
         first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
         waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
         if self.evaluator.hosts.name in fresh:
             waits.append(self.evaluator.open(folders, self._results))
         if first is not None:
-            self.parameters: int = first.get(OPEN_S)[0]["parameters"]
+            self.parameters: int = first.get(self.deadlines.open)[0]["parameters"]
         if self._gang() & set(fresh):
             self._meet()
         if self.rollout.group.hosts.name in fresh:
-            self.rollout.group.open(folders).get(OPEN_S)
+            self.rollout.group.open(folders).get(self.deadlines.open)
         for wait in waits:
-            wait.get(OPEN_S)
+            wait.get(self.deadlines.open)
 
     def _meet(self) -> None:
         """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""
@@ -173,7 +176,7 @@ class Crew:
             groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
             timeouts.setdefault(stage, {})[name] = options.timeout_s
         return {
-            stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter)
+            stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter, self.deadlines)
             for stage, named in groups.items()
         }
 

@@ -13,15 +13,15 @@ from typing import Any
 from nonet.controller.ledger import Ledger
 from nonet.controller.trace import CONTROLLER, Trace
 from nonet.controller.turns import Move, Turns
-from nonet.workers.gang import STEP_DEADLINE_S
+from nonet.deadlines import Deadlines
 from nonet.workers.hosts import Hosts
 
 
 class Moves:
     """hosts: the run's groups by name, as they are at each move; `stages`: those whose groups they are."""
 
-    def __init__(self, ledger: Ledger, hosts: Mapping[str, Hosts], trace: Trace):
-        self._hosts, self._trace = hosts, trace
+    def __init__(self, ledger: Ledger, hosts: Mapping[str, Hosts], trace: Trace, deadlines: Deadlines):
+        self._hosts, self._trace, self._deadlines = hosts, trace, deadlines
         places = dict.fromkeys(line.place for line in ledger.turns())
         self._turns = [Turns(ledger, place) for place in places]
         self.stages: frozenset[str] = frozenset()
@@ -52,7 +52,9 @@ class Moves:
     def _carry_out(self, move: Move, away: set[str], phase: str) -> None:
         began, hosts = time.time(), self._hosts[move.group]
         roles = {unit.partition("/")[2] for unit in away if unit.startswith(f"{move.group}/")}
-        moved = hosts.move(sorted(hosts.specs if move.group in away else roles), 2 * STEP_DEADLINE_S)
+        moved = hosts.move(
+            sorted(hosts.specs if move.group in away else roles), self._deadlines.step.times(2)
+        )
         size = sum(getattr(each, move.what) for each in moved)
         ended = time.time()
         self._trace.add(CONTROLLER, move.what, began, ended, unit=move.unit, bytes=size, phase=phase)

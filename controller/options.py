@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nonet.controller.part import Count, Part, Positive, Rate, Replaceable, Share, Word
 from nonet.controller.quantity import Bytes, Seconds
+from nonet.deadlines import DEFAULTS
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -300,6 +301,12 @@ class Reinforced(Part):
     rewards: dict[Word, RewardOptions]
     mismatch: Mismatch | None = None
     between: list[Between] = []
+    probe: Annotated[
+        Positive,
+        Field(
+            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
+        ),
+    ] = 2000
     roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
 
     @model_validator(mode="after")
@@ -323,6 +330,27 @@ class Evaluate(Part):
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
     every: Positive | None = None
+
+
+Wait = Annotated[Seconds, Field(gt=0)]
+
+
+class Deadlines(Part):
+    start: Annotated[Wait, Field(description="until a group's processes are there, environment included")] = (
+        float(DEFAULTS.start)
+    )
+    step: Annotated[
+        Wait, Field(description="a training step, a rollout; what ranks wait for each other in is twice it")
+    ] = float(DEFAULTS.step)
+    open: Annotated[Wait, Field(description="opening the artifacts, or a commit, in every role")] = float(
+        DEFAULTS.open
+    )
+    save: Annotated[Wait, Field(description="writing a commit")] = float(DEFAULTS.save)
+    tokenise: Annotated[Wait, Field(description="reading and tokenising the tables")] = float(
+        DEFAULTS.tokenise
+    )
+    evaluate: Annotated[Wait, Field(description="ranking one stage or baseline")] = float(DEFAULTS.evaluate)
+    reshard: Annotated[Wait, Field(description="moving the rows of all tables")] = float(DEFAULTS.reshard)
 
 
 class KeepCommits(Part):

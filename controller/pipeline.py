@@ -22,8 +22,6 @@ from nonet.controller.setups import baselines_of
 from nonet.controller.stages import probe_rewards, rehearse, run_stage
 from nonet.workers.future import GroupFuture
 
-_EVALUATE_S = 1800.0
-
 
 class Pipeline:
     """All stages of a session, in order."""
@@ -141,7 +139,7 @@ class Pipeline:
         """Keep and show the evaluator's answers, in the order they were asked for; all of them when `wait`."""
         while self._asked and (wait or self._asked[0][1].done()):
             name, future, began = self._asked.pop(0)
-            found = future.get(_EVALUATE_S)
+            found = future.get(self.session.deadlines.evaluate)
             self.session.run.write_json(f"results/{name}.json", found)
             self._timed(f"evaluate {name}", time.time() - began)
             self._show(name, found)
@@ -156,7 +154,7 @@ class Pipeline:
     def _shown_users(self) -> list[dict[str, Any]]:
         shown = self._shown
         if shown is None:
-            shown = self._shown = self.session.evaluator.shown().get(_EVALUATE_S)
+            shown = self._shown = self.session.evaluator.shown().get(self.session.deadlines.evaluate)
         return shown
 
     def _probe(self, name: str, when: str) -> None:
@@ -171,7 +169,7 @@ class Pipeline:
         baselines = baselines_of(session.scenario)
         pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
         paired = (
-            session.evaluator.compare(pairs).get(_EVALUATE_S)
+            session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)
             if session.facts["data"]["held_out"]["test"]
             else {}
         )

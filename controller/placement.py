@@ -25,12 +25,12 @@ from nonet.controller.live import live_view, settled_view
 from nonet.controller.plan import GroupPlan, Plan, plan
 from nonet.controller.scenario import Scenario
 from nonet.controller.shortage import taken_since
+from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import PlacementError
 from nonet.workers.environment import Environment
 from nonet.workers.host import RoleSpec
 from nonet.workers.hosts import OWNED, Hosts, Life, Seat
 
-READY_S = 30.0  # for Ray's scheduler to answer at all
 NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe it
 PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
 STOP_S = 10.0
@@ -59,6 +59,7 @@ class Binding:
 
     life   of its groups; those of a run that outlives its maker are detached, and so are their placement groups
     envs   each pool's environment: {python | image | pip, vars}
+    deadlines  of starting, and of what ranks wait for among themselves
     stage  whose groups to begin with; those the plan begins with by default
     """
 
@@ -70,7 +71,9 @@ class Binding:
         envs: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         stage: str = "",
+        deadlines: Deadlines = DEFAULTS,
     ):
+        self._deadlines = deadlines
         self.groups: tuple[GroupPlan, ...] = ()
         self._specs, self._life, self._envs = specs, life, dict(envs or {})
         self._groups: dict[str, PlacementGroup] = {}
@@ -95,7 +98,7 @@ class Binding:
             self._wait()
             for pool, env in self._envs.items():
                 nodes = {node for group in starts if group.pool == pool for node in group.nodes}
-                Environment.of(env).check(pool, nodes)
+                Environment.of(env).check(pool, nodes, self._deadlines.start)
             for group in starts:
                 self.hosts[group.name] = self._start(group)
         except BaseException:
@@ -152,6 +155,7 @@ class Binding:
                 self._groups[group.shares or group.name],
                 self._envs.get(group.pool),
             ),
+            deadlines=self._deadlines,
         )
 
     def _wait(self) -> None:
@@ -168,7 +172,7 @@ class Binding:
                 name
                 for name in self._groups
                 if name in waiting
-                and (waited > READY_S or (states[name][1] in _NO_ROOM and waited > NO_ROOM_S))
+                and (waited > self._deadlines.start or (states[name][1] in _NO_ROOM and waited > NO_ROOM_S))
             ]
             if late:
                 self._refuse(late[0])

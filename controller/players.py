@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.tally import added_up
 from nonet.errors import ConfigError, DeadlineExceeded
 from nonet.workers.future import GroupFuture
-from nonet.workers.gang import STEP_DEADLINE_S, Gang
+from nonet.workers.gang import Gang
 from nonet.workers.group import WorkerGroup
 from nonet.workers.method import PerRank, Shard
 from nonet.workers.setup import StageSetup
-
-_RESHARD_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,14 @@ def _nothing(stage: str, phase: str) -> None:
 class TrainerPlayer:
     """The trainer group, and the embedding shards that work with it."""
 
-    def __init__(self, group: WorkerGroup, shards: WorkerGroup, enter: Enter = _nothing):
-        self.group, self.shards, self._enter = group, shards, enter
+    def __init__(
+        self,
+        group: WorkerGroup,
+        shards: WorkerGroup,
+        enter: Enter = _nothing,
+        deadlines: Deadlines = DEFAULTS,
+    ):
+        self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
         self.at: tuple[StageSetup, int] | None = None
 
@@ -52,13 +57,13 @@ class TrainerPlayer:
         shards = self.shards.world if self.apart else 0
         if self.group.world + shards == 1:
             return
-        host, port = self.group.host_gang().get(STEP_DEADLINE_S)
-        gang = Gang(host, port, epoch, self.group.world, shards)
+        host, port = self.group.host_gang().get(self.deadlines.step)
+        gang = Gang(host, port, epoch, self.group.world, shards, self.deadlines.step)
         waits = [self.group.meet(PerRank([gang] * self.group.world))]
         if self.apart:
             waits.append(self.shards.meet(PerRank([gang] * shards)))
         for wait in waits:
-            wait.get(STEP_DEADLINE_S)
+            wait.get(self.deadlines.step)
 
     def here(self, stage: StageSetup) -> None:
         """Have the trainer on its device, to be saved, loaded or published."""
@@ -67,12 +72,14 @@ class TrainerPlayer:
     def begin(self, stage: StageSetup) -> None:
         """Start a stage afresh."""
         self._enter(stage.name, "update" if stage.weights else "train")
-        self.group.begin(stage).get(STEP_DEADLINE_S)
+        self.group.begin(stage).get(self.deadlines.step)
 
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
         """Supervised steps [start, stop); a record a step."""
         self._enter(stage.name, "train")
-        return self._with_shards(self.group.train(stage, start, stop), STEP_DEADLINE_S * (stop - start))
+        return self._with_shards(
+            self.group.train(stage, start, stop), self.deadlines.step.times(stop - start)
+        )
 
     def update(self, beams: GroupFuture, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
         """One RL step on beams and scores that stay where they are; its record. The step is that of the last prompts."""
@@ -80,25 +87,25 @@ class TrainerPlayer:
             raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
         stage, step = self.at
         self._enter(stage.name, "update")
-        return self._with_shards(self.group.update(stage, step, beams, scores), STEP_DEADLINE_S)
+        return self._with_shards(self.group.update(stage, step, beams, scores), self.deadlines.step)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """What each sparse table did since the last time asked, over all shards."""
-        return added_up(self.shards.counts().get(STEP_DEADLINE_S))
+        return added_up(self.shards.counts().get(self.deadlines.step))
 
     def reshard(self, shards: Sequence[int]) -> int:
         """Move rows until these shards hold all of them; the version of the slice map after it."""
-        return self._with_shards(self.group.reshard(shards), _RESHARD_S)
+        return self._with_shards(self.group.reshard(shards), self.deadlines.reshard)
 
     def published(self) -> dict[str, dict[str, int]]:
         """Updates of rows that went to replicas since the processes started: {"full" | "delta": {"updates", "bytes"}}."""
-        return added_up(self.shards.sent().get(STEP_DEADLINE_S))
+        return added_up(self.shards.sent().get(self.deadlines.step))
 
-    def _with_shards(self, work: GroupFuture, timeout_s: float) -> Any:
+    def _with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
         serving = self.shards.serve() if self.apart else None
         answer = work.get(timeout_s)
         if serving is not None:
-            serving.get(STEP_DEADLINE_S)
+            serving.get(self.deadlines.step)
         return answer
 
 
@@ -110,7 +117,7 @@ class EmbeddingPlayer:
 
     def rows(self) -> list[dict[str, int]]:
         """Rows of each table that each shard holds."""
-        return self._trainer.shards.rows().get(STEP_DEADLINE_S)
+        return self._trainer.shards.rows().get(self._trainer.deadlines.step)
 
     def reshard(self, shards: int | Sequence[int]) -> list[dict[str, int]]:
         """Move all rows, with their optimizer state, to these shards evenly (a number: to the first so many), while
@@ -131,8 +138,11 @@ class EmbeddingPlayer:
 class RolloutPlayer:
     """The rollout group."""
 
-    def __init__(self, group: WorkerGroup, width: int, enter: Enter = _nothing):
+    def __init__(
+        self, group: WorkerGroup, width: int, enter: Enter = _nothing, deadlines: Deadlines = DEFAULTS
+    ):
         self.group, self.width, self.version, self._enter = group, width, 0, enter
+        self.deadlines = deadlines
         self.holds: int | None = None  # the version of the rows that its replicas hold
 
     def here(self, stage: str) -> None:
@@ -161,20 +171,22 @@ class RewardPlayers:
         timeouts_s: Mapping[str, float],
         stage: str = "",
         enter: Enter = _nothing,
+        deadlines: Deadlines = DEFAULTS,
     ):
-        self.groups, self._timeouts_s = dict(groups), dict(timeouts_s)
+        self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
         self._stage, self._enter = stage, enter
 
     def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
         """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
 
-        Raises DeadlineExceeded that names the reward that is late.
+        Rewards are asked at once, but their time counts from when the beams are there. Raises DeadlineExceeded that names
+        who is late: a reward, or whoever makes the beams.
         """
         self._enter(self._stage, "score")
-        scores = {
-            name: group.score(beams, timeout_s=self._timeouts_s[name], retries=1)
-            for name, group in self.groups.items()
-        }
+        scores = {name: group.score(beams, retries=1) for name, group in self.groups.items()}
+        beams.settle(self.deadlines.step)
+        for name, future in scores.items():
+            future.within(self._timeouts_s[name])
         for name, future in scores.items():
             try:
                 future.settle()
@@ -183,3 +195,18 @@ class RewardPlayers:
                     f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers"
                 ) from None
         return scores
+
+    def mean(self, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
+        """Each reward's mean score a beam; a sum and a count a worker is all that comes here."""
+        asked = {name: self.groups[name].mean(future, retries=1) for name, future in scores.items()}
+        return {name: _mean(future.get(self.deadlines.step)) for name, future in asked.items()}
+
+    def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
+        """Each reward's mean score a beam by prompt [U]."""
+        asked = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
+        return {name: future.get(self.deadlines.step) for name, future in asked.items()}
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    """The mean of all from (mean, count) of parts."""
+    return sum(mean * count for mean, count in parts) / max(1, sum(count for _, count in parts))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.controller.players import RolloutPlayer, TrainerPlayer
-from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.method import Replicate
 from nonet.workers.setup import StageSetup
 
@@ -30,7 +29,7 @@ def publish(
     how, rows = ("shared", {}) if whole else _rows(trainer, rollout, version, replica_bytes)
     if stage is not None:
         rollout.here(stage.name)
-    rollout.group.apply(version, **dense, **rows).get(STEP_DEADLINE_S)
+    rollout.group.apply(version, **dense, **rows).get(trainer.deadlines.step)
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
     return {"version": version, "rows": how}
 
@@ -38,9 +37,9 @@ def publish(
 def _rows(
     trainer: TrainerPlayer, rollout: RolloutPlayer, version: int, replica_bytes: int
 ) -> tuple[str, dict[str, Any]]:
-    shards = trainer.shards
-    if sum(shards.replica_bytes().get(STEP_DEADLINE_S)) <= replica_bytes:
+    shards, step = trainer.shards, trainer.deadlines.step
+    if sum(shards.replica_bytes().get(step)) <= replica_bytes:
         have = rollout.holds
         return "delta" if have is not None else "full", {"sparse": shards.export(version, have)}
-    shards.publish(version).get(STEP_DEADLINE_S)
+    shards.publish(version).get(step)
     return "by key", {"slices": shards.slice_map(), "shards": Replicate(list(shards.hosts.actors))}

@@ -92,16 +92,18 @@ def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
         changes = {
             key: paired(after[key], before[key], after["user"], scenario.seed)
             for key in after.files
-            if key != "user"
+            if key not in ("user", "of")
         }
         means = {
             key: [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]]
             for key, change in changes.items()
         }
-        users = len(np.unique(after["user"]))
+        users, asked = len(np.unique(after["user"])), len(after["user"])
+        of = int(after["of"]) if "of" in after.files else asked
+        some = f" of {of}, drawn by the seed," if of > asked else ""
         return {
             "rewards": means,
-            "rewards_on": f"{len(after['user'])} prompts of {users} users that RL never trained on",
+            "rewards_on": f"{asked} prompts{some} of {users} users that RL never trained on",
         }
     return {}
 

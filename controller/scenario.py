@@ -7,7 +7,7 @@ the key. Pure: imports neither Ray nor torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -18,6 +18,7 @@ from nonet.controller.hidden import hide, is_hidden
 from nonet.controller.options import (
     Checkpoint,
     Data,
+    Deadlines,
     Evaluate,
     Init,
     Model,
@@ -75,6 +76,7 @@ class Scenario(Part):
     stages: dict[Word, Stage]
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
+    deadlines: Deadlines = Deadlines()
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -158,6 +160,11 @@ def find(source: str | Path) -> Path:
 def shipped_names() -> list[str]:
     """Names of the scenarios that come with Nonet."""
     return sorted(path.stem for path in LIBRARY.glob("*.yaml"))
+
+
+def bound(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run keeps to when it is resumed: everything but how long its waits may take."""
+    return {key: value for key, value in document.items() if key != "deadlines"}
 
 
 def document(scenario: BaseModel) -> dict[str, Any]:

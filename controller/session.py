@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from nonet.controller.checkpoint import Manifest
-from nonet.controller.crew import OPEN_S, Change, Crew
+from nonet.controller.crew import Change, Crew
 from nonet.controller.hidden import with_values
 from nonet.controller.history import History
 from nonet.controller.placement import plan_live
@@ -27,14 +27,13 @@ from nonet.controller.players import EmbeddingPlayer, Prompts, RewardPlayers, Ro
 from nonet.controller.publish import publish
 from nonet.controller.run_folder import RunFolder, claim, new_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.controller.setups import stage_setups
+from nonet.controller.setups import deadlines, stage_setups
 from nonet.controller.sources import data_setup, write_run
 from nonet.controller.support import check_runnable
 from nonet.controller.tables import ttl_steps
 from nonet.controller.trace import CONTROLLER, open_trace
 from nonet.controller.warm_start import settled, starting_from, warm_start
 from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
-from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.group import WorkerGroup
 from nonet.workers.hosts import ensure_ray
 from nonet.workers.setup import StageSetup
@@ -73,6 +72,7 @@ class Session:
         if not resume:
             loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
         self.scenario, self.folder = with_values(loaded)[0], folder or beside
+        self.deadlines = deadlines(loaded)
         self.run = run or new_run(loaded.name)
         self.resume = resume
         self._life_s = life_s
@@ -145,7 +145,9 @@ class Session:
         if self.facts is None:
             start = warm_start(self.scenario)
             data = data_setup(self.scenario, self.folder, start and start.known)
-            found = self.crew.group("tokenise").prepare(data, str(self.run.path)).get(OPEN_S * 12)
+            group = self.crew.group("tokenise")
+            group.hosts.ready()
+            found = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
             if start is not None:
                 found["init"] = start.as_dict() | found.get("init", {})
             self.run.write_json("results/tokenise.json", found)
@@ -185,7 +187,7 @@ class Session:
         """Dense parameters and sparse rows there are now."""
         at = self.restored.stage if self.restored else next(iter(self.stages))
         self.trainer.here(self.stages[self._stage or at])
-        rows = self.trainer.shards.rows().get(STEP_DEADLINE_S)
+        rows = self.trainer.shards.rows().get(self.deadlines.step)
         return {
             "parameters": self.crew.parameters,
             "sparse_rows": sum(sum(shard.values()) for shard in rows),
@@ -237,7 +239,7 @@ class Session:
         self.prepare(name)
         self._stage = name
         if not self.stage.weights:
-            self.trainer.shards.unpublish().get(STEP_DEADLINE_S)
+            self.trainer.shards.unpublish().get(self.deadlines.step)
         if self.restored is not None and self.restored.stage == name:
             return self.restored.stage_step
         self.trainer.begin(self.stage)
@@ -250,7 +252,7 @@ class Session:
         for step in range(start, self.stage.steps):
             self.trainer.at = self.stage, step
             self.rollout.here(name)
-            users, positions = self.rollout.group.lease(name, step, self.stage.users).get(STEP_DEADLINE_S)
+            users, positions = self.rollout.group.lease(name, step, self.stage.users).get(self.deadlines.step)
             yield step, Prompts(name, step, users, positions)
 
     def publish(self, stage: str | None = None) -> int:
@@ -285,7 +287,7 @@ class Session:
 
         def save(folder: str) -> None:
             for write in [trainer.group.save(folder), trainer.shards.save(folder)]:
-                write.get(OPEN_S)
+                write.get(self.deadlines.save)
 
         trainer.here(stage)
         return self.history.commit(stage, done, self.version, self._artifacts(), worlds, save)

@@ -11,6 +11,7 @@ from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.tables import table_arguments, tier_arguments
+from nonet.deadlines import Deadlines
 from nonet.workers.host import RoleSpec
 from nonet.workers.setup import RunSetup, StageSetup
 
@@ -32,7 +33,13 @@ def run_setup(scenario: Scenario) -> RunSetup:
         {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
+        deadlines(scenario).step,
     )
+
+
+def deadlines(scenario: Scenario) -> Deadlines:
+    """How long the run's waits may take."""
+    return Deadlines.of(scenario.deadlines.model_dump())
 
 
 def model_options(scenario: Scenario) -> dict[str, Any]:

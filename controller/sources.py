@@ -7,10 +7,9 @@ from pathlib import Path
 
 from nonet.controller import yaml
 from nonet.controller.durable import make_folder, write_whole
-from nonet.controller.hidden import hide
 from nonet.controller.own_files import keep_copies
 from nonet.controller.run_folder import RunFolder
-from nonet.controller.scenario import Scenario, document
+from nonet.controller.scenario import Scenario, bound, document, load_scenario
 from nonet.controller.setups import predicts_clicks, targets
 from nonet.errors import ConfigError
 from nonet.samples.repeats import MASK
@@ -57,9 +56,8 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
 
 
 def check_same(scenario: Scenario, run: RunFolder) -> None:
-    """Raise ConfigError where a run's folder is that of another scenario, values of env.vars left aside."""
-    stored, text = run.scenario.read_text(encoding="utf-8"), yaml.dump(document(scenario))
-    if stored != text and yaml.dump(hide(yaml.parse(stored, str(run.scenario)))) != text:
+    """Raise ConfigError where a run's folder is that of another scenario, deadlines and values of env.vars left aside."""
+    if bound(document(load_scenario(run.scenario)[0])) != bound(document(scenario)):
         raise ConfigError(
             f"{run.path} is a run of another scenario ({run.scenario}); "
             "choose another --run-dir, or resume it with `nonet resume`"

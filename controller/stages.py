@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nonet.controller.options import Supervised
+from nonet.controller.options import Reinforced, Supervised
 from nonet.controller.players import Prompts
 from nonet.controller.recorder import Recorder
 from nonet.controller.session import Session
 from nonet.controller.tables import has_policy
-from nonet.workers.gang import STEP_DEADLINE_S
 
 # A call per chunk, not per step, keeps the controller out of a 20 ms step's way.
 CHUNK_STEPS = 10
@@ -73,10 +72,7 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
-        means = {
-            f"reward.{reward}": float(np.mean(future.get(STEP_DEADLINE_S)))
-            for reward, future in scores.items()
-        }
+        means = {f"reward.{reward}": mean for reward, mean in session.reward.mean(scores).items()}
         total = sum(stage.weights[reward] * means[f"reward.{reward}"] for reward in scores)
         shown = {
             **record,
@@ -86,7 +82,7 @@ def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stoppe
         }
         absent = session.rollout.group.absent()  # asked while the shards count
         _tables(session, recorder, name, step + 1, shown)
-        found = float(absent.get(STEP_DEADLINE_S))
+        found = float(absent.get(session.deadlines.step))
         recorder.metrics(name, step + 1, {"absent": found}, role="rollout")
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
@@ -112,26 +108,36 @@ def rehearse(session: Session) -> None:
     for name in session.scenario.stages:
         if session.stages[name].weights:
             session.publish(name)
-            users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
-            few = Prompts(name, 0, users[:_REHEARSAL_USERS], positions[:_REHEARSAL_USERS])
-            for future in session.rewards_of(name).score(session.rollout.generate(few)).values():
-                future.get(STEP_DEADLINE_S)
+            few = next(_probe(session, name, _REHEARSAL_USERS))
+            session.rewards_of(name).score(session.rollout.generate(few))
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
-    """Each reward's mean score a beam, and their weighted total, for every prompt of the users RL never trains on.
+    """Each reward's mean score a beam, and their weighted total, for prompts of the users RL never trains on.
 
-    Arrays [P] by reward, "total" among them, and "user" [P].
+    No more at once than a step asks, so that what is enough for a step is enough here. Arrays [P] by reward, "total" among
+    them, and "user" [P]; "of", how many prompts these were drawn from.
     """
     session.publish(name)
-    users, positions = session.rollout.group.probe().get(STEP_DEADLINE_S)
-    scores = session.rewards_of(name).score(session.rollout.generate(Prompts(name, 0, users, positions)))
-    means = {
-        reward: np.asarray(future.get(STEP_DEADLINE_S), np.float64).mean(1)
-        for reward, future in scores.items()
-    }
+    rewards, parts, users = session.rewards_of(name), [], []
+    for prompts in _probe(session, name, session.stages[name].users):
+        parts.append(rewards.means(rewards.score(session.rollout.generate(prompts))))
+        users.append(prompts.users)
+    means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
+    user = np.concatenate(users)
     total = sum(
         (weight * means[reward] for reward, weight in session.stages[name].weights.items()),
-        np.zeros(len(users)),
+        np.zeros(len(user)),
     )
-    return means | {"total": total, "user": users}
+    of = session.rollout.group.probes().get(session.deadlines.step)
+    return means | {"total": total, "user": user, "of": np.array(of)}
+
+
+def _probe(session: Session, name: str, size: int) -> Iterator[Prompts]:
+    """The prompts that a stage's rewards are probed with, so many at a time."""
+    body = session.scenario.stages[name]
+    most = body.probe if isinstance(body, Reinforced) else None
+    users, positions = session.rollout.group.probe(most).get(session.deadlines.step)
+    for start in range(0, max(1, len(users)), size):
+        part = slice(start, start + size)
+        yield Prompts(name, 0, users[part], positions[part])

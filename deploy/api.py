@@ -91,6 +91,8 @@ def resume(
     if folder.report.exists():
         raise ConfigError(f"{folder.id} is finished: see {folder.path / 'report.html'}")
     stored, _ = load_scenario(folder.scenario, changes)
+    if given is not None:
+        stored = stored.model_copy(update={"deadlines": given.scenario.deadlines})
     loaded, taken = with_values(stored, given and given.scenario)
     with panel or Panel() as shown:
         if taken:

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nonet.deadlines import way_out
 from nonet.embedding.codec import codec
 from nonet.embedding.window import Plan, Planner, Window, exact_window, summed
 from nonet.embedding.world import SparseWorld
@@ -128,7 +129,9 @@ class _Run:
         if self._error is not None:
             raise self._error
         if any(thread.is_alive() for thread in threads):
-            raise DeadlineExceeded(f"the last updates took longer than {self._pipeline._timeout_s:g} s")
+            raise DeadlineExceeded(
+                f"the last updates took longer than {self._pipeline._timeout_s:g} s{way_out(self._pipeline._timeout_s)}"
+            )
         return results
 
     def _computed(self, number: int) -> Any:
@@ -204,7 +207,9 @@ class _Run:
             except queue.Empty:
                 left -= _POLL_S
             if left <= 0:
-                raise DeadlineExceeded(f"{what} did not come within {self._pipeline._timeout_s:g} s")
+                raise DeadlineExceeded(
+                    f"{what} did not come within {self._pipeline._timeout_s:g} s{way_out(self._pipeline._timeout_s)}"
+                )
         raise _Stopped(f"the pipeline stopped while waiting for {what}")
 
     def _put(self, target: queue.Queue, flight: Flight) -> None:

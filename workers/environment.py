@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nonet.deadlines import DEFAULTS, way_out
 from nonet.errors import ConfigError, PlacementError
 from nonet.workers.device import Device
 
-_LOOK_S = 60.0
 _EXCLUDED = ["**/__pycache__", "**/*.so"]  # a native part is built where it runs
 _LOOK = (
     "import json, sys, ray; "
@@ -66,8 +66,11 @@ class Environment:
         variables = dict(device.vars) | {key: str(value) for key, value in self.vars.items()}
         return told | ({"env_vars": variables} if variables else {})
 
-    def check(self, pool: str, nodes: Iterable[str]) -> None:
-        """Look for the interpreter on every node (Ray's ids). Raises PlacementError that names pool, node and lack."""
+    def check(self, pool: str, nodes: Iterable[str], timeout_s: float = DEFAULTS.start) -> None:
+        """Look for the interpreter on every node (Ray's ids), `timeout_s` long at most.
+
+        Raises PlacementError that names pool, node and lack.
+        """
         if not self.python:
             return
         import ray
@@ -78,16 +81,17 @@ class Environment:
         look = ray.remote(num_cpus=0, max_retries=0)(look_at)
         asked = [
             look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-                self.python, dict(self.vars)
+                self.python, dict(self.vars), timeout_s
             )
             for node in ids
         ]
         wanted = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
         try:
-            looked = ray.get(asked, timeout=2 * _LOOK_S)
+            looked = ray.get(asked, timeout=timeout_s)
         except RayError as error:
             raise PlacementError(
-                f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes: {error}"
+                f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes within "
+                f"{timeout_s:g} s: {error}{way_out(timeout_s)}"
             ) from None
         for node, found in zip(ids, looked, strict=True):
             problem = found.get("error") or ", ".join(
@@ -103,7 +107,7 @@ class Environment:
                 )
 
 
-def look_at(python: str, variables: Mapping[str, str]) -> dict[str, str]:
+def look_at(python: str, variables: Mapping[str, str], timeout_s: float) -> dict[str, str]:
     """{"python", "ray"}: the versions of an interpreter on this machine, or {"error": why it has none to tell}."""
     if not os.access(python, os.X_OK):
         return {"error": "there is no such executable"}
@@ -112,7 +116,7 @@ def look_at(python: str, variables: Mapping[str, str]) -> dict[str, str]:
             [python, "-c", _LOOK],
             capture_output=True,
             text=True,
-            timeout=_LOOK_S,
+            timeout=timeout_s,
             env={**os.environ, **variables},
         )
         return json.loads(asked.stdout)

@@ -1,7 +1,8 @@
 """GroupFuture: the pending results of one group call.
 
-`.get(timeout_s)` collects; `await` too; iteration yields (rank, value) as they finish; `.refs` are Ray's own. Handed to
-another group it travels unfetched. A bare `.get()` is one `ray.get` and no `ray.wait` (which alone costs 1.17x).
+`.get(timeout_s)` collects, and waits a day at most where nobody says how long; `await` too; iteration yields (rank, value)
+as they finish; `.refs` are Ray's own. Handed to another group it travels unfetched. A bare `.get()` is one `ray.get` and no
+`ray.wait` (which alone costs 1.17x).
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from nonet.deadlines import BARE, way_out
 from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed, WorkerLost
 from nonet.workers import rows
+
+_COUNT_S = 30.0  # rows are counted by the hosts that have them, on a thread that only answers questions
 
 if TYPE_CHECKING:
     from nonet.workers.hosts import Hosts, Message
@@ -44,8 +48,13 @@ class GroupFuture:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._counts: list[Any] | None = None
 
+    def within(self, timeout_s: float) -> GroupFuture:
+        """Give it a deadline, counted from now; returns itself."""
+        self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
+        return self
+
     def get(self, timeout_s: float | None = None) -> Any:
-        """The collected value.
+        """The collected value, waited for `timeout_s`; by default until the call's own deadline, and where it has none a day.
 
         Raises DeadlineExceeded naming the ranks that have not answered, WorkerLost, WorkerFailed.
         """
@@ -58,18 +67,19 @@ class GroupFuture:
                 self._ask_again(error)
 
     def settle(self, timeout_s: float | None = None) -> GroupFuture:
-        """Wait until every rank has a result, asking lost ranks again, without fetching any. Raises as `get`."""
+        """Wait until every rank has a result, asking lost ranks again, without fetching any. Waits and raises as `get`."""
         while True:
+            until = time.monotonic() + self._left(timeout_s)
             _, late = ray.wait(
                 self.refs, num_returns=len(self.refs), timeout=self._left(timeout_s), fetch_local=False
             )
             if late:
                 raise self._late(timeout_s)
             try:
-                ray.get(self.counts(), timeout=30.0)
+                ray.get(self.counts(), timeout=max(_COUNT_S, until - time.monotonic()))
                 return self
             except GetTimeoutError:
-                raise self._late(30.0) from None
+                raise self._late(timeout_s) from None
             except (RayActorError, RayTaskError) as error:
                 self._counts = None
                 self._ask_again(error)
@@ -113,18 +123,21 @@ class GroupFuture:
             except (RayActorError, RayTaskError) as error:
                 await asyncio.to_thread(self._ask_again, error)
 
-    def _left(self, timeout_s: float | None) -> float | None:
-        """Seconds to wait: what the caller of get says, else what is left of the call's own deadline."""
-        if timeout_s is not None or self._deadline is None:
+    def _left(self, timeout_s: float | None) -> float:
+        """Seconds to wait: what the caller of get says, else what is left of the call's own deadline, else a day."""
+        if timeout_s is not None:
             return timeout_s
+        if self._deadline is None:
+            return BARE
         return max(0.0, self._deadline - time.monotonic())
 
     def _late(self, timeout_s: float | None) -> DeadlineExceeded:
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
         pending = ", ".join(str(rank) for rank, ref in enumerate(self.refs) if ref not in done)
-        waited = timeout_s if timeout_s is not None else self._timeout_s
+        waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
         return DeadlineExceeded(
             f"{self.role}.{self.method}: no answer within {waited:g} s from rank {pending} of {len(self.refs)}"
+            f"{way_out(waited)}"
         )
 
     def _collected(self, values: list[Any]) -> Any:

@@ -11,22 +11,22 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.workers.device import device
 from nonet.workers.worker import Place
 
-STEP_DEADLINE_S = 120.0
-
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Where a gang meets: address, epoch, how many trainers and how many shards apart from them (0: fused)."""
+    """Where a gang meets: address, epoch, how many trainers and how many shards apart from them (0: fused); a step's deadline."""
 
     host: str
     port: int
     epoch: int
     trainers: int
     shards: int
+    step_s: float = DEFAULTS.step
 
     @property
     def world(self) -> int:
@@ -62,7 +62,7 @@ def join(gang: Gang, rank: int, backend: str = "gloo", trainers_backend: str = "
     """
     import torch.distributed as dist
 
-    timeout = datetime.timedelta(seconds=2 * STEP_DEADLINE_S)
+    timeout = datetime.timedelta(seconds=2 * gang.step_s)
     store = dist.TCPStore(gang.host, gang.port, is_master=False, timeout=timeout)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -81,7 +81,7 @@ def meet(place: Place) -> Any:
     address, port = place.meeting
     if not port:
         raise ConfigError(f"{place.role}-{place.rank} is in no group: a process group needs a WorkerGroup")
-    timeout = datetime.timedelta(seconds=2 * STEP_DEADLINE_S)
+    timeout = datetime.timedelta(seconds=2 * place.deadline_s)
     listener = {"master_listen_fd": place.listener.detach()} if place.rank == 0 else {}
     store = dist.TCPStore(address, port, is_master=place.rank == 0, timeout=timeout, **listener)
     backend = device(place.device.partition(":")[0]).backend

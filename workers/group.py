@@ -10,8 +10,10 @@ future of another group goes on unfetched: equal sizes pass rank to rank, unequa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from nonet.deadlines import DEFAULTS, Deadline
 from nonet.errors import ConfigError
 from nonet.workers import wire
 from nonet.workers.call import Header, is_plain
@@ -28,7 +30,8 @@ class WorkerGroup:
     """N ranks of one role. Group methods of the class appear as methods here and return a `GroupFuture`.
 
     Every call also takes `timeout_s` (its deadline, from submission) and, for methods declared idempotent, `retries`
-    (how often a rank that was lost is asked again after its restart; needs a group with `restarts`).
+    (how often a rank that was lost is asked again after its restart; needs a group with `restarts`). `deadline_s` is how
+    long a rank waits for a value that another one made; in a collective of the group's own it waits twice as long.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class WorkerGroup:
         threads: int = 1,
         restarts: int = 0,
         env: Mapping[str, Any] | None = None,
+        deadline_s: float = DEFAULTS.step,
         **kwargs: Any,
     ):
         if not (isinstance(cls, type) and issubclass(cls, DistributeWorker)):
@@ -51,7 +55,9 @@ class WorkerGroup:
         count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
         seat = Seat(device=device, cpus=cpus, devices=count, threads=threads, env=env)
         specs = {role: RoleSpec(cls, args, kwargs)}
-        self._bind(Hosts(specs, workers=workers, seat=seat, life=Life(restarts=restarts)), role)
+        deadlines = replace(DEFAULTS, step=Deadline(deadline_s, "the group's deadline_s"))
+        life = Life(restarts=restarts)
+        self._bind(Hosts(specs, workers=workers, seat=seat, life=life, deadlines=deadlines), role)
 
     @classmethod
     def of(cls, hosts: Hosts, role: str) -> WorkerGroup:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
 
+from nonet.deadlines import DEFAULTS, Deadlines, way_out
 from nonet.errors import DeadlineExceeded, NonetError, PlacementError, WorkerLost
 from nonet.workers import wire
 from nonet.workers.call import Header, packed, task_name
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from nonet.workers.residents import Moved
 
 NAMESPACE = "nonet"
-RESTART_S = 60.0
 PING_S = 5.0
 
 
@@ -116,13 +116,13 @@ class Hosts:
         name: str = "",
         seat: Seat | None = None,
         life: Life = OWNED,
-        start_timeout_s: float = 120.0,
+        deadlines: Deadlines = DEFAULTS,
     ):
         ensure_ray()
         seat = seat or Seat()
         self.name, self.world, self.specs = name or "+".join(specs), workers, dict(specs)
         self.epoch = 0
-        self._life, self._start_timeout_s = life, start_timeout_s
+        self._life, self._deadlines = life, deadlines
         self._remembered: dict[tuple[str, str], Message] = {}
         self._ways: dict[tuple[str, str], list[Any]] = {}
         self.hurt: dict[int, str] = {}  # ranks that were found lost, and what Ray said of it
@@ -138,7 +138,12 @@ class Hosts:
             options["max_restarts"] = self._life.restarts
         kind = known_device(seat.device)
         place = Place(
-            role=self.name, rank=rank, world=self.world, threads=seat.threads, device=kind.torch_device()
+            role=self.name,
+            rank=rank,
+            world=self.world,
+            threads=seat.threads,
+            device=kind.torch_device(),
+            deadline_s=self._deadlines.step,
         )
         return Host.options(**options).remote(place, self._life.orphan_timeout_s)  # type: ignore[attr-defined]
 
@@ -150,12 +155,13 @@ class Hosts:
         """Wait until every role of every rank is set up; their nodes, process ids and names."""
         future = GroupFuture(self._built, self, self.name, "setup", "list")
         try:
-            return future.get(self._start_timeout_s)
+            return future.get(self._deadlines.start)
         except DeadlineExceeded:
             asked = ray.cluster_resources(), ray.available_resources()
             raise PlacementError(
-                f"group {self.name!r}: {self.world} workers did not start within {self._start_timeout_s:g} s; "
-                f"the cluster has {_short(asked[0])}, free are {_short(asked[1])}. Ask for fewer workers or cpus, or add a node."
+                f"group {self.name!r}: {self.world} workers did not start within {self._deadlines.start:g} s; "
+                f"the cluster has {_short(asked[0])}, free are {_short(asked[1])}. Ask for fewer workers or cpus, or add a node"
+                f"{way_out(self._deadlines.start)}."
             ) from None
 
     def control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
@@ -166,7 +172,7 @@ class Hosts:
     def reach(self, file: str, token: str) -> list[str]:
         """What keeps each rank from working beside a file that holds `token`, "" where nothing does."""
         refs = [actor.reach.remote(file, token) for actor in self.actors]
-        return GroupFuture(refs, self, self.name, "reach", "list").get(self._start_timeout_s)
+        return GroupFuture(refs, self, self.name, "reach", "list").get(self._deadlines.start)
 
     def spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
         """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
@@ -212,18 +218,18 @@ class Hosts:
     def revive(self, rank: int, cause: str) -> None:
         """Wait for Ray to restart a rank, build its roles and repeat what it must know.
 
-        Raises WorkerLost with the cause where the group does not restart, or it takes longer than RESTART_S.
+        Raises WorkerLost with the cause where the group does not restart, or it takes longer than a start may.
         """
         lost = WorkerLost(f"{self.name}-{rank} died: {cause}", role=self.name, rank=rank)
         if not self._life.restarts:
             raise lost
-        deadline, actor = time.monotonic() + RESTART_S, self.actors[rank]
+        deadline, actor = time.monotonic() + self._deadlines.start, self.actors[rank]
         while True:
             try:
-                if not ray.get(actor.admitted.remote(), timeout=RESTART_S):
+                if not ray.get(actor.admitted.remote(), timeout=self._deadlines.start):
                     ray.get(self._build([rank]), timeout=max(1.0, deadline - time.monotonic()))
                     for message in self._remembered.values():
-                        ray.get(self.send(message, rank), timeout=self._start_timeout_s)
+                        ray.get(self.send(message, rank), timeout=self._deadlines.start)
                 self.hurt.pop(rank, None)
                 return
             except (RayActorError, GetTimeoutError) as error:
@@ -234,7 +240,7 @@ class Hosts:
     def advance(self, epoch: int) -> None:
         """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on."""
         self.epoch = epoch
-        ray.get([actor.admitted.remote(epoch) for actor in self.actors], timeout=RESTART_S)
+        ray.get([actor.admitted.remote(epoch) for actor in self.actors], timeout=self._deadlines.start)
 
     def move(self, away: Sequence[str], timeout_s: float) -> list[Moved]:
         """Let these roles' buffers wait in host memory and all others be on the device, on every rank.

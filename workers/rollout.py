@@ -31,7 +31,6 @@ from nonet.samples.steps import prompt_step
 from nonet.types import Jagged, Rollouts
 from nonet.workers.device import claim
 from nonet.workers.files import tensors_of
-from nonet.workers.gang import STEP_DEADLINE_S
 from nonet.workers.method import Replicate, Shard, method
 from nonet.workers.residency import tensors_of as buffers_of
 from nonet.workers.setup import RunSetup
@@ -84,7 +83,9 @@ class Rollout(DistributeWorker):
         if sparse is not None and (copies := self._copies()) is not None:
             copies.apply(join_updates(sparse))
         if slices is not None:
-            self._read_by_key(Published(version, slices, [partial(_ask, host) for host in shards]))
+            self._read_by_key(
+                Published(version, slices, [partial(_ask, host, self.run.step) for host in shards])
+            )
         self._version = version
         return version
 
@@ -104,10 +105,22 @@ class Rollout(DistributeWorker):
         return chosen, positions
 
     @method(collect="first")
-    def probe(self) -> tuple[np.ndarray, np.ndarray]:
-        """The RL events of the users that RL never trains on, (users, positions): what rewards are compared on."""
+    def probe(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """RL events of the users that RL never trains on, (users, positions): what rewards are compared on.
+
+        All of them, or `most` drawn by the seed, the same ones whenever they are asked for.
+        """
         seq = self._corpus.seq
-        return prompts_at(seq, rl_events(seq, np.isin(seq.user, self._held_out())))
+        users, positions = prompts_at(seq, rl_events(seq, np.isin(seq.user, self._held_out())))
+        if most is None or len(users) <= most:
+            return users, positions
+        drawn = np.sort(rng(self.run.seed, "probe").permutation(len(users))[:most])
+        return users[drawn], positions[drawn]
+
+    @method(collect="first")
+    def probes(self) -> int:
+        """How many prompts there are to probe."""
+        return len(self.probe()[0])
 
     @method(collect="concat", users=Shard, positions=Shard)
     def generate(
@@ -164,7 +177,7 @@ class Rollout(DistributeWorker):
             self._recommender.reader.refresh()
             return
         self._replica = None  # tables have outgrown copies
-        self._read_through(RemoteReader(self.run.specs(), lambda: self._published))
+        self._read_through(RemoteReader(self.run.specs(), lambda: self._published, timeout_s=self.run.step))
 
     def _read_through(self, reader: ReplicaReader | RemoteReader) -> None:
         """Another reader, which has counted nothing yet."""
@@ -176,9 +189,9 @@ class Rollout(DistributeWorker):
         return self._kept_out
 
 
-def _ask(host: Any, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
     try:
-        return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=STEP_DEADLINE_S)
+        return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, StaleVersion) else error from None
 

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nonet.deadlines import DEFAULTS, Deadline
+
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
-    and of tables in tiers what each may hold."""
+    of tables in tiers what each may hold, and how long a step may take."""
 
     seed: int
     history: int
@@ -24,6 +26,7 @@ class RunSetup:
     combiners: Mapping[str, str] = field(default_factory=dict)
     in_flight: int | None = None
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    step: Deadline = DEFAULTS.step
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""

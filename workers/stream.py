@@ -12,28 +12,31 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from nonet.deadlines import BARE, way_out
 from nonet.errors import DeadlineExceeded
 from nonet.workers.future import translated
 
 
 class GroupStream:
-    """Results of `role.method` while the ranks still work. `timeout_s`: until the last value, from submission."""
+    """Results of `role.method` while the ranks still work. `timeout_s`: until the last value, from submission;
+    by default a day."""
 
     def __init__(self, streams: list[Any], role: str, method: str, timeout_s: float | None):
         self.role, self.method = role, method
         self._ranks = {stream: rank for rank, stream in enumerate(streams)}
-        self._timeout_s = timeout_s
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._timeout_s = BARE if timeout_s is None else timeout_s
+        self._deadline = time.monotonic() + self._timeout_s
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         pending = list(self._ranks)
         while pending:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            left = max(0.0, self._deadline - time.monotonic())
             ready, _ = ray.wait(pending, num_returns=1, timeout=left)
             if not ready:
                 late = ", ".join(str(self._ranks[stream]) for stream in pending)
                 raise DeadlineExceeded(
                     f"{self.role}.{self.method}: the stream of rank {late} did not end within {self._timeout_s:g} s"
+                    f"{way_out(self._timeout_s)}"
                 )
             stream = ready[0]
             try:

@@ -38,7 +38,7 @@ from nonet.workers.dense import Dense, LearningRate, load_model
 from nonet.workers.device import claim, device
 from nonet.workers.embedding import EmbeddingShard
 from nonet.workers.files import tensor_bytes, write_tensors
-from nonet.workers.gang import STEP_DEADLINE_S, Gang, Membership, join, leave, open_store
+from nonet.workers.gang import Gang, Membership, join, leave, open_store
 from nonet.workers.method import PerRank, Replicate, Shard, method
 from nonet.workers.residency import tensors_of
 from nonet.workers.setup import RunSetup, StageSetup
@@ -126,7 +126,7 @@ class Trainer(DistributeWorker):
             depth=self.run.in_flight or (IN_FLIGHT if self.sparse.layout.world > 1 else 1),
             step=lambda step: stage.first + step + 1,
             lr=lambda step, table: self._table_lr(stage, step, table),
-            timeout_s=2 * STEP_DEADLINE_S,
+            timeout_s=self.run.step.times(2),
         )
         records = pipeline.run(start, stop)
         self.sparse.stop()

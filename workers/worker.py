@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nonet.deadlines import DEFAULTS
+
 
 @dataclass(slots=True)
 class Place:
@@ -23,6 +25,7 @@ class Place:
     threads             torch threads it may use; 0: the role needs no torch
     peers               the other roles in the same process (fused), by role
     meeting, listener   where the group's ranks meet, and rank 0's socket there
+    deadline_s          of fetching what another rank made; ranks wait twice as long for each other in a collective
     """
 
     role: str = "worker"
@@ -35,6 +38,7 @@ class Place:
     peers: dict[str, Any] = field(default_factory=dict)
     meeting: tuple[str, int] = ("", 0)
     listener: Any = None
+    deadline_s: float = DEFAULTS.step
 
 
 class DistributeWorker:

@@ -89,3 +89,11 @@ def test_a_folder_that_another_scenario_began_is_refused(tmp_path):
     assert write_run(scenario, folder, run)
     with pytest.raises(ConfigError, match="is a run of another scenario"):
         write_run(load_scenario("quickstart", ["seed=8"])[0], folder, run)
+
+
+def test_a_run_goes_on_with_other_deadlines_and_keeps_them(tmp_path):
+    run = new_run("x", tmp_path / "aa-1")
+    before = write_run(*load_scenario("quickstart"), run)
+    longer, folder = load_scenario("quickstart", ["deadlines.step=10min"])
+    assert write_run(longer, folder, run) == before
+    assert load_scenario(run.scenario)[0].deadlines.step == 600.0

@@ -48,12 +48,12 @@ def test_an_interpreter_is_looked_at_before_workers_start(tmp_path):
     import ray
 
     version = ".".join(map(str, sys.version_info[:2]))
-    assert look_at(sys.executable, {}) == {"python": version, "ray": ray.__version__}
-    assert look_at(str(tmp_path / "none"), {}) == {"error": "there is no such executable"}
+    assert look_at(sys.executable, {}, 60.0) == {"python": version, "ray": ray.__version__}
+    assert look_at(str(tmp_path / "none"), {}, 60.0) == {"error": "there is no such executable"}
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'no module ray' >&2; exit 1\n")
     broken.chmod(0o755)
-    assert look_at(str(broken), {}) == {"error": "no module ray"}
+    assert look_at(str(broken), {}, 60.0) == {"error": "no module ray"}
 
 
 def test_a_missing_interpreter_names_pool_node_and_what_to_do(ray_local):
