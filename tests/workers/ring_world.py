@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests_ring import make_ring
+from tests_ring import make_ring, write_tables
 
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import run_setup, stage_setups
@@ -16,7 +16,7 @@ from nonet.embedding.reader import make_update
 from nonet.rl.corpus import Corpus
 from nonet.workers.embedding import EmbeddingShard
 from nonet.workers.rollout import Rollout
-from nonet.workers.tokenise import Tokeniser
+from nonet.workers.tokenise import KnownRun, Tokeniser
 from nonet.workers.trainer import Trainer
 from nonet.workers.worker import Place
 
@@ -27,11 +27,18 @@ _OF_UPDATE = ("sid", "valid", "logp", "user", "position")
 class Ring:
     """The ring, tokenised once into a folder; `world` makes roles over it, whatever changes of the scenario they have."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, known: KnownRun | None = None, **sizes: int):
         self.scenario = make_ring(folder) / "ring.yaml"
+        if sizes:
+            write_tables(folder, **sizes)
         loaded, beside = load_scenario(self.scenario)
-        self.facts = Tokeniser().prepare(data_setup(loaded, beside), str(folder))
+        self.facts = Tokeniser().prepare(data_setup(loaded, beside, known), str(folder))
         self.folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+
+    def known(self) -> KnownRun:
+        """This ring as the run that another one starts from."""
+        codes = tuple(self.facts["tokenizer"]["codes"])
+        return KnownRun("ring", self.folders["sequences"], self.folders["sids"], codes)
 
     def corpus(self) -> Corpus:
         return Corpus.load(self.folders)
