@@ -43,7 +43,9 @@ def feed(seeds: Sequence[int]) -> dict[str, Any]:
     """A row a policy: recall@10 by exhaustive ranking and by beam, hits of the probe, RL's flat groups."""
     import torch
 
-    torch.set_num_threads(1)  # as a planned run; threads that wait for a busy core cost a hundred times as much
+    torch.set_num_threads(
+        1
+    )  # as a planned run; threads that wait for a busy core cost a hundred times as much
     rows = []
     for asked in ("by the data", "allow", "mask"):
         changes = [f"seed={seeds[0]}", *([] if asked == "by the data" else [f"data.repeats={asked}"])]
