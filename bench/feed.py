@@ -117,7 +117,11 @@ class Feed:
 
     def beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
         """Rollouts of the stage rl on the wire."""
-        width = self.scenario.stages["rl"].rollout.options()["width"]
+        from nonet.controller.options import Reinforced
+
+        body = self.scenario.stages["rl"]
+        assert isinstance(body, Reinforced)
+        width = body.rollout.options()["width"]
         return self.rollout.generate(users, positions, stage="rl", step=step, width=width, version=0)
 
     def probe_hits(self) -> tuple[int, int]:
