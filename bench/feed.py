@@ -117,7 +117,10 @@ class Feed:
 
     def beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
         """Rollouts of the stage rl on the wire."""
-        body: Any = self.scenario.stages["rl"]
+        from nonet.controller.options import Reinforced
+
+        body = self.scenario.stages["rl"]
+        assert isinstance(body, Reinforced)
         width = body.rollout.options()["width"]
         return self.rollout.generate(users, positions, stage="rl", step=step, width=width, version=0)
 

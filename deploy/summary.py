@@ -14,9 +14,11 @@ def summary(report: Mapping[str, Any]) -> str:
     rows = {**report.get("baselines", {}), **report.get("stages", {})}
     metrics = list(next(iter(rows.values()), {}))
     lines = [*verdict(report), ""]
-    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>11}" for metric in metrics))
+    wide = {metric: max(11, len(metric) + 2) for metric in metrics}
+    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>{wide[metric]}}" for metric in metrics))
     lines += [
-        f"{name:<20}" + "".join(f"{values.get(metric, float('nan')):>11.4f}" for metric in metrics)
+        f"{name:<20}"
+        + "".join(f"{values.get(metric, float('nan')):>{wide[metric]}.4f}" for metric in metrics)
         for name, values in rows.items()
     ]
     wall, peak = report.get("wall_s", {}).get("total", 0), report.get("peak_rss_bytes", 0)

@@ -65,6 +65,12 @@ def test_the_plain_face_writes_one_line_at_a_stages_start_and_end_and_every_five
     ]
 
 
+def test_a_table_without_columns_is_its_title():
+    stream = io.StringIO()
+    Panel(stream).table("popularity (test, full ranking)", [], [[]])
+    assert stream.getvalue() == "popularity (test, full ranking)\n"
+
+
 def test_every_plain_line_is_flushed():
     class Stream(io.StringIO):
         flushed = 0

@@ -294,3 +294,28 @@ def test_a_folder_without_a_report_is_named_and_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="must hold an object, got list"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_says_what_holds_of_seen_items_and_in_how_many_events_it_matters():
+    data = report()["data"]
+    assert "Full ranking of the catalogue. Best of each column" in Page(page(report())).text
+    share = {"train": 0.2213, "rl": 0.3486, "test": 0.4459}
+    found = {"repeats": {"policy": "allow", "chosen_by": "data", "share": share}}
+    text = Page(page(report(data=data | found))).text
+    assert text.count("Seen items may be recommended again (data.repeats: allow, chosen by the data)") == 2
+    for split, told in (("train", "22.1 %"), ("rl", "34.9 %"), ("test", "44.6 %")):
+        assert re.search(rf"of an item seen before, {split} events\s+{told}", text)
+
+
+def test_coverage_stands_in_the_stage_table_beside_the_other_metrics_and_alone():
+    for others in ({}, {"recall@10": 0.1}):
+        rows = {name: others | {"coverage@10": value} for name, value in (("popularity", 0.01), ("rl", 0.77))}
+        made = report(
+            baselines={"popularity": rows["popularity"]},
+            stages={"rl": rows["rl"]},
+            detail={name: {"test": {"exhaustive": {"all": row}}} for name, row in rows.items()},
+            paired={"rl-popularity": {}},
+        )
+        text = Page(page(made)).text
+        assert "coverage@10" in text
+        assert "0.7700" in text

@@ -160,3 +160,34 @@ def test_numbers_have_fixed_digits_and_a_dash_for_what_is_missing():
     assert number(0.12345) == "0.1235"
     assert number(-0.5, 2, sign=True) == "−0.50"
     assert [number(value) for value in (None, float("nan"), float("inf"), "x", True)] == ["–"] * 5
+
+
+def repeats(policy, chosen_by="data", **share):
+    return {"repeats": {"policy": policy, "chosen_by": chosen_by, "share": share}}
+
+
+def test_what_repeats_mean_is_told_where_there_are_some():
+    made = compared(0.1, 0.05, 0.15)
+    assert len(verdict(made | {"data": repeats("mask", train=0.0, test=0.0)})) == 1
+    assert verdict(made | {"data": repeats("allow", train=0.2213, test=0.4459)})[-1] == (
+        "Seen items may be recommended again (data.repeats: allow, chosen by the data): "
+        "44.6 % of the test events return to one, 22.1 % of the training events."
+    )
+    assert verdict(made | {"data": repeats("mask", "scenario", train=0.2, test=0.4459)})[-1] == (
+        "Seen items are recommended to nobody again (data.repeats: mask, set by the scenario); "
+        "44.6 % of the test events return to one and are missed by everybody."
+    )
+    few = verdict(made | {"data": repeats("mask", train=0.0, test=0.0001)})[-1]
+    assert "less than 0.1 % of the test events return" in few
+
+
+def test_a_run_whose_only_metric_is_coverage_has_a_verdict():
+    made = {
+        "baselines": {"popularity": {"coverage@10": 0.05}},
+        "stages": {"finetune": {"coverage@10": 0.5}},
+        "paired": {"finetune-popularity": {}},
+    }
+    assert verdict(made) == [
+        "coverage@10: popularity 0.0500, finetune 0.5000. Nothing was compared pairwise, so none of these is "
+        "called better."
+    ]

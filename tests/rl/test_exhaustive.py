@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nonet.errors import DataError
+from nonet.models.metrics import MISSED, rank_of_target_np, tie_order
 from nonet.random import rng
 from nonet.rl.exhaustive import score_items, top_items
 from nonet.rl.logprob import log_prob_from
@@ -64,6 +65,18 @@ def test_top_items_equal_a_sort(jagged):
             order = sorted(range(items), key=lambda item, row=scores[user]: (-row[item], item))
             left = [item for item in order if item not in seen[user] and scores[user, item] > -np.inf][:7]
             assert tops[user].tolist() == left + [-1] * (7 - len(left))
+
+
+def test_the_best_items_by_a_tie_order_are_those_that_rank_first(jagged):
+    g = rng(5, "lists and ranks")
+    scores = g.integers(0, 3, (30, 20)).astype(np.float32)  # many ties
+    tie = tie_order(g.integers(0, 4, 20), seed=1)
+    masked = jagged([g.integers(0, 20, 6).tolist() for _ in range(30)])
+    tops = top_items(torch.from_numpy(scores), 20, masked, tie).numpy()
+    for item in range(20):
+        ranks = rank_of_target_np(scores, np.full(30, item), masked, tie)
+        for user, place in enumerate(ranks.tolist()):
+            assert item not in tops[user] if place == MISSED else tops[user, place] == item
 
 
 def test_top_items_leave_the_scores_as_they_are_and_want_a_row_a_user(jagged):
