@@ -96,6 +96,7 @@ sys.exit(code)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_submitted_run_is_there_when_its_job_is_over(tmp_path):
     from tests_ring import make_ring
 
@@ -106,7 +107,7 @@ def test_a_submitted_run_is_there_when_its_job_is_over(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "NONET_RUNS")}
     environment |= {"HOME": str(tmp_path / "home"), "PATH": f"{binaries}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "-c", JOB, str(ring)], capture_output=True, text=True, timeout=230, env=environment
+        [sys.executable, "-c", JOB, str(ring)], capture_output=True, text=True, timeout=800, env=environment
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     (run,) = (tmp_path / "home" / "nonet-runs").iterdir()
