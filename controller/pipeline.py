@@ -1,4 +1,4 @@
-"""Pipeline: a session from tables to report: tokenise, baselines, each stage with its evaluation, comparisons.
+"""Pipeline: a session from tables to report: tokenise, each stage, comparisons. Baselines and commits are ranked beside stages.
 
 Results are kept a file a subject under RUN/results, so a resumed run repeats nothing that was finished before the commit
 it goes on from.
@@ -6,6 +6,7 @@ it goes on from.
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from nonet.controller.checkpoint import Manifest
 from nonet.controller.data_facts import repeats_text
+from nonet.controller.durable import write_whole
 from nonet.controller.options import Reinforced
 from nonet.controller.recorder import Recorder
 from nonet.controller.report import headline, make_report
@@ -39,13 +41,16 @@ class Pipeline:
                 self._timed(name, seconds)
             self._note_start()
             rehearse(session)
+            self._asked_shown = (
+                session.evaluator.shown()
+            )  # first of all: who shows a result must not wait for others
             for name in baselines_of(session.scenario):
                 self._evaluate(name, "baseline", name)
-            self._collect(wait=True)
             for name in self._done_before(session.restored):
                 self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
+                    self._collect()
                     self.recorder.event(
                         "note", text=f"stopped in {name}; go on with: nonet resume {session.run.id}"
                     )
@@ -116,6 +121,7 @@ class Pipeline:
             if "evaluator" in group.roles
         ):
             self._collect(wait=True)
+            self._shown_users()
         began = time.time()
         self.session.prepare(name)
         self._timed(f"rebind {name}", time.time() - began)
@@ -128,7 +134,7 @@ class Pipeline:
         return self._stopped()
 
     def _evaluate(self, name: str, method: str, *args: str) -> None:
-        """Ask the evaluator, which works beside the next stage; what a run before had found is shown as it is."""
+        """Ask the evaluator, which works beside the stages; what a run before had found is shown as it is."""
         found = self.session.run.read_json(f"results/{name}.json")
         if found is not None and (self.session.run.results / f"{name}.npz").exists():
             self._show(name, found)
@@ -154,14 +160,16 @@ class Pipeline:
     def _shown_users(self) -> list[dict[str, Any]]:
         shown = self._shown
         if shown is None:
-            shown = self._shown = self.session.evaluator.shown().get(self.session.deadlines.evaluate)
+            shown = self._shown = self._asked_shown.get(self.session.deadlines.evaluate)
         return shown
 
     def _probe(self, name: str, when: str) -> None:
         """Keep what the rewards say of held-out users, before and after RL."""
         file = self.session.run.results / f"{name}.rewards.{when}.npz"
         if not file.exists():
-            np.savez(file, **probe_rewards(self.session, name))  # type: ignore[arg-type]
+            content = io.BytesIO()
+            np.savez(content, **probe_rewards(self.session, name))  # type: ignore[arg-type]
+            write_whole(file, content.getvalue())
 
     def _finish(self) -> None:
         session = self.session

@@ -1,7 +1,7 @@
 """A run's folder: where everything of a run lies, and how a run is named and found.
 
-RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (default ./runs), a unique prefix of one, or
-`last`.
+RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (default ./runs, of Ray jobs ~/nonet-runs), a
+unique prefix of one, or `last`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,9 +87,24 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
+def in_job() -> bool:
+    """Whether this process is a Ray job's: it runs in the job's package, which Ray deletes after it."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or _in_package(Path.cwd())
+
+
+def _in_package(path: Path) -> bool:
+    return "working_dir_files" in path.parts and "runtime_resources" in path.parts
+
+
 def runs_root() -> Path:
-    """The folder of all runs."""
-    return Path(os.environ.get("NONET_RUNS", "runs")).absolute()
+    """The folder of all runs: $NONET_RUNS, else ./runs; of a Ray job's runs nonet-runs in the home directory of its node."""
+    beside, usual = (Path.home(), "nonet-runs") if in_job() else (Path.cwd(), "runs")
+    return beside / os.environ.get("NONET_RUNS", usual)
+
+
+def place_of(run: RunFolder) -> str:
+    """A run's folder with the host whose path it is, for who looks from another one."""
+    return f"{run.path} on {socket.gethostname()}"
 
 
 def claim(run: RunFolder) -> Held:
@@ -105,6 +121,11 @@ def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
     """
     if folder is not None:
         run = RunFolder(Path(folder).absolute())
+        if in_job() and _in_package(run.path):
+            raise ConfigError(
+                f"--run-dir {folder} is in the job's package, which Ray deletes after the job; "
+                "give an absolute path, or leave --run-dir out and set NONET_RUNS"
+            )
         _check_unused(run)
         return run
     return RunFolder(runs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")

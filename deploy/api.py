@@ -9,7 +9,7 @@ from typing import Any
 from nonet.controller.cluster import ClusterView, this_machine
 from nonet.controller.hidden import with_values
 from nonet.controller.plan import Plan, plan
-from nonet.controller.run_folder import RunFolder, find_run, new_run
+from nonet.controller.run_folder import RunFolder, find_run, in_job, new_run, place_of
 from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario, put
 from nonet.controller.sources import check_same
 from nonet.deploy.driver import Run
@@ -71,7 +71,10 @@ def run(
 ) -> Run:
     """Run a scenario to its end with progress. Raises NonetError."""
     with panel or Panel() as shown:
-        return start(source, run_dir=run_dir, command=command).wait(shown)
+        started = start(source, run_dir=run_dir, command=command)
+        if in_job():
+            shown.note(f"this run's folder: {place_of(started.folder)}")
+        return started.wait(shown)
 
 
 def resume(

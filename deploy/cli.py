@@ -68,7 +68,10 @@ def run(
     scenario: ScenarioArg,
     change: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="The run's folder; a new one under $NONET_RUNS (./runs) by default.")
+        Path | None,
+        typer.Option(
+            help="The run's folder; a new one under $NONET_RUNS (./runs; in a Ray job ~/nonet-runs) by default."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole commit in --run-dir.")
@@ -191,7 +194,7 @@ def report(run: RunArg = "last", as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(folder.read_json("report.json"), indent=1))
     else:
-        _say(folder.read_json("report.json"), page)
+        _say(folder, page)
 
 
 @app.command()
@@ -349,20 +352,28 @@ def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> A
 
 
 def _finished(run: Any, as_json: bool) -> None:
+    from nonet.controller.run_folder import in_job, place_of
+
+    if in_job():
+        print(f"this run's folder: {place_of(run.folder)}", file=sys.stderr)
     if run.state == "stopped":
         print(f"stopped. Go on with: nonet resume {run.folder.path}", file=sys.stderr)
         sys.exit(130)
     if as_json:
         print(json.dumps(run.report, indent=1))
     else:
-        _say(run.report, run.folder.path / "report.html")
+        _say(run.folder, run.folder.path / "report.html")
 
 
-def _say(report: dict[str, Any], page: Path) -> None:
+def _say(run: Any, page: Path) -> None:
+    """A run's verdict, where its page is, and what to try next."""
+    from nonet.deploy.suggestion import suggestion
     from nonet.deploy.summary import summary
 
-    print(summary(report))
-    print(f'\nreport     {page}\nrecommend  nonet recommend {report["run"]} --like "Alien" "Blade Runner"')
+    print(summary(run.read_json("report.json")))
+    print(f"\nreport     {page}")
+    if command := suggestion(run):
+        print(f"recommend  {command}")
 
 
 def _fail(error: NonetError) -> None:

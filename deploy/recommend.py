@@ -45,6 +45,8 @@ def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> 
     facts = folder.read_json("results/tokenise.json")
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to recommend from")
+    if "sids" not in facts["artifacts"]:
+        raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     corpus = Corpus.load({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
     row, length, asked = _known_user(corpus, user) if user is not None else _new_user(corpus, like)
     return _answers(folder, corpus, asked, row, length, top)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from nonet.errors import DataError
 from nonet.samples.hints import did_you_mean, listed
-from nonet.samples.importers import Counts, PathLike, header, natural_ids, read_csv, write_tables
+from nonet.samples.importers import Counts, PathLike, check_names, header, natural_ids, read_csv, write_tables
 from nonet.samples.tables import ROLES
 
 # In the order of preference; the first that is there is taken.
@@ -44,11 +44,7 @@ def import_csv(
     if items_path is not None:
         tables[items_path] = (_OF_ITEMS, header(items_path, "csv"))
     for file, (_, names) in tables.items():
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise DataError(
-                f"csv {file}: columns {listed(twice)} are there more than once; rename or drop them."
-            )
+        check_names(names, f"csv {file}")
     _check_given(columns, [name for _, names in tables.values() for name in names], f"csv {src}")
     chosen = {file: _choose(roles, names, columns) for file, (roles, names) in tables.items()}
     table = _read(path, chosen[path])

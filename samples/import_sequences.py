@@ -2,8 +2,9 @@
 
 src is such a file, or a folder with `sequences.txt` and perhaps `timestamps.txt` (user and unix seconds, -1
 unknown, line by line alike), `item_text.tsv` (item_id, text or title, ...) and `item2attributes.json` ({item:
-[attribute, ...]}). The order of the file is the truth: a time below one before it, or an unknown one, is
-raised to it (and counted); without timestamps the position in the line is the time.
+[attribute, ...]}: categories, after those of the text). The order of the file is the truth: a time below one
+before it, or an unknown one, is raised to it (and counted); without timestamps the position in the line is
+the time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nonet.samples.importers import (
     whole_numbers,
     write_tables,
 )
+from nonet.samples.tables import split_categories
 
 
 def import_sequences(src: PathLike, dst: PathLike) -> Counts:
@@ -106,18 +108,21 @@ def _with_text(items: pa.Table, path: Path) -> pa.Table:
 
 
 def _with_attributes(items: pa.Table, path: Path) -> pa.Table:
-    """Attributes as categories, each once, in the order of the file."""
+    """Attributes as categories, in the order of the file, after those that the text has; each once."""
     if not path.is_file():
         return items
     try:
         attributes = json.loads(path.read_text(encoding="utf-8"))
-        of_item = [
-            list(dict.fromkeys(map(str, attributes.get(key, []))))
-            for key in items["item_id"].cast(pa.string()).to_pylist()
-        ]
-    except (ValueError, AttributeError, TypeError):
+        keys = items["item_id"].cast(pa.string()).to_pylist()
+        of_item = [list(map(str, attributes.get(key, []))) for key in keys]
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise DataError(f"sequences {path}: not a JSON object of item -> list of attributes.") from None
-    return items.append_column("categories", pa.array(of_item, pa.list_(pa.string())))
+    if "categories" in items.column_names:
+        of_text = split_categories(items["categories"].cast(pa.string()))
+        of_item = [[*text, *more] for text, more in zip(of_text, of_item, strict=True)]
+        items = items.drop_columns("categories")
+    once = [list(dict.fromkeys(every)) for every in of_item]
+    return items.append_column("categories", pa.array(once, pa.list_(pa.string())))
 
 
 def _text(values: list[str] | np.ndarray) -> pa.ChunkedArray:

@@ -76,14 +76,23 @@ def read_csv(
     column."""
     try:
         delimiter = _delimiter(_first_line(path, what))
-        return pacsv.read_csv(
+        table = pacsv.read_csv(
             path,
             read_options=pacsv.ReadOptions(column_names=names),
             parse_options=pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
         )
+        check_names(table.column_names, f"{what} {path}")
+        return table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{what} {path}: not a readable CSV: {str(error).strip().splitlines()[0]}") from None
+
+
+def check_names(names: list[str], what: str) -> None:
+    """Raise DataError where a name is there more than once."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{what}: columns {listed(twice)} are there more than once; rename or drop them.")
 
 
 def header(path: PathLike, what: str) -> list[str]:
@@ -141,9 +150,11 @@ def _first_line(path: PathLike, what: str) -> str:
         raise DataError(f"{what} {path}: no such file.")
     try:
         with pa.input_stream(str(path)) as stream:
-            return stream.read(65536).decode("utf-8-sig", "replace").splitlines()[0]
+            return stream.read(65536).splitlines()[0].decode("utf-8-sig")
     except IndexError:
         raise DataError(f"{what} {path}: the file is empty.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{what} {path}: the first line is not UTF-8; save the file as UTF-8 text.") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{what} {path}: cannot be read: {error}") from None
 

@@ -214,13 +214,17 @@ def _with_title(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
+def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
+    """Text cut at |; nothing is an empty list."""
+    return [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
+
+
 def _with_categories(table: pa.Table, what: str) -> pa.Table:
     """A list of text an item; a text column is cut at |; nothing is an empty list."""
     column = table["categories"].combine_chunks()
     kind = column.type
     if pa.types.is_string(kind):
-        cut = [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
-        return _replaced(table, "categories", pa.array(cut, pa.list_(pa.string())))
+        return _replaced(table, "categories", pa.array(split_categories(column), pa.list_(pa.string())))
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise DataError(f"{what}: column 'categories' is {kind}; wanted a list of text, or text cut by |.")
     lists = column.cast(pa.list_(pa.string()))

@@ -20,7 +20,6 @@ def test_after_four_small_groups_three_whole_node_gangs_start_where_plain_ray_st
     found = json.loads(done.stdout.splitlines()[-1])
     started = {row["who"]: row["gangs started"] for row in found["rows"] if "who" in row}
     assert started == {"nonet": 3, "plain Ray": 0}
-    assert found["ratio"]["seconds to refuse, the longest"] <= 2.0
     assert found["ratio"]["placement groups left after refusals"] == 0
     messages = [row["message"] for row in found["rows"] if "refused" in row]
     assert all("Held by somebody else 1" in text and "'trainer'" in text for text in messages)

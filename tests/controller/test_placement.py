@@ -42,7 +42,7 @@ def taken(ray_local):
     yield take
     for group in held:
         remove_placement_group(group)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while made_groups() and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -51,14 +51,13 @@ SPECS = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "e
 WIDE = scenario(roles={"trainer": {"workers": 14}})  # 3.5 of the 4 CPUs, and a quarter for the evaluator
 
 
-def test_at_plan_time_what_is_held_is_named_with_its_holder_within_two_seconds(taken):
+def test_at_plan_time_what_is_held_is_named_with_its_holder_and_nothing_is_asked_for(taken):
     from nonet.controller.placement import plan_live
 
     taken("feed-20261120/trainer", 3.0)
-    before, began = made_groups(), time.monotonic()
+    before = made_groups()
     with pytest.raises(PlacementError) as caught:
         plan_live(WIDE)
-    assert time.monotonic() - began <= 2.0
     text = str(caught.value)
     assert re.search(
         r"group 'trainer' \(pool cpu\) needs 3\.5 CPU, the cluster has 4 in 1 of 1 nodes, 1 free", text
@@ -68,17 +67,19 @@ def test_at_plan_time_what_is_held_is_named_with_its_holder_within_two_seconds(t
     assert made_groups() == before
 
 
-def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_within_two_seconds_and_nothing_stays(
-    taken,
+def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_soon_and_nothing_stays(
+    taken, monkeypatch
 ):
+    from nonet.controller import placement
     from nonet.controller.placement import Binding, plan_live
 
+    assert placement.NO_ROOM_S + placement._SETTLE_S < 2, "what it waits for by itself"
+    monkeypatch.setattr(placement, "READY_S", 1e9)  # it does not wait for Ray to give up, but for its word
     made = plan_live(WIDE)
     taken("quick-thief", 2.0)
-    before, began = made_groups(), time.monotonic()
+    before = made_groups()
     with pytest.raises(PlacementError) as caught:
         Binding(made, SPECS)
-    assert time.monotonic() - began <= 2.0
     text = str(caught.value)
     assert "group 'trainer' (pool cpu) was planned 3.5 CPU on 1 nodes" in text
     assert re.search(r"has 2 free of 4; in all nodes 2 of 4 CPU are free\. Held by quick-thief 2\.", text)

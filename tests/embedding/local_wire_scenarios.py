@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import numpy as np
 import torch
@@ -72,12 +71,11 @@ def lost(rank):
     world.pull("item", torch.arange(10))
     if rank == 2:
         os._exit(0)
-    began = time.monotonic()
     try:
         world.pull("item", torch.arange(10))
     except WorkerLost as error:
-        return [str(error), time.monotonic() - began]
-    return ["no error", 0.0]
+        return str(error)
+    return "no error"
 
 
 def main(rank, world_size, folder):

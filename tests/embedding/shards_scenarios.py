@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import numpy as np
 import torch
@@ -72,7 +71,6 @@ def killed(rank, world_size):
     if rank == world_size - 1:
         world.wire.ask(None, None)  # takes part in the first half of a pull
         os.kill(os.getpid(), 9)
-    began = time.monotonic()
     try:
         if rank < 2:
             world.pull("item", torch.arange(200) * 13)
@@ -80,7 +78,7 @@ def killed(rank, world_size):
             return "no error"
         world.serve()
     except NonetError as error:
-        return {"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
+        return {"error": f"{type(error).__name__}: {error}"}
     return "no error"
 
 

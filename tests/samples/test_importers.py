@@ -290,3 +290,31 @@ def test_formats_are_found_by_name():
     assert importer("sequences") is import_sequences
     with pytest.raises(ConfigError, match=r"there are movielens, csv, sequences\. Did you mean 'movielens'"):
         importer("movielen")
+
+
+def test_categories_of_the_text_and_attributes_are_one_column_each_word_once(tmp_path):
+    source = _files(
+        tmp_path / "seq",
+        sequences__txt="1 3 4 5 6\n2 4 3\n",
+        item_text__tsv="item_id\ttext\tcategories\n3\tthree\ta|b|a\n4\tfour\t\n5\tfive\tc\n",
+        item2attributes__json='{"3": ["z", "b", 7], "4": ["z"], "6": [1, 1]}',
+    )
+    import_sequences(source, tmp_path / "out")
+    _, items = _both(tmp_path / "out")
+    assert [(item["item_id"], item["categories"]) for item in items] == [
+        (3, ["a", "b", "z", "7"]),
+        (4, ["z"]),
+        (5, ["c"]),
+        (6, ["1"]),
+    ]
+
+
+def test_a_column_that_is_there_twice_and_a_file_in_another_encoding_are_named(tmp_path):
+    twice = _files(
+        tmp_path / "twice", sequences__txt="1 3\n", item_text__tsv="item_id\ttext\ttext\n3\tx\ty\n"
+    )
+    with pytest.raises(DataError, match=r"item_text\.tsv: columns text are there more than once"):
+        import_sequences(twice, tmp_path / "out")
+    (tmp_path / "utf16.csv").write_text("user,item,time\n1,2,3\n", encoding="utf-16")
+    with pytest.raises(DataError, match="not UTF-8"):
+        import_csv(tmp_path / "utf16.csv", tmp_path / "out")

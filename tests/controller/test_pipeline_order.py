@@ -1,0 +1,194 @@
+"""The pipeline against an evaluator that answers when it is told to: training waits for no ranking, and none is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nonet.controller import pipeline
+from nonet.controller.pipeline import Pipeline
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setups import baselines_of
+
+SCENARIO = load_scenario("quickstart", ["stages={pretrain: {epochs: 1}, finetune: {epochs: 1}}"])[0]
+BASELINES = list(baselines_of(SCENARIO))
+
+
+class Future:
+    def __init__(self, evaluator: Evaluator, name: str):
+        self._evaluator, self.name = evaluator, name
+
+    def done(self) -> bool:
+        return self.name in self._evaluator.answered
+
+    def get(self, timeout_s: float) -> Any:
+        if not self.done():
+            self._evaluator.log.append(f"waited for {self.name}")
+            self._evaluator.answer(self.name)
+        return self._evaluator.answered[self.name]
+
+
+class Evaluator:
+    """Answers in the order it was asked: an answer waits for all before it."""
+
+    def __init__(self, run: RunFolder):
+        self.run, self.log = run, []
+        self.queue: list[str] = []
+        self.answered: dict[str, Any] = {}
+
+    def _ask(self, name: str) -> Future:
+        self.queue.append(name)
+        self.log.append(f"asked for {name}")
+        return Future(self, name)
+
+    def answer(self, upto: str) -> None:
+        while upto in self.queue:
+            name = self.queue.pop(0)
+            self.answered[name] = [] if name == "shown" else {"detail": {}, "shown": [], "of": name}
+            (self.run.results / f"{name}.npz").touch()
+
+    def shown(self) -> Future:
+        return self._ask("shown")
+
+    def baseline(self, name: str) -> Future:
+        return self._ask(name)
+
+    def evaluate(self, name: str, folder: str) -> Future:
+        return self._ask(name)
+
+    def compare(self, pairs: Any) -> Future:
+        return self._ask("compare")
+
+
+class Session:
+    """As much of a session as a pipeline uses; no process."""
+
+    def __init__(self, run: RunFolder):
+        self.run, self.scenario, self.seconds, self.restored = run, SCENARIO, {}, None
+        self.evaluator = Evaluator(run)
+        self.stages = dict.fromkeys(SCENARIO.stages)
+        held_out = {"rl": 1, "valid": 1, "test": 1}
+        counts = {"notice": "", "users": 1, "items": 1, "events": 1, "held_out": held_out}
+        self.facts = {"data": counts, "tokenizer": {}}
+        self.history = SimpleNamespace(checkpoints=SimpleNamespace(end_of=lambda stage: f"end of {stage}"))
+        nothing = lambda *_, **__: {}  # noqa: E731
+        self.trace = SimpleNamespace(
+            span=lambda *_, **__: contextlib.nullcontext(),
+            collect_due=nothing,
+            collect=nothing,
+            idle=nothing,
+            bytes_out=nothing,
+        )
+        group = SimpleNamespace(name="evaluator", roles=("evaluator",))
+        self.crew = SimpleNamespace(
+            hosts={}, binding=SimpleNamespace(groups=[group]), moves=SimpleNamespace(counted=nothing)
+        )
+        self.trainer = SimpleNamespace(published=nothing)
+        self.plan, self.size = None, nothing
+        self.changes: dict[str, Any] = {}
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def due(self, name: str) -> Any:
+        return self.changes.get(name)
+
+    def prepare(self, name: str) -> None:
+        self.evaluator.log.append(f"rebound for {name}")
+
+
+class Recorder:
+    def __init__(self, log: list[str]):
+        self._log = log
+
+    def event(self, kind: str, **body: Any) -> None:
+        if kind == "result":
+            self._log.append(f"showed {body['name']}")
+
+    def metrics(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Make a pipeline whose stages do what `work` says of them: name -> a function of (session, tick)."""
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(pipeline, "rehearse", lambda session: None)
+
+    def make(work: dict[str, Any]) -> tuple[Pipeline, Session]:
+        session = Session(RunFolder(tmp_path))
+
+        def run_stage(session: Session, name: str, recorder: Any, tick: Any) -> bool:
+            session.evaluator.log.append(f"{name} begins")
+            goes_on = work.get(name, lambda *_: True)(session, tick)
+            session.evaluator.log.append(f"{name} ends")
+            return goes_on is not False
+
+        monkeypatch.setattr(pipeline, "run_stage", run_stage)
+        monkeypatch.setattr(
+            pipeline,
+            "make_report",
+            lambda run, *_: session.evaluator.log.append(f"report of {_results(run)}"),
+        )
+        return Pipeline(session, Recorder(session.evaluator.log), lambda: False), session  # type: ignore[arg-type]
+
+    return make
+
+
+def _results(run: RunFolder) -> list[str]:
+    return sorted(
+        path.stem for path in run.results.glob("*.npz") if run.read_json(f"results/{path.stem}.json")
+    )
+
+
+def test_training_begins_while_no_baseline_is_ranked_and_shows_each_when_it_is(made):
+    def pretrain(session: Session, tick: Any) -> None:
+        tick()
+        session.evaluator.answer(BASELINES[0])
+        tick()
+
+    runner, session = made({"pretrain": pretrain})
+    assert runner.run()
+    log = session.evaluator.log
+    asked = [f"asked for {name}" for name in ("shown", *BASELINES)]
+    assert log[: len(asked)] == asked, (
+        "who shows a result must not wait behind the rankings for the users to show"
+    )
+    assert log[len(asked) :][:3] == ["pretrain begins", f"showed {BASELINES[0]}", "pretrain ends"]
+    every = [*BASELINES, "pretrain", "finetune"]
+    assert [line.removeprefix("showed ") for line in log if line.startswith("showed")] == every
+    assert log[-1] == f"report of {sorted(every)}", "the report comes after all of them"
+
+
+def test_a_run_that_stops_and_goes_on_loses_and_repeats_no_ranking(made):
+    def stopped(session: Session, tick: Any) -> bool:
+        session.evaluator.answer(BASELINES[0])
+        return False
+
+    runner, session = made({"pretrain": stopped})
+    assert not runner.run()
+    assert f"showed {BASELINES[0]}" in session.evaluator.log, "it was there when the run stopped"
+    assert not [line for line in session.evaluator.log if line.startswith("waited")], "a stop waits for none"
+    runner, session = made({})
+    assert runner.run()
+    again = [line for line in session.evaluator.log if line.startswith("asked for")]
+    assert f"asked for {BASELINES[0]}" not in again
+    assert [again.count(f"asked for {name}") for name in BASELINES[1:]] == [1] * len(BASELINES[1:])
+    assert f"showed {BASELINES[0]}" in session.evaluator.log, "what was found before is shown as it is"
+
+
+def test_an_evaluator_that_moves_answers_first(made):
+    runner, session = made({})
+    session.changes["finetune"] = SimpleNamespace(stops=("evaluator",), words=lambda: "moved")
+    assert runner.run()
+    log = session.evaluator.log
+    before = log[: log.index("rebound for finetune")]
+    for name in (*BASELINES, "pretrain"):
+        assert f"showed {name}" in before
