@@ -121,7 +121,10 @@ class Crew:
         self.trainer = TrainerPlayer(
             self.group("trainer"), self.group("embedding"), self.moves.enter, self.deadlines
         )
-        self.rollout = RolloutPlayer(self.group("rollout"), self._width(), self.moves.enter, self.deadlines)
+        waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
+        self.rollout = RolloutPlayer(
+            self.group("rollout"), self._width(), self.moves.enter, self.deadlines, waves
+        )
         self.evaluator = self.group("evaluator")
         self.rewards = self._reward_players()
         groups = [group for players in self.rewards.values() for group in players.groups.values()]

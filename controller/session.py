@@ -144,7 +144,8 @@ class Session:
         """Open the artifacts everywhere, let gangs meet."""
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
-        self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained)
+        chunks = {name: self.plan.chunk(name, "trainer") for name in self.scenario.stages}
+        self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained, chunks)
         steps = {name: stage.steps for name, stage in self.stages.items()}
         self.crew.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
 

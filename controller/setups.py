@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nonet.controller.memory import largest_chunk
 from nonet.controller.options import Reinforced, RewardOptions, Schedule, Supervised
 from nonet.controller.scenario import Scenario
+from nonet.controller.sizes import model_size
 from nonet.controller.tables import table_arguments, tier_arguments
 from nonet.deadlines import Deadlines
 from nonet.workers.host import RoleSpec
@@ -110,15 +112,23 @@ def role_specs(scenario: Scenario, folder: Path, evaluate: Any) -> dict[str, Rol
     return specs
 
 
-def stage_setups(scenario: Scenario, users: int, events: int) -> dict[str, StageSetup]:
-    """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events."""
+def stage_setups(
+    scenario: Scenario, users: int, events: int, chunks: Mapping[str, int | None] | None = None
+) -> dict[str, StageSetup]:
+    """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events.
+
+    `chunks` is what a plan says a trainer computes at once, by stage; by default what the scenario says.
+    """
     setups: dict[str, StageSetup] = {}
     first = 0
     users = events if predicts_clicks(scenario) else users  # a click model's row is an event
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
         lengths = _supervised(body, users, events) if isinstance(body, Supervised) else _reinforced(body)
-        setups[name] = StageSetup(name=name, first=first, lr=_rate(body.lr), base=base, **lengths)
+        chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
+        setups[name] = StageSetup(
+            name=name, first=first, lr=_rate(body.lr), base=base, chunk=chunk, **lengths
+        )
         first += setups[name].steps
     return {
         name: replace(setup, target=name if name in targets(scenario) else None)
