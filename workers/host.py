@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import GetTimeoutError
 
-from nonet.errors import ConfigError, NotAdmitted, StaleVersion, WorkerFailed
+from nonet.deadlines import way_out
+from nonet.errors import ConfigError, DeadlineExceeded, NotAdmitted, StaleVersion, WorkerFailed
 from nonet.workers import rows, wire
 from nonet.workers.call import arguments, named, unpacked
 from nonet.workers.keeper import Keeper
@@ -227,7 +229,18 @@ class Host:
         return getattr(self._roles[role], method)
 
     def _arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
-        return arguments(unpacked(data), flat, self._place.rank, self._place.world, ray.get)
+        return arguments(unpacked(data), flat, self._place.rank, self._place.world, self._fetch)
+
+    def _fetch(self, parameter: str, refs: list[Any]) -> list[Any]:
+        """Values that other workers made. Raises DeadlineExceeded where they do not come."""
+        try:
+            return ray.get(refs, timeout=self._place.deadline_s)
+        except GetTimeoutError:
+            name, limit = self._context.get_task_name(), self._place.deadline_s
+            raise DeadlineExceeded(
+                f"{self!r}: {name}: {len(refs)} chunks of {parameter!r} did not come from the workers that made them within "
+                f"{limit:g} s{way_out(limit)}"
+            ) from None
 
     def _guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         start, self._busy = time.time(), name
