@@ -21,6 +21,7 @@ from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
 from nonet.controller.setups import deadlines, reward_options, role_specs, targets
 from nonet.controller.trace import Trace
+from nonet.controller.watchdog import Watchdog
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.group import WorkerGroup
 from nonet.workers.hosts import Life
@@ -63,6 +64,8 @@ class Crew:
         self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
         self.moves = Moves(plan.ledger, self.hosts, trace, self.deadlines)
+        self._watchdog = Watchdog(run.path, self.hosts)
+        self._watch()
         self._pulse = keep_alive(self.hosts, life_s) if life_s else None
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -98,6 +101,7 @@ class Crew:
         started, before = {group.name for group in due.starts}, self._gang()
         self._trace.collect(self.hosts[name] for name in due.stops)
         self.binding.change(due.stops, due.starts)
+        self._watch()
         self.binding.steady(due.kept)
         for name in started:
             self.moves.made_anew(name)
@@ -143,6 +147,11 @@ class Crew:
             self.rollout.group.open(folders).get(self.deadlines.open)
         for wait in waits:
             wait.get(self.deadlines.open)
+
+    def _watch(self) -> None:
+        """Have whoever waits too long for a group told what it does."""
+        for hosts in self.hosts.values():
+            hosts.watchdog = self._watchdog
 
     def _meet(self) -> None:
         """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""

@@ -196,9 +196,10 @@ class RewardPlayers:
         for name, future in scores.items():
             try:
                 future.settle()
-            except DeadlineExceeded:
+            except DeadlineExceeded as error:
                 raise DeadlineExceeded(
-                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers"
+                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers "
+                    f"({error})"
                 ) from None
         return scores
 

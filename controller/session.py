@@ -31,7 +31,7 @@ from nonet.controller.sources import data_setup, write_run
 from nonet.controller.support import check_runnable
 from nonet.controller.tables import ttl_steps
 from nonet.controller.trace import CONTROLLER, open_trace
-from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
+from nonet.errors import CheckpointError, ConfigError, WorkerLost
 from nonet.workers.group import WorkerGroup
 from nonet.workers.hosts import ensure_ray
 from nonet.workers.setup import StageSetup
@@ -119,7 +119,7 @@ class Session:
         if hasattr(self, "_held"):
             self._held.close()
 
-    def lost_because(self, error: NonetError) -> str | None:
+    def lost_because(self, error: Exception) -> str | None:
         """What to say of a failure that a lost worker caused; None where all workers are well."""
         if isinstance(error, WorkerLost):
             return str(error)

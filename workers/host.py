@@ -8,10 +8,9 @@ restarted holds no roles and takes no calls until its group has built it again.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import socket
-import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from nonet.deadlines import way_out
 from nonet.errors import ConfigError, DeadlineExceeded, NotAdmitted, StaleVersion, WorkerFailed
 from nonet.workers import rows, wire
 from nonet.workers.call import arguments, named, unpacked
+from nonet.workers.doing import Doing, all_stacks, look
 from nonet.workers.keeper import Keeper
 from nonet.workers.spans import Spans
 from nonet.workers.worker import DistributeWorker, Place
@@ -59,7 +59,7 @@ class Host:
     def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
         self._place = place
         self._roles: dict[str, DistributeWorker] = {}
-        self._busy = ""
+        self._busy, self._since, self._thread = "", 0.0, 0
         self._epoch = 0
         self._context = ray.get_runtime_context()
         self._spans = Spans(place.role)
@@ -174,11 +174,13 @@ class Host:
 
     @ray.method(concurrency_group="control")
     def dump_stacks(self) -> str:
-        """Stacks of all threads of this process, for a watchdog's message."""
-        with tempfile.TemporaryFile() as out:
-            faulthandler.dump_traceback(out, all_threads=True)
-            out.seek(0)
-            return out.read().decode()
+        """Stacks of all threads of this process."""
+        return all_stacks()
+
+    @ray.method(concurrency_group="control")
+    def doing(self) -> Doing:
+        """What the work thread is doing, and where; for a watchdog's message."""
+        return look(repr(self), self._busy, time.time() - self._since, self._thread)
 
     @ray.method(concurrency_group="read")
     def read(self, role: str, *asked: Any) -> Any:
@@ -244,6 +246,7 @@ class Host:
 
     def _guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         start, self._busy = time.time(), name
+        self._since, self._thread = start, threading.get_ident()
         result = None
         try:
             result = function(*args, **kwargs)
