@@ -24,6 +24,7 @@ from nonet.controller.scenario import Scenario
 from nonet.controller.setups import deadlines, reward_options, role_specs, targets
 from nonet.controller.shared_folder import check_shared
 from nonet.controller.trace import Trace
+from nonet.controller.watchdog import Watchdog
 from nonet.errors import NonetError
 from nonet.workers.evaluator import EvaluateSetup
 from nonet.workers.group import WorkerGroup
@@ -68,6 +69,8 @@ class Crew:
         self.hosts = self.binding.hosts
         self.moves = Moves(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
+        self._watchdog = Watchdog(run.path, self.hosts)
+        self._watch()
         self._pulse = keep_alive(self.hosts, life_s) if life_s else None
         self._check_shared(self.hosts)
 
@@ -104,6 +107,7 @@ class Crew:
         started, before = {group.name for group in due.starts}, self._gang()
         self._trace.collect(self.hosts[name] for name in due.stops)
         self.binding.change(due.stops, due.starts)
+        self._watch()
         self._check_shared(started)
         self.binding.steady(due.kept)
         for name in started:
@@ -138,7 +142,10 @@ class Crew:
         self.trainer = TrainerPlayer(
             self.group("trainer"), self.group("embedding"), self.moves.enter, self.deadlines
         )
-        self.rollout = RolloutPlayer(self.group("rollout"), self._width(), self.moves.enter, self.deadlines)
+        waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
+        self.rollout = RolloutPlayer(
+            self.group("rollout"), self._width(), self.moves.enter, self.deadlines, waves
+        )
         self.evaluator = self.group("evaluator")
         self.rewards = self._reward_players()
         groups = [group for players in self.rewards.values() for group in players.groups.values()]
@@ -157,6 +164,11 @@ class Crew:
             self.rollout.group.open(folders).get(self.deadlines.open)
         for wait in waits:
             wait.get(self.deadlines.open)
+
+    def _watch(self) -> None:
+        """Have whoever waits too long for a group told what it does."""
+        for hosts in self.hosts.values():
+            hosts.watchdog = self._watchdog
 
     def _meet(self) -> None:
         """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""

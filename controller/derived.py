@@ -1,4 +1,4 @@
-"""What follows from the global sizes: a stage's groups, what it takes and gives, steps, and sizes a worker and micro-batch."""
+"""What follows from the global sizes: a stage's groups, what it takes and gives, steps, and sizes a worker and chunk."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ def make_stages(
     for name, body in scenario.stages.items():
         now = by_stage[name]
         trainer = next(group for group in now if "trainer" in group.roles)
-        cuts = ledger.cuts.get(name, {}).get(f"{trainer.name}.trainer", 1)
+        chunks = ledger.chunks.get(name, {})
+        chunk = chunks.get(f"{trainer.name}.trainer", 0)
         if isinstance(body, Supervised):
             on, takes = _on(now, "trainer", "embedding"), ("sequences", "sids", *model)
-            sizes = _supervised(body, trainer.workers, cuts)
+            sizes = _supervised(body, trainer.workers, chunk)
             yield _stage(name, "supervised", on, takes, ("model:" + name,), sizes)
         else:
             rollout = next(group for group in now if "rollout" in group.roles)
-            waves = ledger.cuts.get(name, {}).get(f"{rollout.name}.rollout", 1)
+            wave = chunks.get(f"{rollout.name}.rollout", 0)
             on = _on(now, "trainer", "rollout", "embedding", f"{name}.")
-            sizes = _reinforced(body, trainer.workers, rollout.workers, cuts, waves)
+            sizes = _reinforced(body, trainer.workers, rollout.workers, chunk, wave)
             yield _stage(
                 name,
                 "rl",
@@ -75,20 +76,19 @@ def _on(groups: tuple[Any, ...], *roles: str) -> tuple[str, ...]:
     )
 
 
-def _supervised(body: Supervised, workers: int, cuts: int) -> dict[str, Any]:
+def _supervised(body: Supervised, workers: int, chunk: int) -> dict[str, Any]:
     batch = body.batch
     found: dict[str, Any] = {"epochs": body.epochs} if body.epochs else {"tokens": int(body.tokens or 0)}
+    cut = {"tokens a chunk": chunk} if chunk else {}
     if batch.users:
-        return (
-            found | {"users a step": batch.users, "users a trainer": -(-batch.users // workers)} | _cut(cuts)
-        )
+        return found | {"users a step": batch.users, "users a trainer": -(-batch.users // workers)} | cut
     if body.tokens and batch.tokens:
         found["steps"] = -(-int(body.tokens) // int(batch.tokens))
     tokens = int(batch.tokens or 0)
-    return found | {"tokens a step": tokens, "tokens a trainer": -(-tokens // workers)} | _cut(cuts)
+    return found | {"tokens a step": tokens, "tokens a trainer": -(-tokens // workers)} | cut
 
 
-def _reinforced(body: Reinforced, trainers: int, rollouts: int, cuts: int, waves: int) -> dict[str, Any]:
+def _reinforced(body: Reinforced, trainers: int, rollouts: int, chunk: int, wave: int) -> dict[str, Any]:
     options = body.rollout.options()
     width, staleness = options.get("width", 1), options.get("staleness", 0)
     found = {
@@ -97,10 +97,7 @@ def _reinforced(body: Reinforced, trainers: int, rollouts: int, cuts: int, waves
         "beams a step": body.users * width,
         "users a rollout": -(-body.users // rollouts),
         "beams a trainer": -(-body.users // trainers) * width,
+        "prompts a rollout's chunk": wave,
+        "prompts a trainer's chunk": chunk,
     }
-    found |= {"steps that beams may be old": staleness} if staleness else {}
-    return found | ({"waves a rollout": waves} if waves > 1 else {}) | _cut(cuts)
-
-
-def _cut(cuts: int) -> dict[str, int]:
-    return {"micro-batches a step": cuts} if cuts > 1 else {}
+    return found | ({"steps that beams may be old (not run)": staleness} if staleness else {})

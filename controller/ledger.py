@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nonet.controller.cluster import MEMORY, ClusterView
-from nonet.controller.memory import PROCESS_BYTES, RUNTIME_BYTES, Need, need
+from nonet.controller.memory import PROCESS_BYTES, RUNTIME_BYTES, Need, need, usual_share
 from nonet.controller.options import Reinforced
 from nonet.controller.scenario import Scenario
 from nonet.controller.sizes import ModelSize, model_size, shard_bytes
@@ -52,10 +52,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All lines, and into how many parts each stage's step is cut by group and role."""
+    """All lines, and by stage what a group's role computes at once: positions of a supervised step, prompts of an RL one."""
 
     lines: tuple[Line, ...] = ()
-    cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    chunks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def peak(self, stage: str, place: str) -> Line:
         """The phase of a stage in which a place holds most."""
@@ -91,14 +91,14 @@ def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], vie
     """Account for the groups of every stage. Raises PlacementError where a phase cannot fit."""
     size = model_size(scenario)
     lines: list[Line] = []
-    cuts: dict[str, dict[str, int]] = {}
+    chunks: dict[str, dict[str, int]] = {}
     for stage, groups in by_stage.items():
         aside: dict[str, float] = defaultdict(float)
         for root in (group for group in groups if not group.shares and _is_counted(scenario, group)):
             together = [group for group in groups if root.name in (group.name, group.shares)]
             for line, needs in _device_lines(scenario, stage, together, view, size):
                 lines.append(line)
-                cuts.setdefault(stage, {}).update(_named(needs))
+                _note(chunks.setdefault(stage, {}), needs, phases(scenario.stages[stage]).get(line.phase))
                 for name in (
                     line.offloaded if root.resource != "CPU" else ()
                 ):  # there they go to a mapped file
@@ -106,11 +106,11 @@ def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], vie
                     aside[_group(name)] = max(aside[_group(name)], waits)
         line, needs = _host_line(scenario, stage, groups, view, size, aside)
         lines.append(line)
-        cuts.setdefault(stage, {}).update(_named(needs))
+        _note(chunks.setdefault(stage, {}), needs, phases(scenario.stages[stage]).get(line.phase))
     for line in lines:
         if line.capacity and line.counted > line.capacity:
             raise PlacementError(_refusal(line, scenario))
-    return Ledger(tuple(lines), cuts)
+    return Ledger(tuple(lines), chunks)
 
 
 def _device_lines(
@@ -124,7 +124,7 @@ def _device_lines(
         busy = [group for group in groups if _works(group, working)]
         resident = runtime * len(groups)
         budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0
-        needs = {g.name: need(scenario, stage, g.roles, g.workers, size, budget) for g in groups}
+        needs = _fitting(scenario, stage, groups, busy, size, budget)
         active = () if phase == "publish" else working
         parts = _parts(groups, needs, active, runtime)
         resting = [g for g in groups if g not in busy and needs[g.name].idle_bytes]
@@ -146,6 +146,28 @@ def _device_lines(
             Line(stage, phase, root.name, root.resource, parts, capacity, tuple(offloaded), root.nodes[0]),
             needs,
         )
+
+
+def _fitting(
+    scenario: Scenario, stage: str, groups: list[Any], busy: list[Any], size: ModelSize, budget: float
+) -> dict[str, Need]:
+    """What the groups of a device need when each that works has `budget` bytes (0: not known).
+
+    Chunks that hold what a step usually has leave those that rest where they are: only such as do not fit beside them send
+    them away.
+    """
+
+    def needs(bytes_each: float) -> dict[str, Need]:
+        return {g.name: need(scenario, stage, g.roles, g.workers, size, bytes_each) for g in groups}
+
+    found = needs(budget)
+    rest = sum(found[g.name].idle_bytes for g in groups if g not in busy)
+    if not budget or not rest:
+        return found
+    beside = needs(max(1.0, budget - rest / max(1, len(busy))))
+    usual = {g.name: usual_share(scenario, stage, g.workers, size) for g in busy}
+    small = any(chunk < usual[g.name] for g in busy for chunk in beside[g.name].chunks.values())
+    return found if small else beside
 
 
 def _parts(
@@ -229,8 +251,13 @@ def _host_bytes(view: ClusterView, node: str) -> float:
     return view.node(node).total.get(MEMORY, 0.0)
 
 
-def _named(needs: Mapping[str, Need]) -> dict[str, int]:
-    return {f"{group}.{role}": cuts for group, found in needs.items() for role, cuts in found.cuts.items()}
+def _note(chunks: dict[str, int], needs: Mapping[str, Need], working: tuple[str, ...] | None) -> None:
+    """Keep the smallest chunk of the phases in which a role works; None: of a host, where all do."""
+    for group, found in needs.items():
+        for role, chunk in found.chunks.items():
+            if working is None or role in working:
+                name = f"{group}.{role}"
+                chunks[name] = min(chunk, chunks.get(name, chunk))
 
 
 def _refusal(line: Line, scenario: Scenario) -> str:

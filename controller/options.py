@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nonet.controller.part import Count, Part, Positive, Rate, Replaceable, Share, Word
 from nonet.controller.quantity import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
+from nonet.workers.setup import CHUNK_TOKENS
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -222,10 +223,20 @@ class BatchSize(Part):
         return self
 
 
+class Chunk(Part):
+    tokens: Annotated[
+        Rate,
+        Field(
+            description="positions that a worker computes at once, at most; a device with less room has fewer"
+        ),
+    ] = float(CHUNK_TOKENS)
+
+
 class Supervised(Part):
     epochs: Positive | None = None
     tokens: Rate | None = None
     batch: BatchSize = BatchSize(users=8)
+    chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-3
     target: str | None = None
     ahead: Annotated[
@@ -295,6 +306,7 @@ class Between(Part):
 class Reinforced(Part):
     steps: Positive
     users: Positive = 64
+    chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-4
     algorithm: Algorithm = Algorithm()
     rollout: RolloutOptions = RolloutOptions()

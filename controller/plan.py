@@ -47,6 +47,7 @@ class Plan:
     left      whole free nodes after the plan, by resource: (whole, of)
     cores     CPUs of every node that the plan uses
     work      flops and bytes of every stage's step, from shapes
+    not_run   roles that are planned and that no run starts
     """
 
     name: str
@@ -61,6 +62,7 @@ class Plan:
     left: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)
     work: tuple[StageWork, ...] = ()
+    not_run: tuple[str, ...] = ()
 
     def group_of(self, role: str) -> GroupPlan:
         """The group that holds a role. Raises KeyError."""
@@ -80,6 +82,11 @@ class Plan:
             if planned.name == stage:
                 return now
         raise KeyError(f"no stage {stage!r} in the plan of {self.name}")
+
+    def chunk(self, stage: str, role: str) -> int | None:
+        """What a role computes at once in a stage: positions of a supervised step, prompts of an RL one; None: all of it."""
+        group = next(group for group in self.groups_at(stage) if role in group.roles)
+        return self.ledger.chunks.get(stage, {}).get(f"{group.name}.{role}")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,6 +109,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     for a sparse table that cannot be made.
     """
     from nonet.controller.notes import cluster_words, make_notes, pool_words
+    from nonet.controller.support import roles_not_run
     from nonet.controller.tables import check_tables
 
     check_tables(scenario)
@@ -122,6 +130,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
         _left(view, capacity),
         {name: view.node(name).total.get("CPU", 0.0) for name in sorted(_used(groups, changes))},
         tuple(arithmetic(scenario, by_stage)),
+        roles_not_run(scenario),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,10 +20,10 @@ def plan_text(plan: Any) -> str:
     if plan.pools:
         lines += ["pools", *_table([(name, words) for name, words in plan.pools.items()]), ""]
     lines += ["groups"]
-    lines += _table([_group_row(group) for group in plan.groups])
+    lines += _table([_group_row(group, plan.not_run) for group in plan.groups])
     for change in plan.changes:
         lines += ["", f"before {change.stage}: stop {', '.join(change.stops) or 'nothing'}; start"]
-        lines += _table([_group_row(group) for group in change.starts]) or ["  nothing"]
+        lines += _table([_group_row(group, plan.not_run) for group in change.starts]) or ["  nothing"]
     lines += ["", "stages"]
     for stage in plan.stages:
         derived = ", ".join(f"{key} {_count(value)}" for key, value in stage.derived.items())
@@ -83,11 +83,12 @@ def _every_group(plan: Any) -> Iterator[Any]:
         yield from change.starts
 
 
-def _group_row(group: Any) -> tuple[str, ...]:
+def _group_row(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
     each = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
     roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""
     threads = f"{group.threads} thread{'s' if group.threads > 1 else ''}" if group.threads else ""
     where = f"with {group.shares}" if group.shares else _spots(group.on_nodes())
+    where += ", not run" if set(group.roles) & set(not_run) else ""
     return (group.name + roles, f"{group.workers} x {each}", f"pool {group.pool}", threads, where)
 
 

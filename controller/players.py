@@ -136,13 +136,18 @@ class EmbeddingPlayer:
 
 
 class RolloutPlayer:
-    """The rollout group."""
+    """The rollout group. `chunks`: prompts that a rank computes at once, by stage."""
 
     def __init__(
-        self, group: WorkerGroup, width: int, enter: Enter = _nothing, deadlines: Deadlines = DEFAULTS
+        self,
+        group: WorkerGroup,
+        width: int,
+        enter: Enter = _nothing,
+        deadlines: Deadlines = DEFAULTS,
+        chunks: Mapping[str, int | None] | None = None,
     ):
         self.group, self.width, self.version, self._enter = group, width, 0, enter
-        self.deadlines = deadlines
+        self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self.holds: int | None = None  # the version of the rows that its replicas hold
 
     def here(self, stage: str) -> None:
@@ -159,6 +164,7 @@ class RolloutPlayer:
             step=prompts.step,
             width=self.width,
             version=self.version,
+            chunk=self._chunks.get(prompts.stage),
         )
 
 
@@ -190,9 +196,10 @@ class RewardPlayers:
         for name, future in scores.items():
             try:
                 future.settle()
-            except DeadlineExceeded:
+            except DeadlineExceeded as error:
                 raise DeadlineExceeded(
-                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers"
+                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers "
+                    f"({error})"
                 ) from None
         return scores
 

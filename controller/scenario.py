@@ -86,6 +86,17 @@ class Scenario(Part):
         return value
 
     @model_validator(mode="after")
+    def _windows_fit(self) -> Scenario:
+        for name, body in self.stages.items():
+            window = self.data.history + 2  # the events, the one that leads them in, and a start
+            if body.chunk.tokens < window:
+                raise ValueError(
+                    f"stages.{name}.chunk.tokens: {body.chunk.tokens:g} is less than one window of data.history: "
+                    f"{self.data.history}, which is never cut; give at least {window}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _names_meet(self) -> Scenario:
         known_pools = [*self.pools, "cpu"]
         for path, pool in self._pool_names():

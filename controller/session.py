@@ -33,7 +33,7 @@ from nonet.controller.support import check_runnable
 from nonet.controller.tables import ttl_steps
 from nonet.controller.trace import CONTROLLER, open_trace
 from nonet.controller.warm_start import settled, starting_from, warm_start
-from nonet.errors import CheckpointError, ConfigError, NonetError, WorkerLost
+from nonet.errors import CheckpointError, ConfigError, WorkerLost
 from nonet.workers.group import WorkerGroup
 from nonet.workers.hosts import ensure_ray
 from nonet.workers.setup import StageSetup
@@ -130,7 +130,7 @@ class Session:
         if hasattr(self, "_held"):
             self._held.close()
 
-    def lost_because(self, error: NonetError) -> str | None:
+    def lost_because(self, error: Exception) -> str | None:
         """What to say of a failure that a lost worker caused; None where all workers are well."""
         if isinstance(error, WorkerLost):
             return str(error)
@@ -159,7 +159,9 @@ class Session:
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
         first = self.facts["init"]["step"] if "init" in self.facts else 0
-        self.stages = stage_setups(self.scenario, self.facts["data"]["users"], trained, first)
+        chunks = {name: self.plan.chunk(name, "trainer") for name in self.scenario.stages}
+        users = self.facts["data"]["users"]
+        self.stages = stage_setups(self.scenario, users, trained, chunks, first)
         steps = {name: stage.steps for name, stage in self.stages.items()}
         self.crew.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from nonet.controller.memory import largest_chunk
 from nonet.controller.options import Reinforced, RewardOptions, Schedule, Supervised
 from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import Scenario
+from nonet.controller.sizes import model_size
 from nonet.controller.tables import table_arguments, tier_arguments
 from nonet.deadlines import Deadlines
 from nonet.workers.host import RoleSpec
@@ -114,17 +116,27 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     return specs
 
 
-def stage_setups(scenario: Scenario, users: int, events: int, first: int = 0) -> dict[str, StageSetup]:
+def stage_setups(
+    scenario: Scenario,
+    users: int,
+    events: int,
+    chunks: Mapping[str, int | None] | None = None,
+    first: int = 0,
+) -> dict[str, StageSetup]:
     """Every stage with its number of steps, known once the sequences are: `users` rows, `events` trained events.
 
-    `first`: the global step that the run starts at, which is that of the commit it goes on from.
+    `chunks` is what a plan says a trainer computes at once, by stage; by default what the scenario says. `first`: the
+    global step that the run starts at, which is that of the commit it goes on from.
     """
     setups: dict[str, StageSetup] = {}
     users = events if predicts_clicks(scenario) else users  # a click model's row is an event
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
         lengths = _supervised(body, users, events) if isinstance(body, Supervised) else _reinforced(body)
-        setups[name] = StageSetup(name=name, first=first, lr=_rate(body.lr), base=base, **lengths)
+        chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
+        setups[name] = StageSetup(
+            name=name, first=first, lr=_rate(body.lr), base=base, chunk=chunk, **lengths
+        )
         first += setups[name].steps
     return {
         name: replace(setup, target=name if name in targets(scenario) else None)

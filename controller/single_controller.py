@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from nonet.controller.checkpoint import Checkpoints
 from nonet.controller.journal import cut_journal
@@ -128,7 +129,7 @@ class SingleController:
             )
             try:
                 return Pipeline(session, self._recorder, self._stop.is_set).run()
-            except NonetError as error:
+            except (NonetError, RayError) as error:
                 lost = session.lost_because(error)
                 left = MOST_RECOVERIES if self._commit() != before else left - 1
                 if lost is None or left < 1 or self._lease.over:

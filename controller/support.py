@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nonet.controller.options import Reinforced, Role
+from nonet.controller.options import Chunk, Elastic, Reinforced, RewardOptions, Role
 from nonet.controller.part import is_reference
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError
@@ -20,6 +20,21 @@ def check_runnable(scenario: Scenario) -> None:
         raise ConfigError(
             f"{scenario.name}: this version plans but does not run {'; '.join(missing)}. `nonet plan` still works."
         )
+
+
+def roles_not_run(scenario: Scenario) -> tuple[str, ...]:
+    """Roles that a plan places and no run starts: steps between rollout and rewards, rewards elsewhere, roles of your own."""
+    own = [name for name in scenario.roles if name not in _ROLES]
+    for stage, body in scenario.stages.items():
+        own += [name for name in body.roles if name not in _ROLES]
+        if isinstance(body, Reinforced):
+            own += [f"{stage}.between.{index}" for index in range(len(body.between))]
+            own += [
+                f"{stage}.reward.{name}"
+                for name, reward in body.rewards.items()
+                if next(_missing_reward("", reward), None)
+            ]
+    return tuple(dict.fromkeys(own))
 
 
 def _missing(scenario: Scenario) -> Iterator[str]:
@@ -41,6 +56,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield "checkpoint.keep.best"
     for name, stage in scenario.stages.items():
         yield from _missing_roles(f"stages.{name}.roles", stage.roles)
+        if scenario.model.use == "deepfm" and stage.chunk != Chunk():
+            yield f"stages.{name}.chunk for deepfm (its step is one batch of events)"
         if isinstance(stage, Reinforced) and scenario.model.use == "deepfm":
             yield f"stages.{name} with rewards for deepfm, which makes no lists"
         elif isinstance(stage, Reinforced):
@@ -51,6 +68,11 @@ def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
     for name, role in roles.items():
         if role.engine and role.engine.use != "ddp":
             yield f"{path}.{name}.engine: {role.engine.use}"
+        if (
+            name == "evaluator"
+            and (role.workers.max if isinstance(role.workers, Elastic) else role.workers) > 1
+        ):
+            yield f"{path}.{name}.workers above 1 (one of them ranks)"
         if name not in _ROLES:
             near = did_you_mean(name, _ROLES)
             yield f"{path}.{name} (roles of your own: write a nonet.Session loop.{near})"
@@ -70,7 +92,11 @@ def _missing_rl(path: str, stage: Reinforced) -> Iterator[str]:
         if is_reference(str(use)):
             yield f"{path}.{where}.use: {use}"
     for name, reward in stage.rewards.items():
-        if isinstance(reward.use, str) and "://" in reward.use:
-            yield f"{path}.rewards.{name}.use: {reward.use}"
-        if reward.at_least is not None:
-            yield f"{path}.rewards.{name}.at_least"
+        yield from _missing_reward(f"{path}.rewards.{name}", reward)
+
+
+def _missing_reward(path: str, reward: RewardOptions) -> Iterator[str]:
+    if isinstance(reward.use, str) and "://" in reward.use:
+        yield f"{path}.use: {reward.use}"
+    if reward.at_least is not None:
+        yield f"{path}.at_least"

@@ -12,11 +12,16 @@ import numpy as np
 import torch
 
 from nonet.random import rng
+from nonet.samples.chunks import bounded
 from nonet.samples.prompts import event_at, ranges
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: I items, L levels, R user rows, B sequences, N packed events.
+
+# User row, first and past-the-last event of each window's block, [B] each.
+Windows = tuple[np.ndarray, np.ndarray, np.ndarray]
+_GATHERED = 1 << 16  # events looked at at once
 
 
 def training_batch(
@@ -37,10 +42,40 @@ def training_batch(
     events] bool masks the loss (a stage's `target:` condition) and leaves the history whole; windows it leaves
     without a target are dropped. uid: stage/epoch/row:position of the window's first block event.
     """
+    found = taught_windows(seq, rows, history=history, stage=stage, epoch=epoch, seed=seed, target=target)
+    return window_batch(seq, sids_IL, found, stage=stage, epoch=epoch, target=target)
+
+
+def taught_windows(
+    seq: Sequences,
+    rows: np.ndarray,
+    *,
+    history: int,
+    stage: str,
+    epoch: int,
+    seed: int,
+    target: np.ndarray | None,
+) -> Windows:
+    """The windows of `training_batch`, without those that `target` leaves nothing to teach."""
     row, block, stop = windows(seq, rows, history=history, stage=stage, epoch=epoch, seed=seed)
-    if target is not None:
-        some = _any_of(target, block, stop)
-        row, block, stop = row[some], block[some], stop[some]
+    if target is None:
+        return row, block, stop
+    parts = bounded(stop - block, _GATHERED)
+    some = np.concatenate([_any_of(target, block[part], stop[part]) for part in parts])
+    return row[some], block[some], stop[some]
+
+
+def window_positions(seq: Sequences, found: Windows) -> np.ndarray:
+    """Positions [B] that a model has for each window: its start, the event that leads it in, and its block."""
+    row, block, stop = found
+    return 1 + (block > seq.offsets[row]) + stop - block
+
+
+def window_batch(
+    seq: Sequences, sids_IL: np.ndarray, found: Windows, *, stage: str, epoch: int, target: np.ndarray | None
+) -> SampleBatch:
+    """Windows as a batch; see `training_batch`."""
+    row, block, stop = found
     led = block > seq.offsets[row]
     index, offsets = ranges(block - led, stop)
     mask = np.ones(len(index), bool) if target is None else target[index]
@@ -72,9 +107,7 @@ def prompt_batch(
     return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid)
 
 
-def windows(
-    seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int) -> Windows:
     """User row, first and past-the-last event of each target block [B] int64; blocks of a user follow each other.
 
     With more than `history` TRAIN events the first block holds a random 0 to history - 1 of them (0: a whole block),

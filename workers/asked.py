@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,42 @@ def asked(batch: SampleBatch, features: Mapping[str, str], device: str) -> Asked
         for name, at in zip(names, inverse.split([len(part) for part in each]), strict=True):
             places[name] = table, at.to(device)
     return Asked(batch, keys, places)
+
+
+class Share:
+    """A rank's part of a step, in chunks: what it asks of the tables over all of them, and how many targets it has.
+
+    A chunk is made when its turn comes, so that memory holds one at a time: once for its keys, and again to be computed. One
+    chunk alone is made once.
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], SampleBatch]], features: Mapping[str, str], device: str):
+        self._makes, self._features, self._device = list(makes), dict(features), device
+        self.targets = 0
+        parts: dict[str, list[Tensor]] = {table: [] for table in features.values()}
+        for make in self._makes:
+            part = asked(make(), features, device)
+            self.targets += int(part.batch.loss_mask.values.sum())
+            for table, keys in part.keys.items():
+                parts[table].append(keys)
+        self._only = part if len(self._makes) == 1 else None
+        self.keys = self._only.keys if self._only else {t: torch.cat(k).unique() for t, k in parts.items()}
+
+    def __len__(self) -> int:
+        return len(self._makes)
+
+    def __iter__(self) -> Iterator[Asked]:
+        """The chunks; the places of each are among the keys of all."""
+        if self._only is not None:
+            yield self._only
+            return
+        for make in self._makes:
+            batch = make()
+            places = {
+                name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))
+                for name, table in self._features.items()
+            }
+            yield Asked(batch, self.keys, places)
 
 
 class Given:

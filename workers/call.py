@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from nonet.workers import rows
@@ -70,9 +70,9 @@ def unpacked(data: bytes) -> Header:
 
 
 def arguments(
-    header: Header, flat: Iterable[Any], rank: int, world: int, fetch: Callable[[Any], Any]
+    header: Header, flat: Iterable[Any], rank: int, world: int, fetch: Callable[[str, list[Any]], Any]
 ) -> dict[str, Any]:
-    """Keyword arguments from flat values. `fetch` turns a list of references into their values."""
+    """Keyword arguments from flat values. `fetch` turns a parameter's name and a list of references into their values."""
     left = iter(flat)
     return {a.name: _assembled(a, left, rank, world, fetch) for a in header}
 
@@ -86,7 +86,7 @@ def _assembled(argument: Argument, left: Iterator[Any], rank: int, world: int, f
         return rows.join([next(left) for _ in range(argument.take)])
     counts = [next(left) for _ in range(argument.take)]
     start, stop = rows.shares(sum(counts), world)[rank]
-    return _overlap(next(left), counts, start, stop, fetch)
+    return _overlap(next(left), counts, start, stop, partial(fetch, argument.name))
 
 
 def _overlap(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, fetch: Callable) -> Any:

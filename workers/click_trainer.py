@@ -15,14 +15,14 @@ from torch import Tensor
 
 from nonet.embedding.collection import EmbeddingBagCollection
 from nonet.models.click_model import ClickSetup, save_clicks
-from nonet.random import key, rng
+from nonet.random import rng
 from nonet.rl.corpus_items import as_array, read_items
 from nonet.samples.clicks import Clicks
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.steps import step_rows
 from nonet.workers.asked import Asked, Given
 from nonet.workers.dense import Dense
-from nonet.workers.device import claim, device
+from nonet.workers.device import claim
 from nonet.workers.method import Replicate, method
 from nonet.workers.setup import RunSetup, StageSetup
 from nonet.workers.trainer import Trainer
@@ -76,7 +76,7 @@ class ClickTrainer(Trainer):
         self, stage: StageSetup, step: int, read: Asked, rows: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         batch, label, events = read.batch
-        device(self.device).seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
+        self._draw_dropout(stage, step)
         self.model.train()
         bags = self._collection()
         bags.source = given = Given(rows)

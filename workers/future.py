@@ -133,11 +133,12 @@ class GroupFuture:
 
     def _late(self, timeout_s: float | None) -> DeadlineExceeded:
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
-        pending = ", ".join(str(rank) for rank, ref in enumerate(self.refs) if ref not in done)
+        late = [rank for rank, ref in enumerate(self.refs) if ref not in done]
+        why = self._hosts.explain(late) if late and self._sent is not None else ""
         waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
         return DeadlineExceeded(
-            f"{self.role}.{self.method}: no answer within {waited:g} s from rank {pending} of {len(self.refs)}"
-            f"{way_out(waited)}"
+            f"{self.role}.{self.method}: no answer within {waited:g} s from rank {', '.join(map(str, late))} of {len(self.refs)}"
+            f"{way_out(waited)}{why}"
         )
 
     def _collected(self, values: list[Any]) -> Any:

@@ -8,10 +8,9 @@ restarted holds no roles and takes no calls until its group has built it again.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import socket
-import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import GetTimeoutError
 
-from nonet.errors import ConfigError, NotAdmitted, StaleVersion, WorkerFailed
+from nonet.deadlines import way_out
+from nonet.errors import ConfigError, DeadlineExceeded, NotAdmitted, StaleVersion, WorkerFailed
 from nonet.workers import rows, wire
 from nonet.workers.call import arguments, named, unpacked
+from nonet.workers.doing import Doing, all_stacks, look
 from nonet.workers.keeper import Keeper
 from nonet.workers.spans import Spans
 from nonet.workers.worker import DistributeWorker, Place
@@ -58,7 +60,7 @@ class Host:
     def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
         self._place = place
         self._roles: dict[str, DistributeWorker] = {}
-        self._busy = ""
+        self._busy, self._since, self._thread = "", 0.0, 0
         self._epoch = 0
         self._context = ray.get_runtime_context()
         self._spans = Spans(place.role)
@@ -179,11 +181,13 @@ class Host:
 
     @ray.method(concurrency_group="control")
     def dump_stacks(self) -> str:
-        """Stacks of all threads of this process, for a watchdog's message."""
-        with tempfile.TemporaryFile() as out:
-            faulthandler.dump_traceback(out, all_threads=True)
-            out.seek(0)
-            return out.read().decode()
+        """Stacks of all threads of this process."""
+        return all_stacks()
+
+    @ray.method(concurrency_group="control")
+    def doing(self) -> Doing:
+        """What the work thread is doing, and where; for a watchdog's message."""
+        return look(repr(self), self._busy, time.time() - self._since, self._thread)
 
     @ray.method(concurrency_group="read")
     def read(self, role: str, *asked: Any) -> Any:
@@ -234,10 +238,22 @@ class Host:
         return getattr(self._roles[role], method)
 
     def _arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
-        return arguments(unpacked(data), flat, self._place.rank, self._place.world, ray.get)
+        return arguments(unpacked(data), flat, self._place.rank, self._place.world, self._fetch)
+
+    def _fetch(self, parameter: str, refs: list[Any]) -> list[Any]:
+        """Values that other workers made. Raises DeadlineExceeded where they do not come."""
+        try:
+            return ray.get(refs, timeout=self._place.deadline_s)
+        except GetTimeoutError:
+            name, limit = self._context.get_task_name(), self._place.deadline_s
+            raise DeadlineExceeded(
+                f"{self!r}: {name}: {len(refs)} chunks of {parameter!r} did not come from the workers that made them within "
+                f"{limit:g} s{way_out(limit)}"
+            ) from None
 
     def _guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         start, self._busy = time.time(), name
+        self._since, self._thread = start, threading.get_ident()
         result = None
         try:
             result = function(*args, **kwargs)

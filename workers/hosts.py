@@ -21,6 +21,7 @@ from nonet.errors import DeadlineExceeded, NonetError, PlacementError, WorkerLos
 from nonet.workers import wire
 from nonet.workers.call import Header, packed, task_name
 from nonet.workers.device import device as known_device
+from nonet.workers.doing import Doing
 from nonet.workers.environment import Environment
 from nonet.workers.future import GroupFuture
 from nonet.workers.host import Host, RoleSpec
@@ -28,6 +29,7 @@ from nonet.workers.worker import Place
 
 if TYPE_CHECKING:
     from nonet.workers.residents import Moved
+
 
 NAMESPACE = "nonet"
 PING_S = 5.0
@@ -125,6 +127,7 @@ class Hosts:
         self._life, self._deadlines = life, deadlines
         self._remembered: dict[tuple[str, str], Message] = {}
         self._ways: dict[tuple[str, str], list[Any]] = {}
+        self.watchdog: Any = None  # tells what late ranks do
         self.hurt: dict[int, str] = {}  # ranks that were found lost, and what Ray said of it
         self.actors = [self._actor(rank, seat) for rank in range(workers)]
         self._built = self._build(range(workers))
@@ -173,6 +176,22 @@ class Hosts:
         """What keeps each rank from working beside a file that holds `token`, "" where nothing does."""
         refs = [actor.reach.remote(file, token) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "reach", "list").get(self._deadlines.start)
+
+    def doing(self, timeout_s: float = PING_S) -> list[Doing]:
+        """What every rank is doing; a rank that does not answer is silent."""
+        asked = [actor.doing.remote() for actor in self.actors]
+        ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        return [self._answer(rank, ref) for rank, ref in enumerate(asked)]
+
+    def _answer(self, rank: int, ref: Any) -> Doing:
+        try:
+            return ray.get(ref, timeout=0)
+        except (RayActorError, GetTimeoutError):
+            return Doing(f"{self.name}-{rank}", silent=True)
+
+    def explain(self, ranks: Sequence[int]) -> str:
+        """Why these ranks are late, as far as can be seen; "" where nobody watches this group."""
+        return f". {self.watchdog.tell(self, ranks)}" if self.watchdog else ""
 
     def spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
         """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
@@ -238,9 +257,13 @@ class Hosts:
                 time.sleep(0.1)
 
     def advance(self, epoch: int) -> None:
-        """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on."""
+        """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on.
+
+        Raises WorkerLost, DeadlineExceeded.
+        """
         self.epoch = epoch
-        ray.get([actor.admitted.remote(epoch) for actor in self.actors], timeout=self._deadlines.start)
+        refs = [actor.admitted.remote(epoch) for actor in self.actors]
+        GroupFuture(refs, self, self.name, "advance", "list").get(self._deadlines.start)
 
     def move(self, away: Sequence[str], timeout_s: float) -> list[Moved]:
         """Let these roles' buffers wait in host memory and all others be on the device, on every rank.

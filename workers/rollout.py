@@ -25,6 +25,7 @@ from nonet.random import rng
 from nonet.rl.corpus import Corpus
 from nonet.rl.recommender import Recommender
 from nonet.rl.wire import to_wire
+from nonet.samples.chunks import bounded
 from nonet.samples.prompts import event_at, prompts_at, rl_events, seen
 from nonet.samples.sequences import Sequences
 from nonet.samples.steps import prompt_step
@@ -33,6 +34,7 @@ from nonet.workers.device import claim
 from nonet.workers.files import tensors_of
 from nonet.workers.method import Replicate, Shard, method
 from nonet.workers.residency import tensors_of as buffers_of
+from nonet.workers.rows import join
 from nonet.workers.setup import RunSetup
 from nonet.workers.worker import DistributeWorker
 
@@ -124,16 +126,32 @@ class Rollout(DistributeWorker):
 
     @method(collect="concat", users=Shard, positions=Shard)
     def generate(
-        self, users: np.ndarray, positions: np.ndarray, *, stage: str, step: int, width: int, version: int
+        self,
+        users: np.ndarray,
+        positions: np.ndarray,
+        *,
+        stage: str,
+        step: int,
+        width: int,
+        version: int,
+        chunk: int | None = None,
     ) -> dict[str, Any]:
         """Beams for prompts (users [U], positions [U]) as Rollouts on the wire; `user` and `position` name the prompts.
 
+        `chunk` is how many prompts are computed at once, by default all of them.
         Raises StaleVersion when this rank's weights are not those of `version`.
         """
         if version != self._version:
             raise StaleVersion(
                 f"rollout-{self.rank} has weights of version {self._version}, version {version} is published: apply it first"
             )
+        parts = bounded(np.ones(len(users), np.int64), chunk or max(1, len(users)))
+        return join([self._answered(users[part], positions[part], stage, step, width) for part in parts])
+
+    def _answered(
+        self, users: np.ndarray, positions: np.ndarray, stage: str, step: int, width: int
+    ) -> dict[str, Any]:
+        """What `generate` gives for one chunk."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, stage)
         beams = self._recommender.beams(batch, width, users, positions)
@@ -151,7 +169,7 @@ class Rollout(DistributeWorker):
             target=Jagged(corpus.item_id[corpus.seq.item[asked]], np.arange(len(users) + 1)),
             history=Jagged(corpus.item_id[history.values], history.offsets),
             scene=np.zeros(len(users), np.int64),
-            weights_version=version,
+            weights_version=self._version,
             catalogue_version=corpus.trie.version,
             step=step,
         )

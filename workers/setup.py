@@ -11,6 +11,8 @@ from typing import Any
 
 from nonet.deadlines import DEFAULTS, Deadline
 
+CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
+
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
@@ -50,6 +52,7 @@ class StageSetup:
     ahead      how many events ahead are targets too, weighted 1 / distance
     target     name of the stage's target mask in the sequences, None for all events
     algorithm  of RL: kl, clip, normalise; weights: reward -> weight
+    chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
     """
 
     name: str
@@ -62,3 +65,4 @@ class StageSetup:
     ahead: int = 1
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    chunk: int = CHUNK_TOKENS

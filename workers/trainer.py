@@ -1,16 +1,17 @@
 """Trainer: the role that learns; supervised steps from the sequences, RL steps from beams and scores.
 
 A step is lease (a pure function of the step number), gradients, dense step, sparse apply. Every rank works on its share
-of the step's rows; losses are divided by the global count of targets. The sparse rows are frozen during RL: the KL then
-measures the dense policy alone, against a reference that reads the same rows.
+of the step's rows, a bounded chunk at a time; losses are divided by the global count of targets. The sparse rows are frozen
+during RL: the KL then measures the dense policy alone, against a reference that reads the same rows.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,16 @@ from nonet.embedding.world import SparseWorld
 from nonet.models.loss import sid_loss
 from nonet.models.model import build_model
 from nonet.random import key
-from nonet.rl.advantage import advantages
+from nonet.rl.advantage import Advantages, advantages
 from nonet.rl.corpus import Corpus
 from nonet.rl.logprob import log_prob
 from nonet.rl.loss import PolicyLoss, policy_loss
-from nonet.rl.recommender import keys_of, on
-from nonet.samples.batches import prompt_batch, training_batch
+from nonet.rl.recommender import on
+from nonet.samples.batches import prompt_batch, taught_windows, window_batch, window_positions
+from nonet.samples.chunks import bounded
 from nonet.samples.steps import step_rows
 from nonet.types import SampleBatch
-from nonet.workers.asked import Asked, asked
+from nonet.workers.asked import Asked, Share
 from nonet.workers.dense import Dense, LearningRate, load_model
 from nonet.workers.device import claim, device
 from nonet.workers.embedding import EmbeddingShard
@@ -41,6 +43,7 @@ from nonet.workers.files import tensor_bytes, write_tensors
 from nonet.workers.gang import Gang, Membership, join, leave, open_store
 from nonet.workers.method import PerRank, Replicate, Shard, method
 from nonet.workers.residency import tensors_of
+from nonet.workers.rows import cut
 from nonet.workers.setup import RunSetup, StageSetup
 from nonet.workers.worker import DistributeWorker
 
@@ -138,15 +141,29 @@ class Trainer(DistributeWorker):
     ) -> dict[str, float]:
         """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward."""
         began = time.perf_counter()
-        policy, flat, prompts = self._policy_loss(stage, beams, scores)
-        totals = self.dense.total(
-            *map(
-                float,
-                (policy.count, policy.loss.detach(), policy.kl, policy.clipped, policy.ratio, flat, prompts),
-            )
+        self.model.eval()
+        advantage, valid_UW = self._advantages(stage, beams, scores)
+        count = max(self.dense.total(float(valid_UW.sum() * beams["sid"].shape[-1]))[0], 1.0)
+        parts = bounded(np.ones(len(valid_UW), np.int64), stage.chunk)
+        share = Share(
+            [self._prompts(stage, cut(beams, p.start, p.stop)) for p in parts],
+            self.run.features,
+            self.device,
         )
-        count = max(totals[0], 1.0)
-        (policy.loss / count).backward()
+        found = {
+            table: self.sparse.pull(table, keys, train=False).to(self.device)
+            for table, keys in share.keys.items()
+        }
+        sums = [0.0] * 4
+        for part, chunk in zip(parts, share, strict=True):
+            policy = self._policy_loss(
+                stage, chunk, found, cut(beams, part.start, part.stop), advantage.value[part]
+            )
+            (policy.loss / count).backward()
+            each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
+            sums = [total + float(value) for total, value in zip(sums, each, strict=True)]
+        flat = advantage.small_groups + advantage.flat_groups
+        totals = [count, *self.dense.total(*sums, float(flat), float(len(valid_UW)))]
         lr = LearningRate(**stage.lr).at(step, stage.steps)
         norm = self.dense.step(lr)
         self.sparse.stop()
@@ -213,15 +230,21 @@ class Trainer(DistributeWorker):
     def _specs(self) -> dict[str, Any]:
         return self.run.specs()
 
-    def _policy_loss(
+    def _advantages(
         self, stage: StageSetup, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
-    ) -> tuple[PolicyLoss, int, int]:
-        """The clipped loss of these beams; how many of the prompts gave no gradient, and how many there were."""
-        self.model.eval()
-        sid_UWL, valid_UW, old_UWL = (
-            torch.from_numpy(np.ascontiguousarray(beams[name])) for name in ("sid", "valid", "logp")
+    ) -> tuple[Advantages, Tensor]:
+        """Advantages of this rank's whole share, and which of its beams are valid [U, W]."""
+        valid_UW = torch.from_numpy(np.ascontiguousarray(beams["valid"]))
+        rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
+        advantage = advantages(  # small, in float64: on the host, whatever the device
+            rewards, stage.weights, valid_UW, normalise=stage.algorithm["normalise"], reduce=self._sum
         )
-        batch = prompt_batch(
+        return advantage, valid_UW
+
+    def _prompts(self, stage: StageSetup, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
+        """How the prompts that these beams answer are made a batch."""
+        return partial(
+            prompt_batch,
             self.corpus.seq,
             self.corpus.sids,
             beams["user"],
@@ -229,56 +252,57 @@ class Trainer(DistributeWorker):
             history=self.run.history,
             stage=stage.name,
         )
-        rows = {
-            feature: self.sparse.pull(table, keys_of(batch, feature), train=False).to(self.device)
-            for feature, table in self.run.features.items()
-        }
-        batch = on(batch, self.device)
-        rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        options = stage.algorithm
-        advantage = advantages(  # small, in float64: on the host, whatever the device
-            rewards, stage.weights, valid_UW, normalise=options["normalise"], reduce=self._sum
+
+    def _policy_loss(
+        self,
+        stage: StageSetup,
+        chunk: Asked,
+        found: Mapping[str, Tensor],
+        beams: Mapping[str, Any],
+        advantage_UW: Tensor,
+    ) -> PolicyLoss:
+        """The clipped loss of a chunk's beams with their advantages; `found` are the rows of its tables."""
+        sid_UWL, valid_UW, old_UWL = (
+            torch.from_numpy(np.ascontiguousarray(beams[name])).to(self.device)
+            for name in ("sid", "valid", "logp")
         )
-        sid_UWL, valid_UW, old_UWL = (x.to(self.device) for x in (sid_UWL, valid_UW, old_UWL))
+        batch, rows, options = on(chunk.batch, self.device), chunk.spread(found), stage.algorithm
         with torch.no_grad():
             reference_UWL = log_prob(self._reference, batch, rows, sid_UWL, self.corpus.trie)
         logp_UWL = log_prob(self.model, batch, rows, sid_UWL, self.corpus.trie)
-        loss = policy_loss(
+        return policy_loss(
             logp_UWL,
             old_UWL,
-            advantage.value.to(self.device),
+            advantage_UW.to(self.device),
             valid_UW,
             ref_UWL=reference_UWL,
             clip=options["clip"],
             kl=options["kl"],
         )
-        return loss, advantage.small_groups + advantage.flat_groups, len(valid_UW)
 
     def _sum(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.dense.total(*moments.tolist()), dtype=moments.dtype)
 
-    def _read(self, stage: StageSetup, step: int) -> Asked:
+    def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
-        return asked(self._lease(stage, step), self.run.features, self.device)
+        return Share(self._lease(stage, step), self.run.features, self.device)
 
     def _computed(
-        self, stage: StageSetup, step: int, read: Asked, rows: Mapping[str, Tensor]
+        self, stage: StageSetup, step: int, read: Any, rows: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """One dense step on rows [M, D] by table; their gradients, and the step's record."""
-        device(self.device).seed(key(self.run.seed, stage.name, step, self.rank, "dropout") >> 1)
         self.model.train()
         leaves = {table: found.detach().to(self.device).requires_grad_() for table, found in rows.items()}
-        loss, count = torch.zeros(()), 0
-        if bool(
-            read.batch.loss_mask.values.any()
-        ):  # a rank's share may hold no target; it still meets the others
-            batch = on(read.batch, self.device)
-            loss, count = sid_loss(
-                self.model, batch, read.spread(leaves), self.corpus.trie, ahead=stage.ahead
-            )
-        loss_sum, total = self.dense.total(float(loss.detach()), float(count))
-        if loss.requires_grad:
+        total, mine = self.dense.total(float(read.targets))[0], 0.0
+        for number, chunk in enumerate(read):
+            self._draw_dropout(stage, step, number)
+            if not bool(chunk.batch.loss_mask.values.any()):
+                continue  # a rank's share may hold no target; it still meets the others
+            batch = on(chunk.batch, self.device)
+            loss, _ = sid_loss(self.model, batch, chunk.spread(leaves), self.corpus.trie, ahead=stage.ahead)
             (loss / max(total, 1.0)).backward()
+            mine += float(loss.detach())
+        loss_sum = self.dense.total(mine)[0]
         grads = {
             table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
             for table, leaf in leaves.items()
@@ -292,21 +316,28 @@ class Trainer(DistributeWorker):
         before, self._began = self._began, time.perf_counter()
         return {"loss": loss, "events": events, "lr": lr, "norm": norm, "seconds": self._began - before}
 
+    def _draw_dropout(self, stage: StageSetup, step: int, chunk: int = 0) -> None:
+        """Seed the device's generator for a chunk of a step on this rank."""
+        words = (stage.name, step, self.rank, "dropout", *([chunk] if chunk else []))
+        device(self.device).seed(key(self.run.seed, *words) >> 1)
+
     def _table_lr(self, stage: StageSetup, step: int, table: str) -> float:
         """A table's rate follows the dense one."""
         return self.run.tables[table]["lr"] * LearningRate(**stage.lr).at(step, stage.steps) / stage.base
 
-    def _lease(self, stage: StageSetup, step: int) -> SampleBatch:
-        """This rank's share of the step's users, as windows of their training events."""
-        seq = self.corpus.seq
+    def _lease(self, stage: StageSetup, step: int) -> list[Callable[[], SampleBatch]]:
+        """This rank's share of the step's users, as windows of their training events: how each chunk of them is made."""
+        seq, target = self.corpus.seq, self.corpus.seq.targets[stage.target] if stage.target else None
         epoch, rows = step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
-        return training_batch(
+        found = taught_windows(
             seq,
-            self.corpus.sids,
             rows[self.rank :: self.world],
             history=self.run.history,
             stage=stage.name,
             epoch=epoch,
             seed=self.run.seed,
-            target=seq.targets[stage.target] if stage.target else None,
+            target=target,
         )
+        make = partial(window_batch, seq, self.corpus.sids, stage=stage.name, epoch=epoch, target=target)
+        parts = bounded(window_positions(seq, found), stage.chunk)
+        return [partial(make, (found[0][part], found[1][part], found[2][part])) for part in parts]

@@ -100,19 +100,20 @@ def test_what_is_too_large_alone_is_refused_and_zero_makes_it_fit():
     assert line.parts["trainer.weights"] == pytest.approx(4.02e9 * 2 / 64)
 
 
-def test_a_step_is_cut_into_micro_batches_until_it_fits():
+def test_a_chunk_is_halved_until_it_fits():
     view = gpu_nodes(1, memory_bytes=40 * GB)
-    whole = {"pretrain": {"tokens": 1e9, "batch": {"tokens": 1e6}}}
+    whole = {"pretrain": {"tokens": 1e9, "batch": {"tokens": 1e6}, "chunk": {"tokens": 1 << 18}}}
     made = plan(scenario(model=QWEN, roles={"trainer": {"pool": "gpu"}}, stages=whole), view)
-    cuts = made.stages[1].derived["micro-batches a step"]
+    chunk = made.stages[1].derived["tokens a chunk"]
     line = made.ledger.peak("pretrain", "trainer")
-    assert cuts & (cuts - 1) == 0
+    assert chunk == made.chunk("pretrain", "trainer") < 1 << 18
+    assert (1 << 18) % chunk == 0
     assert line.needed <= line.capacity
     assert (
         2 * line.parts["trainer.activations"]
         + sum(value for part, value in line.parts.items() if part != "trainer.activations")
         > 0.75 * line.capacity
-    ), "half as many micro-batches would not have fitted"
+    ), "chunks twice as long would not have fitted"
 
 
 def test_table_budgets_over_a_hosts_memory_are_refused():

@@ -88,17 +88,13 @@ def test_a_pool_that_says_its_memory_makes_a_bundle_on_cpu_a_device():
     assert all(line.counted <= line.capacity for line in ledger.lines)
 
 
-def test_of_a_trainer_fused_with_the_rollout_only_what_it_alone_holds_is_offloaded():
+def test_of_a_trainer_fused_with_the_rollout_only_what_it_alone_holds_is_offloaded(monkeypatch):
     ledger = on_cpu("6.15MB", {"trainer": {"pool": "small"}}).ledger
     assert not ledger.turns(), "fused they share one model"
-    # 8,000 beams of one user are 2.5 MB and no wave can be smaller
-    stages = {**DECODER["stages"], "rl": {**RL, "users": 2, "rollout": {"use": "beam", "width": 8000}}}
-    wide = scenario(
-        **{**DECODER, "stages": stages},
-        pools={"small": {"memory": "7.2MB"}},
-        roles={"trainer": {"pool": "small"}},
-    )
-    ledger = plan(wide, cpu_node()).ledger
+    monkeypatch.setattr(
+        "nonet.controller.memory._beams", lambda *_: 2.5e6
+    )  # of one prompt: no chunk is smaller
+    ledger = on_cpu("7.2MB", {"trainer": {"pool": "small"}}).ledger
     turns = Turns(ledger, "trainer")
     moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in pairs(ledger, "trainer")}
     assert moves["rl", "rollout"] == [("trainer/trainer", "offload")]

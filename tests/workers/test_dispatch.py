@@ -61,7 +61,7 @@ class Chunk:
         self.value, self.fetched = value, 0
 
 
-def fetch(refs):
+def fetch(parameter, refs):
     for ref in refs:
         ref.fetched += 1
     return [ref.value for ref in refs]
