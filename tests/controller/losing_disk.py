@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MODES = ("synced", "named")
@@ -86,10 +86,8 @@ class LosingDisk:
         with self._patch.context() as patch:
             for module, name in _CHANGES:
                 patch.setattr(module, name, stopping(getattr(module, name)))
-            try:
+            with suppress(PowerLoss):
                 yield lost
-            except PowerLoss:
-                pass
 
     def close(self) -> None:
         for number in self._open:
