@@ -19,7 +19,7 @@ FOLDERS = ("attention", "embedding", "samples", "models", "rl", "workers", "cont
 
 
 @cache
-def tests_of(file: str) -> dict[str, bool]:
+def named_in(file: str) -> dict[str, bool]:
     """The tests of a file by name, and whether they are slow."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     slow = any("mark.slow" in ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign))
@@ -41,7 +41,7 @@ def test_a_mutant_changes_one_place_and_names_tests_that_run_by_default(mutant):
     assert mutant.tests
     for test in mutant.tests:
         file, _, name = test.partition("::")
-        assert tests_of(file)[name.partition("[")[0]] is False, (
+        assert named_in(file)[name.partition("[")[0]] is False, (
             f"{test} is slow: `make test` would not notice"
         )
 
