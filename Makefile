@@ -5,7 +5,7 @@ TORCH  ?= 2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-all check format bench sanitize setup clean
+.PHONY: run test test-all mutants check format bench sanitize setup clean
 
 run: setup
 	$(BIN)/nonet run quickstart
@@ -17,6 +17,11 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest
+	$(BIN)/python tests/mutants.py
+
+# Single lines changed one at a time, each of which a test must notice; MUTANTS="--folder rl" makes some of them.
+mutants: setup
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 # The native core's own checks under the address and undefined sanitizers; `make test` runs them too.
 sanitize:

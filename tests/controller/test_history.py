@@ -114,3 +114,12 @@ def test_commits_beyond_those_kept_are_pruned_and_stage_ends_are_not(run):
     commit(past, RL, 1)
     commit(past, RL, 2)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000006", "step-000008"]
+
+
+def test_a_step_that_is_committed_again_is_replaced(run):
+    past = history(run)
+    commit(past, PRETRAIN, 3, version=1)
+    commit(past, PRETRAIN, 3, version=2)
+    assert past.find()[1].version == 2
+    assert history(run).find()[1].version == 2
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000003"]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from stand_ins import Group, Now
 
 from nonet.controller.players import RewardPlayers
 from nonet.controller.stages import probe_rewards
@@ -13,47 +19,30 @@ from nonet.errors import DeadlineExceeded
 from nonet.workers.setup import StageSetup
 
 
-class Future:
-    """A value that is there, or one that is late."""
-
-    def __init__(self, value=None, late=False):
-        self.value, self.late = value, late
-
-    def get(self, timeout_s=None):
-        return self.value
+class Late(Now):
+    """A future that is late."""
 
     def settle(self, timeout_s=None):
-        if self.late:
-            raise DeadlineExceeded("late")
-        return self
-
-
-class Group:
-    """A reward's group that notes what it was asked."""
-
-    def __init__(self, answer):
-        self.answer, self.calls = answer, []
-
-    def score(self, beams, **options):
-        self.calls.append((beams, options))
-        return self.answer
+        raise DeadlineExceeded("late")
 
 
 def test_every_reward_is_asked_of_the_same_beams_with_its_own_time_out():
-    groups = {"price": Group(Future(1)), "hit": Group(Future(2))}
-    entered = []
+    calls, entered = [], []
+    groups = {name: Group(calls, name, score=f"scores of {name}") for name in ("price", "hit")}
     players = RewardPlayers(groups, {"price": 1.5, "hit": 60.0}, "rl", lambda *phase: entered.append(phase))
-    assert {name: future.value for name, future in players.score("beams").items()} == {"price": 1, "hit": 2}
+    scores = {name: future.value for name, future in players.score("beams").items()}
+    assert scores == {"price": "scores of price", "hit": "scores of hit"}
     assert entered == [("rl", "score")]
-    for name, timeout_s in (("price", 1.5), ("hit", 60.0)):
-        ((beams, options),) = groups[name].calls
-        assert beams == "beams"
-        assert options["timeout_s"] == timeout_s
-        assert options["retries"] == 1
+    assert {
+        name: (arguments, options["timeout_s"], options["retries"]) for name, arguments, options in calls
+    } == {
+        "price.score": (("beams",), 1.5, 1),
+        "hit.score": (("beams",), 60.0, 1),
+    }
 
 
 def test_a_late_reward_is_named():
-    players = RewardPlayers({"price": Group(Future(late=True))}, {"price": 1.5})
+    players = RewardPlayers({"price": SimpleNamespace(score=lambda *_, **options: Late())}, {"price": 1.5})
     with pytest.raises(DeadlineExceeded, match=r"'price' has not answered within 1\.5 s"):
         players.score("beams")
 
@@ -63,10 +52,10 @@ def test_the_total_of_held_out_users_is_weighted():
     scores = {"hit": [[1, 0], [0, 0]], "own": [[4, 0], [8, 8]], "off": [[9, 9], [9, 9]]}
     asked = []
     rollout = SimpleNamespace(
-        group=SimpleNamespace(probe=lambda: Future((np.array([3, 5]), np.array([1, 2])))),
+        group=SimpleNamespace(probe=lambda: Now((np.array([3, 5]), np.array([1, 2])))),
         generate=lambda prompts: asked.append(prompts) or "beams",
     )
-    futures = {name: Future(np.array(score, np.float32)) for name, score in scores.items()}
+    futures = {name: Now(np.array(score, np.float32)) for name, score in scores.items()}
     session = SimpleNamespace(
         stages={"rl": stage},
         publish=lambda name: None,

@@ -24,7 +24,7 @@ STEPS = {"pretrain": 5, "finetune": 3, "rl": 3}
 KEPT = {
     "pretrain": ("loss", "norm", "events"),
     "finetune": ("loss", "norm", "events"),
-    "rl": ("kl", "ratio", "norm"),
+    "rl": ("loss", "kl", "ratio", "norm"),
 }
 
 

@@ -208,6 +208,30 @@ def test_comparisons_are_left_minus_right_over_test_events(evaluator, planted):
     assert set(paired["good-bad"]) == set(METRICS)
 
 
+def test_validation_and_test_are_told_apart(evaluator, planted):
+    def right_on_test(seq):
+        def scores(users, positions):
+            asked = event_at(seq, users, positions)
+            values = np.zeros((len(users), seq.item.max() + 1))
+            values[np.arange(len(users)), seq.item[asked]] = np.where(seq.split[asked] == TEST, 1.0, -1.0)
+            return values
+
+        return scores
+
+    detail = planted(evaluator(), right_on_test)
+    recall = {split: detail[split]["exhaustive"]["all"]["recall@1"] for split in detail}
+    assert recall == {"valid": 0.0, "test": 1.0}
+
+
+def test_equal_scores_stand_by_popularity_as_in_training(evaluator, planted, tmp_path):
+    there = evaluator()
+    planted(there, lambda seq: lambda users, positions: np.zeros((len(users), seq.item.max() + 1)), "silent")
+    there.baseline("popularity")
+    silent, popular = (np.load(tmp_path / "results" / f"{name}.npz") for name in ("silent", "popularity"))
+    for split in ("valid", "test"):
+        assert np.array_equal(silent[f"{split}.exhaustive"], popular[f"{split}.exhaustive"])
+
+
 # --- the model of a commit, and beams ---------------------------------------------------------------------------------
 
 
@@ -252,9 +276,9 @@ def test_a_commit_is_evaluated_with_its_weights_and_its_rows(ring, evaluator, tm
 def test_rollouts_on_the_wire_tell_rewards_of_the_same_prompt_row_by_row(ring):
     world = ring.world()
     seq, item_id = world.trainer.corpus.seq, world.trainer.corpus.item_id
-    beams = world.beams()
+    beams = world.beams(step=2)
     assert (beams["weights_version"] == 1).all()
-    assert (beams["step"] == 0).all()
+    assert (beams["step"] == 2).all()
     for row, (user, position) in enumerate(zip(beams["user"], beams["position"], strict=True)):
         first = seq.offsets[user]
         assert seq.split[first + position] == RL

@@ -14,6 +14,7 @@ from nonet.models.model import build_model
 from nonet.rl.exhaustive import score_items
 from nonet.rl.logprob import log_prob
 from nonet.samples.sequences import RL, TRAIN
+from nonet.workers import trainer as trainers
 from nonet.workers.dense import load_model
 
 # Shapes: U prompts, W beams, I items, L levels.
@@ -233,7 +234,10 @@ def test_rl_that_goes_on_from_a_commit_ends_in_the_bits_of_one_that_never_stoppe
 def test_users_left_out_for_the_probe_are_never_leased_and_all_others_are(world):
     there = world()
     seq = there.trainer.corpus.seq
-    probed = set(there.rollout.probe()[0].tolist())
+    users, positions = there.rollout.probe()
+    probed = set(users.tolist())
+    assert len(users) == 2 * len(probed)  # both of a user's events that are held out for RL
+    assert (seq.split[seq.offsets[users] + positions] == RL).all()
     leased = {
         user for step in range(30) for user in there.rollout.lease("rl", step, 8)[0].tolist()
     }  # two epochs
@@ -281,22 +285,28 @@ def test_a_stage_with_a_target_trains_on_the_events_it_holds_for_and_no_others(r
     assert sum(record["events"] for record in everything) == len(liked)
 
 
-def losses(ring, steps, *changes, rank=0):
-    """Losses of steps that move nothing, each on the whole windows of all users."""
-    there = ring.world("data.history=16", "stages.pretrain.batch.users=60", *changes)
-    there.trainer.place = replace(there.trainer.place, rank=rank)
-    still = replace(there.stages["pretrain"], lr={"peak": 0.0})
-    there.trainer.begin(still)
-    return [there.trainer.train(still, step, step + 1)[0]["loss"] for step in steps]
+@pytest.fixture
+def losses(ring, monkeypatch):
+    """Losses of steps that move nothing, all on the rows of step 0."""
+    rows = trainers.step_rows
+    monkeypatch.setattr(trainers, "step_rows", lambda *asked: rows(*asked[:-1], 0))
+
+    def of(steps, *changes):
+        there = ring.world("stages.pretrain.batch.users=60", *changes)
+        still = replace(there.stages["pretrain"], lr={"peak": 0.0})
+        there.trainer.begin(still)
+        return [there.trainer.train(still, step, step + 1)[0]["loss"] for step in steps]
+
+    return of
 
 
-def test_dropout_differs_from_step_to_step_and_not_from_run_to_run(ring):
-    without = losses(ring, [0, 1, 2], "model.dropout=0.0")
-    assert without == pytest.approx([without[0]] * 3, rel=1e-6)  # the same events in another order
-    first, again, other = losses(ring, [0, 0, 1], "model.dropout=0.3")
+def test_dropout_differs_from_step_to_step_and_not_from_run_to_run(losses):
+    without = losses([0, 1, 2], "model.dropout=0.0")
+    assert without == [without[0]] * 3
+    first, again, other = losses([0, 0, 1], "model.dropout=0.3")
     assert first == again
     assert abs(other - first) > 1e-4 * first
-    assert [first, other] == losses(ring, [0, 1], "model.dropout=0.3")
+    assert [first, other] == losses([0, 1], "model.dropout=0.3")
 
 
 def test_evaluation_and_rl_are_without_dropout(ring):
@@ -308,3 +318,18 @@ def test_evaluation_and_rl_are_without_dropout(ring):
     record = there.update(one, scores_of(one))
     assert record["ratio"] == pytest.approx(1.0, abs=1e-6)
     assert record["kl"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_stage_begins_with_a_fresh_optimizer_and_the_reference_it_has_then(ring, taught, world):
+    """What a trainer did before a stage is in its weights and nowhere else."""
+    there, fresh = world(), ring.world(FAST)
+    moved(there, 2)
+    there.trainer.begin(there.stages["rl"])
+    fresh.trainer.model.load_state_dict(there.trainer.model.state_dict())
+    fresh.shard.load(str(taught))
+    fresh.trainer.begin(fresh.stages["rl"])
+    beams = there.beams(2)
+    record = there.update(beams, scores_of(beams))
+    assert record == fresh.update(beams, scores_of(beams))
+    assert record["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert torch.equal(there.weights(), fresh.weights())

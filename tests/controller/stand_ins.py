@@ -1,0 +1,112 @@
+"""Stand-ins for what the controller drives: groups that note their calls and answer at once, and a session over them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from nonet.controller.players import Prompts
+from nonet.workers.setup import StageSetup
+
+
+class Now:
+    """A future whose value is there."""
+
+    def __init__(self, value: Any = None):
+        self.value = value
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        return self.value
+
+    def settle(self, timeout_s: float | None = None) -> Now:
+        return self
+
+    def done(self) -> bool:
+        return True
+
+
+class Group:
+    """A worker group: every method answers with what `answers` has for its name; `calls` holds (name, arguments, options)."""
+
+    def __init__(self, calls: list, role: str, world: int = 1, hosts: Any = None, **answers: Any):
+        self._calls, self.role, self.world, self._answers = calls, role, world, answers
+        self.hosts = hosts if hosts is not None else SimpleNamespace(actors=["actor"])
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Now:
+            self._calls.append((f"{self.role}.{name}", arguments, options))
+            return Now(self._answers.get(name))
+
+        return call
+
+
+class Recorder:
+    """Notes what a run would show."""
+
+    def __init__(self):
+        self.steps: list[tuple[str, int, dict]] = []
+        self.events: list[tuple[str, dict]] = []
+        self.begun: list[tuple[str, int, int]] = []
+
+    def begin(self, stage, steps, done):
+        self.begun.append((stage, steps, done))
+
+    def step(self, stage, step, values):
+        self.steps.append((stage, step, dict(values)))
+
+    def metrics(self, *record, **more):
+        pass
+
+    def tables(self, *record):
+        pass
+
+    def event(self, kind, **body):
+        self.events.append((kind, body))
+
+
+class Trace:
+    """Spans that nobody keeps."""
+
+    @contextmanager
+    def span(self, name, **facts):
+        yield
+
+    def add(self, *event, **facts):
+        pass
+
+
+class LoopSession:
+    """What the shipped stages ask of a session; `done` lists what they did, in order."""
+
+    def __init__(self, scenario, stages: dict[str, StageSetup], records=None, scores=None, at: int = 0):
+        self.scenario, self.stages, self.trace, self.done = scenario, stages, Trace(), []
+        self._records, self._scores, self._at = records, scores, at
+        self.trainer = SimpleNamespace(train=self._train, update=self._update, counts=dict)
+        self.rollout = SimpleNamespace(
+            generate=lambda prompts: ("beams", prompts.step), group=SimpleNamespace(absent=lambda: Now(0))
+        )
+        self.reward = SimpleNamespace(score=lambda beams: {name: Now(s) for name, s in self._scores.items()})
+
+    def begin(self, name):
+        return self._at
+
+    def prompts(self, name):
+        for step in range(self._at, self.stages[name].steps):
+            yield step, Prompts(name, step, np.arange(2), np.arange(2))
+
+    def publish(self, stage=None):
+        self.done.append("publish")
+
+    def commit(self, step, *, now=False):
+        self.done.append(("commit", step, now))
+
+    def _train(self, stage, start, stop):
+        self.done.append(("train", start, stop))
+        return [self._records(step) for step in range(start, stop)]
+
+    def _update(self, beams, scores):
+        self.done.append(("update", beams[1]))
+        return {"loss": 0.5}

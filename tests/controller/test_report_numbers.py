@@ -1,0 +1,98 @@
+"""report.json's numbers out of the files that a run leaves."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from nonet.controller.report import make_report
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.scenario import make_scenario
+
+SCENARIO = make_scenario(
+    {
+        "name": "numbers",
+        "data": {"interactions": "events.parquet", "split": {"use": "leave_last_out", "rl": 2}},
+        "sparse": {"tables": {"item": {"dim": 8}}},
+        "stages": {
+            "pretrain": {"epochs": 1},
+            "rl": {"steps": 4, "users": 2, "rewards": {"hit": {"weight": 1.0}}},
+        },
+    }
+)
+
+
+def found(all_, beam):
+    """A subject's result: exhaustive and beam on all test events, and other numbers elsewhere."""
+    other = {"all": {"recall@10": 0.99}, "target": {"recall@10": 0.98}}
+    exhaustive = {"all": {"recall@10": all_}, "target": {"recall@10": 0.97}}
+    return {
+        "detail": {
+            "test": {"exhaustive": exhaustive, "beam": {"all": {"recall@10": beam}}},
+            "valid": {"exhaustive": other},
+        },
+        "shown": [["a"]],
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder(tmp_path)
+    run.write_json("results/tokenise.json", {"data": {"users": 2}, "tokenizer": {}})
+    for name, value in (("popularity", 0.1), ("transition_counter", 0.2), ("pretrain", 0.3), ("rl", 0.4)):
+        run.write_json(f"results/{name}.json", found(value, value / 2))
+    for when, scores in (("before", [0.0, 0.0, 0.5]), ("after", [1.0, 0.0, 1.0])):
+        np.savez(
+            run.results / f"rl.rewards.{when}.npz", hit=scores, total=2 * np.array(scores), user=[3, 3, 4]
+        )
+    run.metrics.write_text("")
+    return run
+
+
+def record(stage, step, name, value, role="trainer"):
+    return json.dumps({"stage": stage, "step": step, "name": name, "value": value, "role": role}) + "\n"
+
+
+def report(run):
+    return make_report(run, SCENARIO, {"parameters": 5}, {}, {})
+
+
+def test_a_subject_is_known_by_its_exhaustive_score_on_all_test_events(run):
+    made = report(run)
+    assert made["stages"] == {"pretrain": {"recall@10": 0.3}, "rl": {"recall@10": 0.4}}
+    assert made["baselines"] == {"popularity": {"recall@10": 0.1}, "transition_counter": {"recall@10": 0.2}}
+    assert made["detail"]["rl"]["test"]["beam"]["all"]["recall@10"] == 0.2
+    assert json.loads(run.report.read_text())["stages"] == made["stages"]
+
+
+def test_a_reward_is_told_as_before_after_and_the_change_between_them(run):
+    made = report(run)
+    before, after, low, high = made["rewards"]["hit"]
+    assert (before, after) == (pytest.approx(1 / 6), pytest.approx(2 / 3))
+    assert 0 <= low <= after - before <= high
+    assert made["rewards"]["total"][:2] == [pytest.approx(1 / 3), pytest.approx(4 / 3)]
+    assert set(made["rewards"]) == {"hit", "total"}
+    assert made["rewards_on"].startswith("3 prompts of 2 users")
+
+
+def test_rows_and_table_counts_are_summed_over_steps_and_a_step_written_twice_counts_once(run):
+    run.metrics.write_text(
+        record("pretrain", 1, "events", 10)
+        + record("pretrain", 2, "events", 20)
+        + record("pretrain", 2, "events", 20)  # a resume
+        + record("rl", 1, "prompts", 4)
+        + record("pretrain", 1, "item.rows", 5, "embedding")
+        + record("pretrain", 1, "item.admitted", 5, "embedding")
+        + record("pretrain", 2, "item.rows", 7, "embedding")
+        + record("pretrain", 2, "item.admitted", 2, "embedding")
+        + record("rl", 1, "absent", 3, "rollout")
+        + record("rl", 2, "absent", 4, "rollout")
+        + '{"torn'
+    )
+    made = report(run)
+    assert made["rows"] == {"pretrain": 30, "rl": 4}
+    assert made["sparse"]["item"]["rows"] == 7
+    assert made["sparse"]["item"]["admitted"] == 7
+    assert made["absent_reads"] == 7
