@@ -83,12 +83,14 @@ def headline(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
-    """[before, after, low, high] of each reward: means, and the 95 % interval of the change over users."""
+    """[before, after, low, high] of each reward: means, and the 95 % interval of the change over users kept out of RL."""
     for name, body in scenario.stages.items():
         files = [run.results / f"{name}.rewards.{when}.npz" for when in ("before", "after")]
         if not (isinstance(body, Reinforced) and all(file.exists() for file in files)):
             continue
         before, after = map(np.load, files)
+        if not len(after["user"]):  # fewer than five users have RL prompts: none was kept out
+            continue
         changes = {
             key: paired(after[key], before[key], after["user"], scenario.seed)
             for key in after.files

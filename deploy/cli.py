@@ -320,13 +320,13 @@ def bench(
         str,
         typer.Argument(
             metavar="NAME",
-            help="attention, dispatch, embedding, placement, quickstart, receipt, repeat or startup.",
+            help="attention, dispatch, embedding, feed, placement, quickstart, receipt, repeat or startup.",
         ),
     ],
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="quickstart: the seeds.")] = "7,8,9",
+    seeds: Annotated[str, typer.Option(help="quickstart, feed: the seeds.")] = "7,8,9",
     device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
 ) -> None:
     """Print the figures behind the README's tables."""

@@ -147,10 +147,8 @@ class Evaluator(DistributeWorker):
         board, target = self._board(users, positions), self._target(users, positions)
         depth = list_depth(self.ask.metrics, self.ask.width)
         for p in _parts(len(users)):
-            scores_PI, hidden = (
-                scores(users[p], positions[p]),
-                masked(self.corpus.seq, users[p], positions[p]),
-            )
+            scores_PI = scores(users[p], positions[p])
+            hidden = masked(self.corpus.seq, users[p], positions[p])
             ranks = rank_of_target_np(scores_PI, target[p], hidden, self._tie)
             board.add(ranks, self._best(scores_PI, depth, hidden) if depth else None)
         return board

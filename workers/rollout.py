@@ -215,7 +215,7 @@ def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int
 
 
 def _keep_out(seq: Sequences, seed: int) -> np.ndarray:
-    """A fifth of the users with RL events, drawn by the seed; at least one stays in."""
+    """A fifth of the users that RL may ask, drawn by the seed; at least one stays in."""
     users = np.unique(seq.user[rl_events(seq)])
     return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _HELD_OUT])
 

@@ -4,7 +4,8 @@ import pytest
 
 from nonet.bench.feed import write_feed
 from nonet.controller.preflight import check
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario import find, load_scenario
+from nonet.controller.sources import data_setup
 from nonet.errors import ConfigError
 
 
@@ -29,3 +30,9 @@ def test_rl_without_a_prompt_that_a_list_could_answer_is_refused(tmp_path):
 def test_repeats_are_allow_or_mask(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.repeats"):
         checked(tmp_path, "data.repeats=never")
+
+
+def test_a_click_model_makes_no_lists_and_takes_no_word_on_repeats():
+    assert data_setup(*load_scenario(find("ctr"))).repeats == "mask"
+    with pytest.raises(ConfigError, match=r"data\.repeats: deepfm makes no lists"):
+        check(*load_scenario(find("ctr"), ["data.repeats=allow"]))

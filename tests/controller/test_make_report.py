@@ -1,0 +1,24 @@
+import numpy as np
+import pytest
+
+from nonet.bench.feed import write_feed
+from nonet.controller.report import make_report
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.scenario import load_scenario
+
+
+@pytest.mark.parametrize("prompts", [0, 2])
+def test_rewards_are_told_where_somebody_was_kept_out_of_rl_and_left_out_where_nobody_was(tmp_path, prompts):
+    write_feed(tmp_path)
+    scenario, _ = load_scenario(tmp_path / "feed.yaml")
+    run = RunFolder(tmp_path)
+    run.results.mkdir()
+    run.write_json("results/tokenise.json", {"data": {}, "tokenizer": {}})
+    run.metrics.touch()
+    for when, score in (("before", 0.25), ("after", 0.5)):
+        scores = np.full(prompts, score)
+        np.savez(run.results / f"rl.rewards.{when}.npz", hit=scores, total=scores, user=np.arange(prompts))
+    report = make_report(run, scenario, {}, {}, {})
+    assert report.get("rewards") == (
+        {"hit": [0.25, 0.5, 0.25, 0.25], "total": [0.25, 0.5, 0.25, 0.25]} if prompts else None
+    )
