@@ -12,11 +12,12 @@ run: setup
 	@echo
 	$(BIN)/nonet recommend last --like "Alien" "Blade Runner" --top 5
 
+# Two workers, a file to one of them: each has its own local Ray.
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 	$(BIN)/python tests/mutants.py
 
 # Single lines changed one at a time, each of which a test must notice; MUTANTS="--folder rl" makes some of them.

@@ -1,10 +1,16 @@
-"""Shared fixtures: one local Ray a session, ended with it; one torch thread."""
+"""Shared fixtures: one local Ray a session (with xdist, one a worker), ended with it; one torch thread; no process is left."""
 
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import pytest
+
+# Every process that a test starts inherits it, so what is left in the end can be told from other people's processes.
+os.environ.setdefault("NONET_TEST_SESSION", f"{os.getpid()}-{time.time_ns()}")
+_GONE_S = 60.0
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
@@ -55,3 +61,30 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def left_over() -> list[str]:
+    """Processes that this session's tests started and that still are: number and command."""
+    mark = f"NONET_TEST_SESSION={os.environ['NONET_TEST_SESSION']}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                found.append(f"{folder.name} {b' '.join(words).decode(errors='replace')[:120]}")
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a process is left a minute after the last test, and name it; of xdist's workers only their chief looks."""
+    if hasattr(session.config, "workerinput"):
+        return
+    until = time.monotonic() + _GONE_S
+    while (left := left_over()) and time.monotonic() < until:
+        time.sleep(0.2)
+    if left:
+        print("\nprocesses that tests left:", *left, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -13,7 +13,7 @@ CHECKS = [str(HERE / name) for name in ("interpreter_kernels.py", "interpreter_p
 
 
 def run(marker):
-    command = [sys.executable, "-m", "pytest", *CHECKS, "-m", marker, "--timeout=220", "-x"]
+    command = [sys.executable, "-m", "pytest", *CHECKS, "-m", marker, "--timeout=800", "-x"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

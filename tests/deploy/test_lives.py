@@ -160,7 +160,7 @@ def test_stop_ends_a_detached_run_after_a_commit(cluster, ring, tmp_path):
         claim(left)
     env = os.environ | {"RAY_ADDRESS": cluster, "NONET_ORPHAN_TIMEOUT_S": str(TIMEOUT_S)}
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "stop", "left"]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=800)
     assert ended.stdout.strip() == "stopped left", ended.stderr
     until(lambda: nothing_left("left"))
     assert list((tmp_path / "left" / "checkpoints").glob("step-*/manifest.json"))

@@ -25,7 +25,7 @@ def told(tmp_path_factory):
         [sys.executable, str(Path(__file__).parent / "parity_process.py"), str(folder)],
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=800,
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -19,7 +19,7 @@ def test_a_plan_on_a_live_ray_knows_what_is_free_and_what_labels_the_nodes_have(
         [*NONET, "plan", "quickstart", "--address", address, "--json"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-1500:]
     made = json.loads(done.stdout)
@@ -33,7 +33,7 @@ def test_where_no_ray_answers_the_error_says_how_to_plan_without_one():
         [*NONET, "plan", "quickstart", "--address", "127.0.0.1:1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=800,
     )
     assert done.returncode == 1
     assert "no Ray answers at 127.0.0.1:1" in done.stderr
@@ -48,14 +48,14 @@ def test_a_file_and_an_address_together_are_refused(tmp_path):
 def test_a_plan_says_how_fast_it_should_be_and_the_search_what_to_set(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done = subprocess.run(
-        [*NONET, "plan", "quickstart", "--predict", "--json"], capture_output=True, text=True, timeout=100
+        [*NONET, "plan", "quickstart", "--predict", "--json"], capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stderr[-1500:]
     stages = json.loads(done.stdout)["prediction"]["stages"]
     assert stages["pretrain"]["rows"] == 10 * 82691
     assert all(stage["rows_per_s"] > 0 and stage["memory_bytes"] > 0 for stage in stages.values())
     found = subprocess.run(
-        [*NONET, "plan", "quickstart", "--search"], capture_output=True, text=True, timeout=100
+        [*NONET, "plan", "quickstart", "--search"], capture_output=True, text=True, timeout=800
     )
     assert "costs: nominal" in found.stdout
     assert "take the best: " in found.stdout
@@ -68,7 +68,7 @@ def test_what_cannot_be_predicted_is_said_before_any_data_is_read():
             [*NONET, "plan", "nightly-feed", "--cluster", view, flag],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=800,
         )
         assert done.returncode == 2
         assert "no prediction for model hf" in done.stderr

@@ -264,7 +264,7 @@ def test_a_function_of_the_script_can_be_a_reward(whole):
 
 
 def _stop_after_a_commit(started) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not list(started.folder.checkpoints.glob("step-*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
     started.stop()

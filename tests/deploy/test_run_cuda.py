@@ -27,7 +27,7 @@ def process(script: str, *arguments: str) -> str:
         [sys.executable, str(HERE / script), *arguments],
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=800,
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -30,7 +30,7 @@ def run(folder: Path, name: str, pools: str, resources: str = "{}") -> list[list
         [sys.executable, str(HERE / "ring_process.py"), str(folder), name, resources, APART, pools],
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=800,
         env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"NONET_WIRE": str(wire)},
     )
     assert done.returncode == 0, done.stderr[-3000:]

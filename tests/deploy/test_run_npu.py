@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(
-    folder: Path, name: str, pools: str, roles: str = SEVERAL, timeout_s: float = 230, **variables: str
+    folder: Path, name: str, pools: str, roles: str = SEVERAL, timeout_s: float = 800, **variables: str
 ) -> dict[str, dict[str, str]]:
     """Run the ring, or NONET_SCENARIO; the hashes of every commit's files, by commit."""
     (folder / f"{name}-wire").mkdir()

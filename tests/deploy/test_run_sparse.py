@@ -28,7 +28,7 @@ POLICY = (
     "sparse.tables.item={dim: 8, admit: {probability: 0.3}}",
 )
 BUDGET = "sparse.tables.item={dim: 8, budget: 1500, evict: {by: lfu}}"  # 23 rows of 64 bytes, of 40 items
-WAIT_S = 120
+WAIT_S = 600
 # As many processes as leave the plan's thread count, and so the bits, those of the fused run; two shards leave it one
 # thread fewer, and are compared bit for bit in tests/workers/test_sparse_roles.py.
 APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"

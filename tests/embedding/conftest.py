@@ -18,7 +18,7 @@ def forked(tmp_path_factory):
     def run(scenarios, world, ended=0):
         here, folder = Path(__file__).parent, tmp_path_factory.mktemp("ranks")
         command = [sys.executable, here / "forked_ranks.py", here / scenarios, str(world), folder]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=800)
         assert done.returncode == 0, done.stderr
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world - ended)]
 

@@ -62,7 +62,7 @@ def _main(scenarios, world, folder):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     children = [forked(lambda rank=rank: _rank(rank, world, folder, module.main)) for rank in range(world)]
-    codes = codes_of(children, 90)
+    codes = codes_of(children, 600)
     return 0 if len(codes) == world and all(code in (0, -9) for code in codes.values()) else 1
 
 

@@ -107,7 +107,7 @@ def test_its_folder_goes_with_the_tier_and_what_a_killed_process_left_is_swept(t
         "import os, sys; from nonet.embedding.cold import ColdTier; from nonet.embedding.spec import TableSpec\n"
         "cold = ColdTier(sys.argv[1], TableSpec(3)); os._exit(1)"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=800)
     (left,) = tmp_path.iterdir()
     cold, other = tier(tmp_path), tier(tmp_path)
     assert not left.exists()

@@ -29,7 +29,7 @@ def run(code, tmp_path, **environment):
         env=os.environ | {"NONET_CACHE": str(tmp_path)} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=800,
         check=True,
     )
 
@@ -121,7 +121,7 @@ def test_the_package_lists_every_source_of_the_core():
 def test_the_core_passes_its_own_checks_under_the_address_and_undefined_sanitizers():
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        ["bash", root / "embedding" / "native" / "sanitize.sh"], capture_output=True, text=True, timeout=200
+        ["bash", root / "embedding" / "native" / "sanitize.sh"], capture_output=True, text=True, timeout=800
     )
     if "cannot find" in done.stderr and "san" in done.stderr:
         pytest.skip("the compiler came without the sanitizers' libraries")

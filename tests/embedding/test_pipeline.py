@@ -93,8 +93,8 @@ def test_the_next_batch_is_fetched_and_the_last_one_pushed_while_one_is_computed
 
     def compute(number, data, rows):
         with world.moved:
-            assert world.moved.wait_for(lambda: world.fetched >= min(number + 2, steps), timeout=60)
-            assert world.moved.wait_for(lambda: world.pushed >= number, timeout=60)
+            assert world.moved.wait_for(lambda: world.fetched >= min(number + 2, steps), timeout=800)
+            assert world.moved.wait_for(lambda: world.pushed >= number, timeout=800)
         return ones(number, data, rows)
 
     assert pipeline(world, compute, depth=3).run(0, steps) == list(range(steps))

@@ -26,7 +26,7 @@ def ranks(tmp_path_factory):
     ]
     try:
         for rank, process in enumerate(started):
-            _, errors = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=800)
             assert process.returncode == 0, f"rank {rank} failed:\n{errors}"
     finally:
         for process in started:

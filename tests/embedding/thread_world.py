@@ -9,7 +9,7 @@ from nonet.embedding.layout import Layout
 from nonet.embedding.wire import Wire
 from nonet.embedding.world import SparseWorld
 
-WAIT_S = 30
+WAIT_S = 300
 
 
 class Meeting:

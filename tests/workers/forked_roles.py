@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-WAIT_S = 90
+WAIT_S = 600
 
 
 def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=None):
@@ -28,7 +28,7 @@ def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=Non
         [sys.executable, __file__, str(folder / "ask.json")],
         capture_output=True,
         text=True,
-        timeout=2 * WAIT_S,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(trainers + shards)]

@@ -25,7 +25,7 @@ def told():
     script = Path(__file__).parent / "mixed_cluster.py"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_ADDRESS")}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, env=environment
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=800, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -81,8 +81,8 @@ def test_workers_start_in_the_environment_of_their_pool(ray_local):
     own = nonet.WorkerGroup(
         Tells, workers=2, cpus=0.2, threads=0, env={"python": sys.executable, "vars": {"NONET_POOL": "own"}}
     )
-    (pool, _, ours), *_ = plain.tell().get(60)
-    told = own.tell().get(60)
+    (pool, _, ours), *_ = plain.tell().get(300)
+    told = own.tell().get(300)
     plain.stop()
     own.stop()
     assert pool is None

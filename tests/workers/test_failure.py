@@ -109,7 +109,7 @@ def test_a_worker_that_cannot_be_made_says_why_and_is_not_taken_for_a_dead_one(r
         hosts = Hosts({"role": spec}, name="role")
         try:
             with pytest.raises(WorkerFailed, match=said):  # asked before anybody waited for the group
-                nonet.WorkerGroup.of(hosts, "role").idle().get(30)
+                nonet.WorkerGroup.of(hosts, "role").idle().get(300)
             assert hosts.dead() == []
         finally:
             hosts.kill()
@@ -117,9 +117,9 @@ def test_a_worker_that_cannot_be_made_says_why_and_is_not_taken_for_a_dead_one(r
 
 def test_lost_worker_is_restarted_and_told_again_what_it_knew(ray_local, tmp_path):
     group = make(restarts=5)
-    group.learn("seven").get(30)
-    before = [pid for _, pid in group.recall().get(30)]
-    after = group.recall(str(tmp_path), dies=1, retries=1).get(60)
+    group.learn("seven").get(300)
+    before = [pid for _, pid in group.recall().get(300)]
+    after = group.recall(str(tmp_path), dies=1, retries=1).get(300)
     assert [known for known, _ in after] == ["seven", "seven"]
     assert after[0][1] == before[0]
     assert after[1][1] != before[1]
@@ -128,20 +128,20 @@ def test_lost_worker_is_restarted_and_told_again_what_it_knew(ray_local, tmp_pat
 
 def test_without_retries_the_loss_is_told_and_the_next_call_finds_the_group_whole(ray_local):
     group = make(restarts=5)
-    group.learn(3).get(30)
+    group.learn(3).get(300)
     with pytest.raises(WorkerLost, match="fragile-1 died during die") as caught:
-        group.die(1).get(30)
+        group.die(1).get(300)
     assert (caught.value.role, caught.value.rank) == ("fragile", 1)
-    assert [known for known, _ in group.recall().get(60)] == [3, 3]
+    assert [known for known, _ in group.recall().get(300)] == [3, 3]
     group.stop()
 
 
 def test_group_without_restarts_stays_lost(ray_local):
     group = make()
     with pytest.raises(WorkerLost):
-        group.die(0).get(30)
+        group.die(0).get(300)
     with pytest.raises(WorkerLost, match=r"fragile-0 died during die"):
-        group.recall(retries=3).get(30)
+        group.recall(retries=3).get(300)
     group.stop()
 
 
@@ -162,14 +162,14 @@ def test_deadline_of_the_call_holds_for_get_and_iteration(pair):
 
 def test_result_that_cannot_be_sent_is_an_error_that_says_so(pair):
     with pytest.raises(WorkerFailed, match=r"fragile-[01]: unsendable: .*cannot pickle"):
-        pair.unsendable().get(30)
+        pair.unsendable().get(300)
 
 
 def test_failed_upstream_is_named_by_the_downstream(pair, ray_local):
     three = make(3)
     for group in (pair, three):
         with pytest.raises(WorkerFailed, match=r"fragile-[01]@\w+: broken raised ValueError: no such film"):
-            group.echo(pair.broken([1, 2, 3])).get(30)
+            group.echo(pair.broken([1, 2, 3])).get(300)
     three.stop()
 
 
@@ -191,28 +191,28 @@ def test_unequal_futures_are_cut_by_the_receivers(pair, ray_local):
     three = make(3)
     for n in (0, 1, 2, 5, 9):
         data = np.arange(3 * n).reshape(n, 3)
-        assert np.array_equal(three.echo(pair.echo(data)).get(30), data)
-        assert np.array_equal(pair.echo(three.echo(pair.echo(data))).get(30), data)
+        assert np.array_equal(three.echo(pair.echo(data)).get(300), data)
+        assert np.array_equal(pair.echo(three.echo(pair.echo(data))).get(300), data)
     three.stop()
 
 
 def test_batch_ref_travels_by_reference(pair, ray_local):
     chunks = tuple(ray_local.put(np.arange(i, i + 3)) for i in (0, 3, 6))
     batch = BatchRef("s/0/0", {"x": chunks}, (3, 3, 3))
-    assert np.array_equal(pair.echo(batch).get(30)["x"], np.arange(9))
+    assert np.array_equal(pair.echo(batch).get(300)["x"], np.arange(9))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_tensors_cross_with_their_type(pair, dtype):
     value = torch.arange(7).to(dtype)
-    back = pair.echo(value).get(30)
+    back = pair.echo(value).get(300)
     assert back.dtype == dtype
     assert torch.equal(back, value)
     back[0] = 1  # the caller's own copy, not Ray's shared memory
 
 
 def test_ranks_meet_in_a_process_group_of_their_own(pair):
-    for total, backend, local in pair.total().get(60):
+    for total, backend, local in pair.total().get(300):
         assert torch.equal(total, torch.ones(2))
         assert backend == "gloo"
         assert local in (0, 1)
@@ -220,12 +220,12 @@ def test_ranks_meet_in_a_process_group_of_their_own(pair):
 
 def test_late_call_of_an_older_epoch_is_refused(ray_local):
     group = make(1)
-    group.recall().get(30)
+    group.recall().get(300)
     group.hosts.advance(1)
-    assert group.recall().get(30)[0][0] is None
+    assert group.recall().get(300)[0][0] is None
     group.hosts.epoch = 0
     with pytest.raises(StaleVersion, match="in epoch 1; a call of epoch 0 came too late"):
-        group.recall().get(30)
+        group.recall().get(300)
     group.stop()
 
 

@@ -33,7 +33,7 @@ def told():
         [sys.executable, str(STANDIN / "operations.py")],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=800,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -82,11 +82,11 @@ def test_calls_of_an_offloaded_group_do_not_run_and_calls_before_the_move_do(ray
     before = group.total()
     moved = group.hosts.move(["holder"], 60.0)
     assert [each.offload for each in moved] == [4000, 4000]
-    assert before.get(30) == [499500.0] * 2
+    assert before.get(300) == [499500.0] * 2
     with pytest.raises(NotResident, match="'holder' wait in host memory"):
-        group.total().get(30)
+        group.total().get(300)
     assert [each.resume for each in group.hosts.move([], 60.0)] == [4000, 4000]
-    assert group.total().get(30) == [499500.0] * 2
+    assert group.total().get(300) == [499500.0] * 2
     spans = [span for _, spans in group.hosts.spans() for span in spans if span[0] in MOVES]
     assert [(name, size) for name, _, _, size in sorted(spans)] == [
         ("holder.offload", 4000),
