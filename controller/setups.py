@@ -35,7 +35,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         {name: table.combiner for name, table in scenario.sparse.tables.items() if table.combiner},
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
-        deadlines(scenario).step,
+        deadlines(scenario),
     )
 
 

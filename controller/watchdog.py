@@ -46,11 +46,14 @@ class Watchdog:
 
 
 def verdict(late: Sequence[Doing], others: Sequence[Doing] = ()) -> str:
-    """Who hangs and who waits for whom, in words: the late ranks' fault, or that of others they wait for."""
+    """Who hangs and who waits for whom, in words: the late ranks' fault, or that of others they wait for.
+
+    No rank is late where all of a group gave up waiting; then it is one of the others.
+    """
     busy = [one for one in (*late, *others) if one.call and not one.silent]
     silent = [one for one in (*late, *others) if one.silent]
     waiting = [one for one in busy if one.waits]
-    working = [one for one in busy if not one.waits and (one in late or waiting)]
+    working = [one for one in busy if not one.waits and (one in late or waiting or not late)]
     idle = [one for one in late if not one.call and not one.silent]
     parts = [f"{one.who} does not even answer what it is doing" for one in silent[:_MOST]]
     parts += [f"{_told(one)} and waits for nobody: it hangs, or needs longer" for one in working[:_MOST]]
@@ -60,6 +63,7 @@ def verdict(late: Sequence[Doing], others: Sequence[Doing] = ()) -> str:
         f"{one.who} is idle: the call, or what it is to work on, has not reached it" for one in idle[:_MOST]
     ]
     left = len(silent) + len(working) + len(waiting) + len(idle) - len(parts)
+    parts = parts or ["nobody seems to hang now"]
     return "; ".join([*parts, *([f"and {left} more"] if left > 0 else [])])
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.deadlines import way_out
 from nonet.embedding.arrow import RowColumns
 from nonet.embedding.base import ALL_SLICES, BaseTable
 from nonet.embedding.bulk import joined, put
@@ -60,7 +61,7 @@ class Saving:
         wait([self._written], timeout_s)
         if not self.done:
             raise DeadlineExceeded(
-                f"sparse rows are still being written to {self.folder} after {timeout_s:g} s"
+                f"sparse rows are still being written to {self.folder} after {timeout_s:g} s{way_out(timeout_s)}"
             )
         error = self._written.exception()
         if error is not None:

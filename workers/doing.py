@@ -7,6 +7,7 @@ is not itself in an exchange tells more. Files of Python, of installed packages 
 from __future__ import annotations
 
 import faulthandler
+import re
 import sys
 import sysconfig
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 _HERE = str(Path(__file__).parent.parent)  # the package, which may be installed beside the others
 _OTHERS = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<"})
 _EXCHANGES = ("torch/distributed/", "embedding/wire.py", "embedding/local_wire.py")
+_GAVE_UP = re.compile(r"timed out|timeout|no message from rank", re.IGNORECASE)
 _QUEUES = ("_next", "_put")  # of nonet.embedding.pipeline
 _HELPERS = "sparse-"
 
@@ -61,6 +63,13 @@ def look(who: str, call: str, for_s: float, work: int) -> Doing:
     if own.queues:  # behind a helper: one that works, else one that waits for other ranks
         own = min(seen[1:], key=lambda thread: (thread.queues, thread.exchanges), default=own)
     return Doing(who, call, for_s, own.at, own.exchanges, stacks=all_stacks())
+
+
+def waited_in_vain(error: BaseException) -> bool:
+    """Whether an exchange or a collective gave up on other ranks: they are late, not the one that raises."""
+    frames = traceback.extract_tb(error.__traceback__)
+    exchanges = any(place in frame.filename for frame in frames for place in _EXCHANGES)
+    return exchanges and bool(_GAVE_UP.search(str(error)))
 
 
 def all_stacks() -> str:

@@ -38,7 +38,7 @@ class EmbeddingShard(DistributeWorker):
     """Shards of every sparse table of the run."""
 
     def __init__(self, run: RunSetup):
-        self.specs, self._tiers = run.specs(), run.tiers
+        self.specs, self._tiers, self._deadlines = run.specs(), run.tiers, run.deadlines
         self._seed, self._member = run.seed, Membership(0, 1)
         self.world_: SparseWorld | None = None
         self._tally: Tally | None = None
@@ -100,7 +100,7 @@ class EmbeddingShard(DistributeWorker):
     @method()
     def save(self, folder: str) -> dict[str, int]:
         """Write the owned rows of each table under folder/sparse/; how many there are."""
-        save(self.sparse, Path(folder)).wait()
+        save(self.sparse, Path(folder)).wait(self._deadlines.save)
         self._forget_deletes()
         return self.rows()
 

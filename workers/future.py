@@ -131,9 +131,13 @@ class GroupFuture:
             return BARE
         return max(0.0, self._deadline - time.monotonic())
 
-    def _late(self, timeout_s: float | None) -> DeadlineExceeded:
+    def _pending(self) -> list[int]:
+        """Ranks that have not answered."""
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
-        late = [rank for rank, ref in enumerate(self.refs) if ref not in done]
+        return [rank for rank, ref in enumerate(self.refs) if ref not in done]
+
+    def _late(self, timeout_s: float | None) -> DeadlineExceeded:
+        late = self._pending()
         why = self._hosts.explain(late) if late and self._sent is not None else ""
         waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
         return DeadlineExceeded(
@@ -158,6 +162,8 @@ class GroupFuture:
         """
         rank, error = self._failed(error)
         wrong = translated(error, self.role, rank, self.method)
+        if isinstance(wrong, DeadlineExceeded) and self._sent is not None:
+            raise DeadlineExceeded(f"{wrong}{self._hosts.explain(self._pending())}") from None
         refused = isinstance(wrong, NotAdmitted)
         if rank < 0 or self._sent is None or not isinstance(wrong, WorkerLost):
             raise wrong from None

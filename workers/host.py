@@ -22,10 +22,10 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from nonet.deadlines import way_out
-from nonet.errors import ConfigError, DeadlineExceeded, NotAdmitted, StaleVersion, WorkerFailed
+from nonet.errors import ConfigError, DeadlineExceeded, NonetError, NotAdmitted, StaleVersion, WorkerFailed
 from nonet.workers import rows, wire
 from nonet.workers.call import arguments, named, unpacked
-from nonet.workers.doing import Doing, all_stacks, look
+from nonet.workers.doing import Doing, all_stacks, look, waited_in_vain
 from nonet.workers.keeper import Keeper
 from nonet.workers.spans import Spans
 from nonet.workers.worker import DistributeWorker, Place
@@ -266,8 +266,13 @@ class Host:
             self._keeper.heard()
             self._spans.add(name, start, time.time(), result)
 
-    def _failure(self, name: str, error: Exception) -> WorkerFailed:
+    def _failure(self, name: str, error: Exception) -> NonetError:
         role, method, _ = named(name)
+        if waited_in_vain(error):
+            limit = self._place.deadline_s
+            return DeadlineExceeded(
+                f"{self!r}: {method} waited in vain for other ranks: {error}{way_out(limit)}"
+            )
         fault = isinstance(error, ConfigError)
         text = str(error) if fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
         return WorkerFailed(

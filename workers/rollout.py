@@ -86,7 +86,7 @@ class Rollout(DistributeWorker):
             copies.apply(join_updates(sparse))
         if slices is not None:
             self._read_by_key(
-                Published(version, slices, [partial(_ask, host, self.run.step) for host in shards])
+                Published(version, slices, [partial(_ask, host, self.run.deadlines.step) for host in shards])
             )
         self._version = version
         return version
@@ -195,7 +195,9 @@ class Rollout(DistributeWorker):
             self._recommender.reader.refresh()
             return
         self._replica = None  # tables have outgrown copies
-        self._read_through(RemoteReader(self.run.specs(), lambda: self._published, timeout_s=self.run.step))
+        self._read_through(
+            RemoteReader(self.run.specs(), lambda: self._published, timeout_s=self.run.deadlines.step)
+        )
 
     def _read_through(self, reader: ReplicaReader | RemoteReader) -> None:
         """Another reader, which has counted nothing yet."""

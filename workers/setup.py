@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nonet.deadlines import DEFAULTS, Deadline
+from nonet.deadlines import DEFAULTS, Deadlines
 
 CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 
@@ -18,7 +18,7 @@ CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
-    of tables in tiers what each may hold, and how long a step may take."""
+    of tables in tiers what each may hold, and how long waits may take."""
 
     seed: int
     history: int
@@ -28,7 +28,7 @@ class RunSetup:
     combiners: Mapping[str, str] = field(default_factory=dict)
     in_flight: int | None = None
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    step: Deadline = DEFAULTS.step
+    deadlines: Deadlines = DEFAULTS
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""

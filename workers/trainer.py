@@ -129,7 +129,7 @@ class Trainer(DistributeWorker):
             depth=self.run.in_flight or (IN_FLIGHT if self.sparse.layout.world > 1 else 1),
             step=lambda step: stage.first + step + 1,
             lr=lambda step, table: self._table_lr(stage, step, table),
-            timeout_s=self.run.step.times(2),
+            timeout_s=self.run.deadlines.step.times(2),
         )
         records = pipeline.run(start, stop)
         self.sparse.stop()

@@ -27,8 +27,10 @@ def test_every_deadline_is_a_key_of_the_scenario_with_todays_default():
     assert [getattr(told, name).key for name in LONGER] == [f"deadlines.{name}" for name in LONGER]
 
 
-def test_workers_are_told_the_deadline_of_a_step():
-    step = run_setup(scenario(deadlines={"step": "10min"})).step
+def test_workers_are_told_the_deadlines():
+    told = run_setup(scenario(deadlines={"step": "10min", "save": "2h"})).deadlines
+    step = told.step
+    assert told.save == 7200.0
     assert (step, step.key) == (600.0, "deadlines.step")
     again = pickle.loads(pickle.dumps(step.times(2)))
     assert (again, again.key) == (1200.0, "deadlines.step")
@@ -71,3 +73,12 @@ def test_the_controllers_waits_are_as_long_as_the_scenario_says():
     player.train(stage, 10, 20)
     player.reshard([0])
     assert waits == [("begin", 7.0), ("train", 70.0), ("reshard", 10800.0)]
+
+
+def test_a_shard_writes_its_part_of_a_commit_within_the_scenarios_deadline(monkeypatch, tmp_path):
+    from nonet.workers import embedding
+
+    waits: list[float] = []
+    monkeypatch.setattr(embedding, "save", lambda world, folder: SimpleNamespace(wait=waits.append))
+    embedding.EmbeddingShard(run_setup(scenario(deadlines={"save": "2h"}))).save(str(tmp_path))
+    assert waits == [7200.0]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.controller.watchdog import Watchdog, verdict
-from nonet.workers.doing import Doing, look
+from nonet.workers.doing import Doing, look, waited_in_vain
 
 
 class Threads:
@@ -110,6 +110,27 @@ def test_who_hangs_is_named_first_and_who_waits_for_it_after():
 def test_a_shard_that_hangs_is_named_though_the_trainer_is_late():
     shard = Doing("embedding-0@c", "embedding.serve", 131.0, "embedding/world.py:310 _lookup")
     assert verdict([WAITS], [shard]).startswith("embedding-0@c is in embedding.serve")
+
+
+def test_where_all_ranks_of_a_group_gave_up_the_one_they_waited_for_is_named():
+    shard = Doing("embedding-0@c", "embedding.serve", 131.0, "embedding/world.py:310 _lookup")
+    assert verdict([], [Doing("trainer-0@a"), shard]).startswith("embedding-0@c is in embedding.serve")
+    assert verdict([], [Doing("trainer-0@a")]) == "nobody seems to hang now"
+
+
+def test_a_collective_that_gave_up_is_told_from_other_errors():
+    def raised(place, text):
+        scope: dict = {}
+        exec(compile(f"def f():\n    raise RuntimeError({text!r})\n", place, "exec"), scope)
+        with pytest.raises(RuntimeError) as caught:
+            scope["f"]()
+        return waited_in_vain(caught.value)
+
+    gloo, wire = "/lib/torch/distributed/distributed_c10d.py", "/x/nonet/embedding/local_wire.py"
+    assert raised(gloo, "[unbound_buffer.cc:81] Timed out waiting 240000ms for recv operation to complete")
+    assert raised(wire, "no message from rank 1 in 240 s")
+    assert not raised(gloo, "Connection closed by peer"), "it died"
+    assert not raised("/x/own.py", "timed out"), "an error of the worker's own"
 
 
 def test_a_rank_that_does_not_even_answer_is_named():

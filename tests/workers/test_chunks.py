@@ -216,3 +216,23 @@ def test_parts_are_bounded_in_order_and_as_few_as_that_takes():
         assert all(sizes[part].sum() <= most or part.stop - part.start == 1 for part in parts)
         for one, other in pairwise(parts):
             assert sizes[one].sum() + sizes[other.start] > most, "no part could be longer"
+
+
+def test_two_trainers_with_chunks_of_their_own_equal_one_that_cuts_nothing(ring, tmp_path):
+    from forked_roles import played
+
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 3]]
+    ask = {"scenario": ring.folder / "ring.yaml", "acts": acts}
+    (whole,) = played(folder=tmp_path / "one", **ask)
+    cut = played(
+        folder=tmp_path / "two",
+        trainers=2,
+        changes=["stages.pretrain.chunk={tokens: 60}"],
+        data=tmp_path / "one",
+        **ask,
+    )
+    for rank in cut:
+        for one, other in zip(whole["records"], rank["records"], strict=True):
+            assert other["events"] == one["events"]
+            assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
+            assert other["norm"] == pytest.approx(one["norm"], abs=1e-4)

@@ -56,6 +56,22 @@ def test_the_rank_that_hangs_is_named_with_the_line_it_is_in_and_who_waits_for_i
     assert "dawdle" in stacks.read_text()
 
 
+@pytest.mark.slow  # a collective gives up after 20 s
+def test_when_a_collective_gives_up_the_rank_it_waited_for_is_named(ray_local, tmp_path):
+    group = nonet.WorkerGroup(Ring, workers=2, cpus=0.1, threads=0, deadline_s=10.0)
+    try:
+        assert group.total().get(120) == [2.0, 2.0]
+        group.hosts.watchdog = Watchdog(tmp_path, {})
+        with pytest.raises(DeadlineExceeded) as caught:
+            group.total(1).get(240)
+    finally:
+        group.hosts.kill()
+    text = str(caught.value)
+    assert "ring-0@" in text.partition("waited in vain for other ranks")[0]
+    assert "raise the group's deadline_s" in text
+    assert "ring-1@" in text.partition("deadline_s")[2].partition(" dawdle and waits for nobody")[0]
+
+
 def test_a_rank_that_died_is_lost_when_a_gang_epoch_begins(ray_local):
     group = nonet.WorkerGroup(Ring, workers=2, cpus=0.1, threads=0)
     try:

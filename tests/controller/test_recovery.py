@@ -1,0 +1,56 @@
+"""A lost worker is recovered whoever met it first: an error of ours, or one of Ray's that nobody translated. No Ray."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from nonet.controller import single_controller
+from nonet.errors import ConfigError, DeadlineExceeded
+
+
+@pytest.fixture
+def conduct(monkeypatch):
+    """Runs a pipeline that raises `errors` one after the other and then ends; (whether it ended, what was noted)."""
+
+    def play(*errors, lost="trainer-0 died"):
+        left, notes = list(errors), []
+
+        class Pipeline:
+            def __init__(self, *_):
+                pass
+
+            def run(self):
+                if left:
+                    raise left.pop(0)
+                return True
+
+        monkeypatch.setattr(single_controller, "Pipeline", Pipeline)
+        monkeypatch.setattr(
+            single_controller, "Session", lambda *_, **__: SimpleNamespace(lost_because=lambda error: lost)
+        )
+        cls = single_controller.SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+        conductor = cls.__new__(cls)
+        conductor._task = SimpleNamespace(resume=False, scenario=None, folder=".", timeout_s=1.0)
+        conductor._run = conductor._again = None
+        conductor._stop = SimpleNamespace(is_set=lambda: False)
+        conductor._lease = SimpleNamespace(over=False)
+        conductor._recorder = SimpleNamespace(event=lambda kind, text: notes.append(text))
+        conductor._commit = lambda: None
+        conductor._clear_away = lambda: False
+        return conductor._with_recoveries(), notes
+
+    return play
+
+
+@pytest.mark.parametrize("error", [RayActorError(), GetTimeoutError("late"), DeadlineExceeded("late")])
+def test_a_run_that_lost_a_worker_goes_on_whatever_error_told_of_it(conduct, error):
+    assert conduct(error) == (True, ["trainer-0 died; going on from the beginning"])
+
+
+@pytest.mark.parametrize("error", [GetTimeoutError("late"), ConfigError("no")])
+def test_an_error_without_a_lost_worker_ends_the_run(conduct, error):
+    with pytest.raises(type(error)):
+        conduct(error, lost=None)
