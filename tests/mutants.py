@@ -205,9 +205,7 @@ def main() -> int:
         if wrong:
             print("\n\n".join(wrong), file=sys.stderr)
             return 2
-        print(
-            f"{len({mutant.tests for mutant in mutants})} lists of tests pass in {time.monotonic() - began:.0f} s"
-        )
+        print(f"all tests named pass as the tree is, in {time.monotonic() - began:.0f} s", flush=True)
         found = _verdicts(bench, mutants)
     alive = [name for name, verdict in found.items() if not verdict.startswith("killed")]
     print(f"{len(found) - len(alive)} of {len(found)} killed in {time.monotonic() - began:.0f} s")

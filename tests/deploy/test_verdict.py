@@ -56,6 +56,16 @@ def test_rl_against_the_stage_before_helped_or_hurt_or_neither(diff, low, high, 
     assert found.tone == tone
 
 
+def test_a_stage_against_the_one_before_improves_on_it_or_is_worse():
+    stages = {"pretrain": {"recall@10": 0.1}, "finetune": {"recall@10": 0.2}}
+    (up,) = findings(compared(0.1, 0.05, 0.15, left="finetune", right="pretrain") | {"stages": stages})
+    assert up.text.startswith("Finetune improves on pretrain: recall@10")
+    assert up.tone == 1
+    (down,) = findings(compared(-0.1, -0.15, -0.05, left="finetune", right="pretrain") | {"stages": stages})
+    assert down.text.startswith("Finetune is worse than pretrain: recall@10")
+    assert down.tone == -1
+
+
 def test_ndcg_is_told_where_it_judges_differently():
     (agree,) = verdict(compared(0.1, 0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
     (differ,) = verdict(compared(0.1, -0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))

@@ -215,6 +215,13 @@ def test_rl_moves_the_dense_policy_alone_and_its_reference_stays(world, tmp_path
     assert dense[0].read_bytes() != dense[1].read_bytes()
 
 
+def test_rl_makes_no_rows_for_those_it_meets_first(ring):
+    there = ring.world(FAST)
+    there.trainer.begin(there.stages["rl"])
+    moved(there, 1)
+    assert there.shard.rows() == {"item": 0, "user": 0}
+
+
 def test_rl_that_goes_on_from_a_commit_ends_in_the_bits_of_one_that_never_stopped(ring, world, tmp_path):
     there = world("stages.rl.steps=8")
     moved(there, 3)
