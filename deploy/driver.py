@@ -48,7 +48,14 @@ class Run:
         self._all_ours = (
             "RAY_ADDRESS" not in os.environ
         )  # a shared cluster's processes are not below this one
-        self._lease = Pulse(lambda: controller.renew.remote(), timeout_s / 6)
+        self._lease = Pulse(self._renew, timeout_s / 6)
+
+    def _renew(self) -> None:
+        """Tell the controller that its driver lives; never where Ray was shut down, for a call would join another cluster."""
+        import ray
+
+        if ray.is_initialized():
+            self._controller.renew.remote()
 
     @property
     def report(self) -> dict[str, Any]:
