@@ -96,14 +96,14 @@ def test_what_wants_a_map_names_its_keys():
     assert "stages.rl.rewards.hit: wanted a map, got nothing; its keys: at_least, pool" in wrong(
         "stages.rl.rewards.hit="
     )
-    assert "stages.pretrain: wanted a map, got 1; its keys: ahead, batch, epochs" in wrong(
+    assert "stages.pretrain: wanted a map, got 1; its keys: ahead, batch, chunk, epochs" in wrong(
         "stages.pretrain=1"
     )
     assert "stages.rl.rewards: wanted a map of names, got ['hit']" in wrong("stages.rl.rewards=[hit]")
 
 
 def test_a_supervised_stage_with_steps_is_not_taken_for_one_of_rl():
-    assert "stages.pretrain.steps: unknown key; known keys: ahead, batch, epochs" in wrong(
+    assert "stages.pretrain.steps: unknown key; known keys: ahead, batch, chunk, epochs" in wrong(
         "stages.pretrain.steps=3"
     )
 
