@@ -24,6 +24,7 @@ from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, rea
 from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
+from nonet.controller.shared_folder import leave_token
 from nonet.deploy.memory import PeakMemory
 from nonet.deploy.panel import Panel
 from nonet.deploy.report import write_report
@@ -190,7 +191,7 @@ def _controller(
         reap()
     if command:
         run.write_json("command.json", {"command": command})
-    task = Task(scenario, str(folder), str(run.path), resume, detached, orphan_timeout_s())
+    task = Task(scenario, str(folder), str(run.path), resume, detached, orphan_timeout_s(), leave_token(run))
     try:
         return SingleController.options(  # pyright: ignore[reportAttributeAccessIssue]
             name=f"{run.id}/{CONTROLLER}", namespace=NAMESPACE, lifetime="detached", max_restarts=-1

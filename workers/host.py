@@ -25,6 +25,7 @@ from nonet.errors import ConfigError, NotAdmitted, StaleVersion, WorkerFailed
 from nonet.workers import rows, wire
 from nonet.workers.call import arguments, named, unpacked
 from nonet.workers.keeper import Keeper
+from nonet.workers.reach import unreachable
 from nonet.workers.spans import Spans
 from nonet.workers.worker import DistributeWorker, Place
 
@@ -257,18 +258,6 @@ class Host:
         return WorkerFailed(
             text, role=role, rank=self._place.rank, traceback=traceback.format_exc(), caller_fault=fault
         )
-
-
-def unreachable(file: Path, token: str) -> str:
-    """Why this process cannot read `file` with `token` in it and write beside it; "" where it can."""
-    if not file.parent.is_dir():
-        return "has no such folder"
-    try:
-        if file.read_text(encoding="utf-8") != token:
-            return "reads another file there"
-    except OSError as error:
-        return f"sees another folder there: {error.strerror}"
-    return "" if os.access(file.parent, os.W_OK) else "may not write there"
 
 
 def _steady(threads: int) -> None:
