@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from nonet.controller import preflight
@@ -278,14 +279,10 @@ class EventView:
         self._shown[event["name"]], self._last = event["shown"], event["name"]
 
 
-class _Interrupts:
-    count = 0
-
-
 @contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
+def _interrupts() -> Iterator[SimpleNamespace]:
     """Counts SIGINT and SIGTERM instead of dying of them; only where signals can be caught."""
-    seen = _Interrupts()
+    seen = SimpleNamespace(count=0)
     if threading.current_thread() is not threading.main_thread():
         yield seen
         return
