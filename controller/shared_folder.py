@@ -1,6 +1,7 @@
 """The folder of a run over several nodes must be one that all of them reach (CONTRACTS 7): tried, not assumed.
 
-The controller writes a token; the workers, in whatever image or mount they live, read it back. On one node nothing is asked.
+The driver writes a token, which the controller reads back wherever Ray put it; the controller writes another for the workers, in
+whatever image or mount they live. On one node workers are not asked.
 """
 
 from __future__ import annotations
@@ -12,9 +13,36 @@ from typing import Protocol
 
 from nonet.controller.run_folder import RunFolder
 from nonet.errors import PlacementError
+from nonet.workers.reach import unreachable
 
 # A mount may show a new file a little late.
 _PAUSES_S = (0.0, 1.0, 3.0)
+_TOKEN = ".reach"
+
+
+_WHAT_TO_DO = (
+    "every node of a run reads and writes its folder. Put it on a mount that all of them have, with --run-dir or NONET_RUNS, "
+    "or keep the run on one node"
+)
+
+
+def leave_token(run: RunFolder) -> str:
+    """Write a token into a run's folder, for `check_reached` of who is to work there."""
+    token = secrets.token_hex(8)
+    (run.path / _TOKEN).write_text(token, encoding="utf-8")
+    return token
+
+
+def check_reached(run: RunFolder, token: str, who: str) -> None:
+    """Take the token out of a run's folder. Raises PlacementError where this process does not see it."""
+    problem = ""
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        problem = unreachable(run.path / _TOKEN, token)
+        if not problem:
+            (run.path / _TOKEN).unlink()
+            return
+    raise PlacementError(f"{run.path}: {who} {problem}; {_WHAT_TO_DO}")
 
 
 class Reaching(Protocol):
@@ -30,8 +58,7 @@ def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[s
     """
     if len(set(nodes)) < 2:
         return
-    file, token = run.path / ".reach", secrets.token_hex(8)
-    file.write_text(token, encoding="utf-8")
+    file, token = run.path / _TOKEN, leave_token(run)
     try:
         waiting = list(groups)
         problems: list[str] = []
@@ -45,7 +72,4 @@ def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[s
     finally:
         file.unlink(missing_ok=True)
     more = f" (and {len(problems) - 1} more workers)" if len(problems) > 1 else ""
-    raise PlacementError(
-        f"{run.path}: {problems[0]}{more}; every node of a run reads and writes its folder. Put it on a mount that all of "
-        "them have, with --run-dir or NONET_RUNS, or keep the run's pools on one node"
-    )
+    raise PlacementError(f"{run.path}: {problems[0]}{more}; {_WHAT_TO_DO}")

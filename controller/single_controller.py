@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import socket
 import threading
 import time
 import traceback
@@ -28,6 +29,7 @@ from nonet.controller.recorder import Recorder
 from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
+from nonet.controller.shared_folder import check_reached
 from nonet.errors import NonetError
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
@@ -42,6 +44,7 @@ class Task:
     resume     go on from the newest commit
     detached   no driver holds a lease: the run goes on by itself, and the controller ends with it
     timeout_s  how long workers and run go on without a sign of life (CONTRACTS 2)
+    token      what the driver wrote into the run's folder, which must be the folder that the controller sees
     """
 
     scenario: Scenario
@@ -50,6 +53,7 @@ class Task:
     resume: bool = False
     detached: bool = False
     timeout_s: float = 60.0
+    token: str = ""
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"control": 4})  # pyright: ignore[reportCallIssue]
@@ -97,6 +101,8 @@ class SingleController:
     def _conduct(self) -> None:
         """The whole run; its outcome is what `poll` then tells."""
         try:
+            if self._task.token and not self._again:
+                check_reached(self._run, self._task.token, f"the controller, on {socket.gethostname()},")
             if self._task.detached:
                 self._held = claim(self._run)  # until this process ends; else the driver holds it
             outcome = {"state": DONE if self._with_recoveries() else STOPPED}

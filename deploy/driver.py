@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from nonet.controller import preflight
@@ -24,6 +25,7 @@ from nonet.controller.life import CONTROLLER, Pulse, orphan_timeout_s, reap, rea
 from nonet.controller.own_files import read_copies
 from nonet.controller.run_folder import RunFolder, claim
 from nonet.controller.scenario import Scenario
+from nonet.controller.shared_folder import leave_token
 from nonet.controller.warm_start import settled
 from nonet.deploy.memory import PeakMemory
 from nonet.deploy.panel import Panel
@@ -200,7 +202,7 @@ def _controller(
         reap()
     if command:
         run.write_json("command.json", {"command": command})
-    task = Task(scenario, str(folder), str(run.path), resume, detached, orphan_timeout_s())
+    task = Task(scenario, str(folder), str(run.path), resume, detached, orphan_timeout_s(), leave_token(run))
     try:
         return SingleController.options(  # pyright: ignore[reportAttributeAccessIssue]
             name=f"{run.id}/{CONTROLLER}", namespace=NAMESPACE, lifetime="detached", max_restarts=-1
@@ -287,14 +289,10 @@ class EventView:
         self._shown[event["name"]], self._last = event["shown"], event["name"]
 
 
-class _Interrupts:
-    count = 0
-
-
 @contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
+def _interrupts() -> Iterator[SimpleNamespace]:
     """Counts SIGINT and SIGTERM instead of dying of them; only where signals can be caught."""
-    seen = _Interrupts()
+    seen = SimpleNamespace(count=0)
     if threading.current_thread() is not threading.main_thread():
         yield seen
         return

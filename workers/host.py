@@ -27,6 +27,7 @@ from nonet.workers import rows, wire
 from nonet.workers.call import arguments, named, unpacked
 from nonet.workers.doing import Doing, all_stacks, look, waited_in_vain
 from nonet.workers.keeper import Keeper
+from nonet.workers.reach import unreachable
 from nonet.workers.spans import Spans
 from nonet.workers.worker import DistributeWorker, Place
 
@@ -278,18 +279,6 @@ class Host:
         return WorkerFailed(
             text, role=role, rank=self._place.rank, traceback=traceback.format_exc(), caller_fault=fault
         )
-
-
-def unreachable(file: Path, token: str) -> str:
-    """Why this process cannot read `file` with `token` in it and write beside it; "" where it can."""
-    if not file.parent.is_dir():
-        return "has no such folder"
-    try:
-        if file.read_text(encoding="utf-8") != token:
-            return "reads another file there"
-    except OSError as error:
-        return f"sees another folder there: {error.strerror}"
-    return "" if os.access(file.parent, os.W_OK) else "may not write there"
 
 
 def _steady(threads: int) -> None:

@@ -9,9 +9,9 @@ from nonet.controller import shared_folder
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan import plan
 from nonet.controller.run_folder import RunFolder
-from nonet.controller.shared_folder import check_shared
+from nonet.controller.shared_folder import check_reached, check_shared, leave_token
 from nonet.errors import PlacementError
-from nonet.workers.host import unreachable
+from nonet.workers.reach import unreachable
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -80,3 +80,14 @@ def test_a_plan_over_several_nodes_says_that_they_must_share_the_run_s_folder():
     assert said in plan(scenario(**parts), ClusterView(nodes)).text()
     one = ClusterView((node("a", CPU=8.0, GPU=2.0),))
     assert "must be one that all" not in plan(scenario(**parts), one).text()
+
+
+def test_a_controller_that_sees_another_folder_than_its_driver_says_so(run, tmp_path):
+    token = leave_token(run)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(
+        PlacementError, match=r"the controller, on n7, sees another folder there.*--run-dir or NONET_RUNS"
+    ):
+        check_reached(RunFolder(tmp_path / "elsewhere"), token, "the controller, on n7,")
+    check_reached(run, token, "the controller, on n7,")
+    assert not list(run.path.iterdir()), "the token is taken away"

@@ -75,22 +75,31 @@ def test_a_job_says_at_its_start_and_its_end_where_its_run_is(job, monkeypatch, 
 
 
 JOB = """
-import logging, sys, time
+import socket, sys, time
 from pathlib import Path
-import ray
-from nonet.errors import NonetError
+from ray.cluster_utils import Cluster
 from nonet.deploy.submit import submit_job
+from nonet.errors import NonetError
 ring = Path(sys.argv[1])
-found = ray.init(address="local", num_cpus=4, include_dashboard=True, dashboard_port=0, log_to_driver=False,
-                 object_store_memory=200_000_000, logging_level=logging.ERROR)
-for _ in range(30):
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return found.getsockname()[1]
+
+# The agent that starts jobs listens on one port of the host by default: another Ray may have it.
+cluster = Cluster(initialize_head=True, head_node_args={
+    "num_cpus": 4, "object_store_memory": 200_000_000, "include_dashboard": True, "dashboard_port": free_port(),
+    "dashboard_agent_listen_port": free_port()})
+code = 1
+for _ in range(60):
     try:
-        code = submit_job(str(ring / "ring.yaml"), f"http://{found.dashboard_url}", [], True)
+        code = submit_job(str(ring / "ring.yaml"), f"http://{cluster.head_node.webui_url}", [], True)
         break
     except NonetError as error:  # the head's agent starts after the head
         print(error, file=sys.stderr)
         time.sleep(2)
-ray.shutdown()
+cluster.shutdown()
 sys.exit(code)
 """
 

@@ -1,0 +1,131 @@
+"""How a controller goes on after a loss, without Ray: what `test_lives.py` does with SIGKILL, in milliseconds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nonet.controller import single_controller
+from nonet.controller.checkpoint import Checkpoints, Manifest
+from nonet.controller.journal import Journal, read_journal
+from nonet.controller.run_folder import RunFolder
+from nonet.controller.single_controller import MOST_RECOVERIES, SingleController, Task
+from nonet.errors import NonetError, WorkerLost
+
+Conductor = SingleController.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+
+
+class World:
+    """A controller whose pipeline does what `acts` say, one a try: a function of this world."""
+
+    def __init__(self, folder: Any, acts: list[Any], *, again: bool = False, resume: bool = False):
+        self.run, self.acts, self.log = RunFolder(folder), list(acts), []
+        made = object.__new__(Conductor)
+        made._task = Task(SimpleNamespace(), str(folder), str(folder), resume=resume)  # type: ignore[arg-type]
+        made._run, made._again = self.run, again
+        made._recorder = SimpleNamespace(event=lambda kind, **body: self.log.append(body["text"]))
+        made._stop, made._lease = SimpleNamespace(is_set=lambda: False), SimpleNamespace(over=False)
+        self.controller = made
+
+    def commit(self, step: int) -> None:
+        commits = Checkpoints(self.run.checkpoints)
+        aside = commits.aside(step)
+        commits.commit(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0))
+
+    def tries(self) -> list[str]:
+        return [line for line in self.log if line in ("from the beginning", "from a commit")]
+
+
+@pytest.fixture
+def world_of(tmp_path, monkeypatch):
+    made: list[World] = []
+
+    class Session:
+        def __init__(self, scenario: Any, **given: Any):
+            made[0].log.append("from a commit" if given["resume"] else "from the beginning")
+
+        def lost_because(self, error: NonetError) -> str | None:
+            return str(error) if isinstance(error, WorkerLost) else None
+
+    class Pipeline:
+        def __init__(self, session: Any, recorder: Any, stopped: Any):
+            pass
+
+        def run(self) -> bool:
+            return made[0].acts.pop(0)(made[0])
+
+    monkeypatch.setattr(single_controller, "Session", Session)
+    monkeypatch.setattr(single_controller, "Pipeline", Pipeline)
+    monkeypatch.setattr(single_controller, "reap_run", lambda run: made[0].log.append("cleared away"))
+
+    def make(*acts: Any, **given: Any) -> World:
+        made[:] = [World(tmp_path, list(acts), **given)]
+        return made[0]
+
+    return make
+
+
+def ends(world: World) -> bool:
+    return True
+
+
+def dies(world: World) -> bool:
+    raise WorkerLost("trainer-0 died")
+
+
+def commits_and_dies(world: World) -> bool:
+    world.commit(len(world.log))
+    raise WorkerLost("trainer-0 died")
+
+
+def test_a_run_that_lost_a_worker_clears_up_and_goes_on_from_its_newest_commit(world_of):
+    world = world_of(commits_and_dies, ends)
+    assert world.controller._with_recoveries()
+    assert world.log == [
+        "from the beginning",
+        "cleared away",
+        "trainer-0 died; going on from its newest commit",
+        "from a commit",
+    ]
+
+
+def test_without_a_commit_it_begins_again_and_the_journal_is_void(world_of):
+    def notes_and_dies(world: World) -> bool:
+        journal = Journal(world.run.journal)
+        journal.write(applied=0)
+        journal.close()
+        return dies(world)
+
+    world = world_of(notes_and_dies, ends)
+    assert world.controller._with_recoveries()
+    assert world.tries() == ["from the beginning"] * 2
+    assert list(read_journal(world.run.journal)) == []
+
+
+def test_a_restarted_controller_goes_on_from_the_commit_of_its_forerunner(world_of):
+    world = world_of(ends, again=True)
+    world.commit(3)
+    assert world.controller._with_recoveries()
+    assert world.log == ["cleared away", "the controller was restarted", "from a commit"]
+
+
+def test_losses_without_progress_end_the_run_and_losses_with_progress_do_not(world_of):
+    world = world_of(*[dies] * 9)
+    with pytest.raises(WorkerLost):
+        world.controller._with_recoveries()
+    assert len(world.tries()) == MOST_RECOVERIES
+    world = world_of(*[commits_and_dies] * 9, ends)
+    assert world.controller._with_recoveries()
+    assert len(world.tries()) == 10
+
+
+def test_an_error_that_is_no_loss_ends_the_run(world_of):
+    def wrong(world: World) -> bool:
+        raise NonetError("a wrong turn")
+
+    world = world_of(wrong, ends)
+    with pytest.raises(NonetError, match="a wrong turn"):
+        world.controller._with_recoveries()
+    assert len(world.tries()) == 1
