@@ -33,8 +33,6 @@ _LEFT_OUT = shutil.ignore_patterns(
     ".ruff_cache",
     ".pytest_cache",
     "__pycache__",
-    ".library",
-    "shared",
 )
 _LIMIT_S = 400
 _SLOWEST_TEST_S = 180
