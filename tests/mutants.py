@@ -33,11 +33,9 @@ _LEFT_OUT = shutil.ignore_patterns(
     ".ruff_cache",
     ".pytest_cache",
     "__pycache__",
-    ".library",
-    "shared",
 )
-_LIMIT_S = 400
-_SLOWEST_TEST_S = 180
+_LIMIT_S = 1800  # a busy machine is no mutant that hangs
+_SLOWEST_TEST_S = 600
 _WORDS = {0: "survived", 1: "killed"}
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nonet.embedding.core import core_status, make_table
+from nonet.embedding.policy import expired
 from nonet.embedding.slices import SliceMap
 from nonet.embedding.spec import TableSpec
 from nonet.embedding.table import NumPyTable
@@ -209,3 +210,10 @@ def test_a_policy_that_contradicts_itself_is_refused():
         TableSpec(4, budget_bytes=20, evict="lru")
     with pytest.raises(ConfigError, match="evicts by 'lru', not by score"):
         table(NumPyTable, evict="lru", budget_rows=5).score(np.arange(2), np.ones(2))
+
+
+def test_a_row_goes_in_the_step_after_its_time_to_live_and_not_in_its_last():
+    keys, seen = np.arange(4), np.array([1, 2, 3, 10])
+    spec = TableSpec(4, ttl_steps=8)
+    # Two steps are a quarter of the time: every slice is looked at. Row 1 was last seen exactly 8 steps ago.
+    assert expired(spec, keys, seen, 8, 10).tolist() == [0]

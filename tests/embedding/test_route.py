@@ -111,3 +111,18 @@ def test_some_of_a_routes_keys_go_where_they_would_alone(router):
         assert some.keys.tolist() == alone.keys.tolist()
         assert some.counts == alone.counts
         assert some.place.tolist() == list(range(len(some.keys)))
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=["numpy", "best"])
+def test_every_asked_key_gets_its_own_row_back(router):
+    keys = np.array([30, 10, 30, 20, 10])
+    found = route(keys, SliceMap(3), world=3, first=0, router=router)
+    rows = torch.from_numpy(found.keys).float()[:, None] / 10
+    assert found.spread(rows)[:, 0].tolist() == [3, 1, 3, 2, 1]
+    assert found.moved(0, 1, first=False).spread(torch.cat([rows[1:], rows[:1]]))[:, 0].tolist() == [
+        3,
+        1,
+        3,
+        2,
+        1,
+    ]

@@ -118,6 +118,18 @@ def test_a_level_hears_the_codes_before_it_once_trained():
     assert len({tuple(row) for row in logits.round(decimals=4).tolist()}) == 3
 
 
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_level_hears_every_code_before_it_from_the_start(level):
+    model = model_of()
+    assert not model.depth.child.weight.any()  # what is hashed says nothing yet
+    cache = Cache(torch.randn(1, 16, generator=torch.Generator().manual_seed(0)))
+    base = torch.zeros(1, 1, level, dtype=torch.int64)
+    for place in range(level):
+        other = base.clone()
+        other[..., place] = 1
+        assert not torch.allclose(model.step(cache, base, level), model.step(cache, other, level), atol=1e-4)
+
+
 def test_an_empty_history_is_answered_by_the_user():
     model = model_of()
     batch, rows = batch_of((0, 0))

@@ -36,10 +36,10 @@ class Likes:
         data = self.facts["data"]
         self.stage = stage_setups(scenario, data["users"], data["trained_events"])["train"]
 
-    def trainer(self):
+    def trainer(self, folders=None):
         shard, trainer = EmbeddingShard(self.run), ClickTrainer(self.run)
         trainer.place = Place(role="trainer", peers={"embedding": shard})
-        trainer.open(self.folders)
+        trainer.open(folders or self.folders)
         trainer.begin(self.stage)
         return trainer, shard
 
@@ -57,6 +57,24 @@ def evaluator(likes, tmp_path):
         return made
 
     return made
+
+
+def relabelled(likes, tmp_path, liked):
+    """The artifacts with other labels: these events were liked."""
+    folder = tmp_path / "relabelled"
+    folder.mkdir()
+    items = pq.read_table(f"{likes.folders['sequences']}/items.parquet")
+    write_sequences(folder, replace(likes.seq, targets={"train": liked | likes.seq.targets["train"]}), items)
+    return {"sequences": str(folder)}
+
+
+def test_labels_of_held_out_events_teach_nothing(likes, tmp_path):
+    held_out = relabelled(likes, tmp_path, likes.seq.split != TRAIN)
+    losses = [
+        [record["loss"] for record in likes.trainer(folders)[0].train(likes.stage, 0, 5)]
+        for folders in (None, held_out)
+    ]
+    assert losses[0] == losses[1]
 
 
 def test_a_step_is_rows_of_events_and_an_epoch_is_all_of_them(likes):
@@ -102,13 +120,9 @@ def test_chances_are_of_the_rows_of_their_split(likes, evaluator, tmp_path):
 def test_baselines_learn_nothing_from_labels_that_are_held_out(likes, evaluator, tmp_path, name):
     """Half of the users have other labels in the test: chances of the other half are what they were."""
     seq, half = likes.seq, likes.seq.user < len(likes.seq) // 2
-    other = np.where(half & (seq.split == TEST), True, seq.targets["train"])
-    folder = tmp_path / "other"
-    folder.mkdir()
-    items = pq.read_table(f"{likes.folders['sequences']}/items.parquet")
-    write_sequences(folder, replace(seq, targets={"train": other}), items)
+    changed = relabelled(likes, tmp_path, half & (seq.split == TEST))
     found = []
-    for which, folders in (("as it is", likes.folders), ("changed", {"sequences": str(folder)})):
+    for which, folders in (("as it is", likes.folders), ("changed", changed)):
         evaluator(folders, which).baseline(name)
         found.append(np.load(tmp_path / which / f"{name}.npz"))
     rest = ~half[seq.split == TEST]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from ring_world import Ring
 
+from nonet.controller.scenario import load_scenario
+from nonet.controller.sources import data_setup
 from nonet.rl.corpus import Corpus
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.tokenise import keep
@@ -35,6 +37,24 @@ def test_facts_are_those_of_the_tables(ring):
     assert data["train_span_s"] == 11 * 3600  # twelve events, an hour apart
     assert data["train_spread"] == 0.0
     assert data["trained_share"] == {"finetune": pytest.approx(liked[corpus.seq.split == TRAIN].mean())}
+
+
+def test_data_are_read_as_the_scenario_says(ring):
+    def built(*changes):
+        scenario, beside = load_scenario(ring.scenario, list(changes))
+        return data_setup(scenario, beside).build()
+
+    seq, items = built()
+    assert (len(seq), len(items), len(seq.item)) == (60, 40, 960)
+    assert set(seq.targets) == {"finetune"}
+    assert np.array_equal(seq.targets["finetune"], seq.columns["rating"] >= 4)
+    liked, _ = built("data.where='rating >= 4'")
+    assert 0 < len(liked.item) == int((seq.columns["rating"] >= 4).sum())
+    often, fewer = built("data.keep={item_events: 24}")
+    assert 0 < len(fewer) < 40
+    assert np.bincount(often.item).min() >= 24
+    later, _ = built("data.split={use: leave_last_out, test: 3, valid: 2, rl: 1}")
+    assert np.bincount(later.split).tolist() == [600, 60, 120, 180]
 
 
 def test_artifacts_are_one_corpus(ring):
