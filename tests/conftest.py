@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-# Every process that a test starts inherits it, so what is left in the end can be told from other people's processes.
+# Every process that a test starts inherits it, so what is left in the end can be told from other people's processes. A pytest
+# that a test starts has it already, and does not look.
+_OUTERMOST = "NONET_TEST_SESSION" not in os.environ
 os.environ.setdefault("NONET_TEST_SESSION", f"{os.getpid()}-{time.time_ns()}")
 _GONE_S = 60.0
 
@@ -80,7 +82,7 @@ def left_over() -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail where a process is left a minute after the last test, and name it; of xdist's workers only their chief looks."""
-    if hasattr(session.config, "workerinput"):
+    if hasattr(session.config, "workerinput") or not _OUTERMOST:
         return
     until = time.monotonic() + _GONE_S
     while (left := left_over()) and time.monotonic() < until:

@@ -61,7 +61,8 @@ def look(who: str, call: str, for_s: float, work: int) -> Doing:
         return Doing(who, call, for_s, stacks=all_stacks())
     own = seen[0]
     if own.queues:  # behind a helper: one that works, else one that waits for other ranks
-        own = min(seen[1:], key=lambda thread: (thread.queues, thread.exchanges), default=own)
+        busy = [thread for thread in seen[1:] if thread.at]  # the thread of saves rests in Python's own code
+        own = min(busy, key=lambda thread: (thread.queues, thread.exchanges), default=own)
     return Doing(who, call, for_s, own.at, own.exchanges, stacks=all_stacks())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nonet.controller.players import Prompts
+from nonet.deadlines import DEFAULTS
 from nonet.workers.setup import StageSetup
 
 
@@ -23,6 +24,9 @@ class Now:
 
     def settle(self, timeout_s: float | None = None) -> Now:
         return self
+
+    def within(self, timeout_s: float) -> None:
+        """Nothing is waited for."""
 
     def done(self) -> bool:
         return True
@@ -88,7 +92,11 @@ class LoopSession:
         self.rollout = SimpleNamespace(
             generate=lambda prompts: ("beams", prompts.step), group=SimpleNamespace(absent=lambda: Now(0))
         )
-        self.reward = SimpleNamespace(score=lambda beams: {name: Now(s) for name, s in self._scores.items()})
+        self.deadlines = DEFAULTS
+        self.reward = SimpleNamespace(
+            score=lambda beams: {name: Now(s) for name, s in self._scores.items()},
+            mean=lambda scores: {name: float(score.value.mean()) for name, score in scores.items()},
+        )
 
     def begin(self, name):
         return self._at

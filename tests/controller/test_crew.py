@@ -14,6 +14,7 @@ from stand_ins import Group, Trace
 
 from nonet.controller import crew as crews
 from nonet.controller.crew import Crew
+from nonet.controller.own_files import keep_copies
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import make_scenario
 from nonet.controller.sources import data_setup
@@ -59,12 +60,15 @@ PLACES = {
 class Made:
     """What the crew asked to be bound: specs of every role; its groups note their calls."""
 
-    def __init__(self, plan, specs, life, envs, *, stage):
+    def __init__(self, plan, specs, life, envs, *, stage, deadlines):
         self.specs, self.groups = (
             specs,
-            [SimpleNamespace(name=name, roles=roles) for name, roles in PLACES.items()],
+            [SimpleNamespace(name=name, roles=roles, nodes=("n1",)) for name, roles in PLACES.items()],
         )
-        self.hosts = {name: SimpleNamespace(name=name) for name in PLACES}
+        self.hosts = {
+            name: SimpleNamespace(name=name, specs=dict.fromkeys(roles), ready=lambda: None)
+            for name, roles in PLACES.items()
+        }
 
 
 @pytest.fixture
@@ -77,8 +81,13 @@ def crew(tmp_path, monkeypatch):
     monkeypatch.setattr(
         crews.WorkerGroup, "of", lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5}])
     )
-    plan = SimpleNamespace(ledger=None, groups_at=lambda stage: [])
-    crew = Crew(SCENARIO, RunFolder(tmp_path), plan, 0.0, Trace(), "pretrain")
+    monkeypatch.setattr(crews, "check_shared", lambda *_: None)
+    run = RunFolder(tmp_path)
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "own.py").write_text("")
+    keep_copies(SCENARIO, tmp_path, run)
+    plan = SimpleNamespace(ledger=None, groups_at=lambda stage: [], chunk=lambda stage, role: 64)
+    crew = Crew(SCENARIO, run, plan, 0.0, Trace(), "pretrain")
     crew.calls = calls
     return crew
 
@@ -114,9 +123,7 @@ def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_it
 
 def test_every_reward_has_its_own_time_out(crew):
     crew.open({}, {})
-    crew.rewards["rl"].score("beams")
-    waits = {name: options["timeout_s"] for name, _, options in crew.calls if name.endswith(".score")}
-    assert waits == {"rl.reward.hit.score": 7.0, "rl.reward.own.score": 90.0}
+    assert crew.rewards["rl"]._timeouts_s == {"hit": 7.0, "own": 90.0}
 
 
 def test_times_to_live_are_told_before_the_gang_meets(crew):

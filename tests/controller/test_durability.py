@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from losing_disk import MODES, LosingDisk
 
 from nonet.controller.checkpoint import Checkpoints, Manifest
-from nonet.controller.journal import Journal, read_journal
+from nonet.controller.journal import Journal, cut_journal, read_journal
+from nonet.controller.run_folder import RunFolder
 
 
 def run_folder(root: Path, monkeypatch) -> LosingDisk:
@@ -47,18 +48,25 @@ def losses(tmp_path, monkeypatch):
     return each
 
 
-def commit(disk, step: int) -> None:
+def commit(disk, step: int, version: int = 0) -> None:
     checkpoints = Checkpoints(disk.root / "checkpoints")
     aside = checkpoints.aside(step)
-    for name in ("model", "optimizer"):
+    for name in ("model", "dense/optimizer", "sparse/item/0-0.seg"):
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_bytes(name.encode() * step)
-    checkpoints.commit(aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {}, 0))
+    checkpoints.commit(aside, Manifest("run", step, "pretrain", step, False, version, "s", {}, {}, 0))
 
 
 def newest(folder) -> int:
     """The step of the newest whole commit; -1 without any."""
     found = Checkpoints(folder / "checkpoints").newest()
     return found[1].step if found else -1
+
+
+def version_of(folder) -> int:
+    """The version of the newest whole commit; -1 without any."""
+    found = Checkpoints(folder / "checkpoints").newest()
+    return found[1].version if found else -1
 
 
 # --- the disk itself ------------------------------------------------------------------------------------------------
@@ -112,7 +120,7 @@ def test_a_power_loss_at_any_moment_of_a_commit_leaves_the_one_before_or_the_new
     found = [
         newest(left) for left in losses(mode, lambda disk: commit(disk, 3), lambda disk: commit(disk, 6))
     ]
-    assert len(found) > 5  # two files, two renames, manifest and folders at least
+    assert len(found) > 8  # three files, two renames, manifest and folders at least
     assert set(found[:-1]) <= {3, 6}
     assert found[0] == 3
     assert found[-1] == 6
@@ -125,3 +133,41 @@ def test_every_record_of_the_journal_is_on_the_disk_when_it_was_written(disk, tm
         left = disk.left("named", tmp_path / f"left{step}")
         assert [record["applied"] for record in read_journal(left / "journal.jsonl")] == list(range(step + 1))
     journal.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_power_loss_while_a_step_is_committed_again_leaves_one_of_the_two(losses, mode):
+    again = losses(mode, lambda disk: commit(disk, 3, version=1), lambda disk: commit(disk, 3, version=2))
+    found = [(newest(left), version_of(left)) for left in again]
+    assert set(found) <= {(3, 1), (3, 2)}
+    assert found[-1] == (3, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_s_first_commit_is_found_in_a_folder_that_was_just_made(tmp_path, monkeypatch, mode):
+    root = tmp_path / "run"
+    root.mkdir()
+    disk = LosingDisk(root, monkeypatch)
+    commit(disk, 3)
+    assert newest(disk.left(mode, tmp_path / "left")) == 3
+    disk.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_journal_that_was_cut_keeps_its_records(disk, tmp_path, mode):
+    path = disk.root / "journal.jsonl"
+    journal = Journal(path)
+    for step in range(5):
+        journal.write(applied=step)
+    journal.close()
+    cut_journal(path, 3)
+    left = disk.left(mode, tmp_path / "left") / "journal.jsonl"
+    assert [record["applied"] for record in read_journal(left)][:3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_result_is_whole_or_not_there(disk, tmp_path, mode):
+    run = RunFolder(disk.root)
+    run.write_json("results/pretrain.json", {"recall": 0.1})
+    left = RunFolder(disk.left(mode, tmp_path / "left"))
+    assert left.read_json("results/pretrain.json") in (None, {"recall": 0.1})

@@ -13,6 +13,7 @@ from nonet.controller.pipeline import Pipeline
 from nonet.controller.run_folder import RunFolder
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setups import baselines_of
+from nonet.deadlines import DEFAULTS
 
 SCENARIO = load_scenario("quickstart", ["stages={pretrain: {epochs: 1}, finetune: {epochs: 1}}"])[0]
 BASELINES = list(baselines_of(SCENARIO))
@@ -88,7 +89,7 @@ class Session:
             hosts={}, binding=SimpleNamespace(groups=[group]), moves=SimpleNamespace(counted=nothing)
         )
         self.trainer = SimpleNamespace(published=nothing)
-        self.plan, self.size = None, nothing
+        self.plan, self.size, self.deadlines = None, nothing, DEFAULTS
         self.changes: dict[str, Any] = {}
 
     def __enter__(self) -> Session:

@@ -68,18 +68,20 @@ def test_at_plan_time_what_is_held_is_named_with_its_holder_and_nothing_is_asked
 
 
 def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_soon_and_nothing_stays(
-    taken, monkeypatch
+    taken,
 ):
     from nonet.controller import placement
     from nonet.controller.placement import Binding, plan_live
+    from nonet.deadlines import Deadlines
 
     assert placement.NO_ROOM_S + placement._SETTLE_S < 2, "what it waits for by itself"
-    monkeypatch.setattr(placement, "READY_S", 1e9)  # it does not wait for Ray to give up, but for its word
     made = plan_live(WIDE)
     taken("quick-thief", 2.0)
     before = made_groups()
     with pytest.raises(PlacementError) as caught:
-        Binding(made, SPECS)
+        Binding(
+            made, SPECS, deadlines=Deadlines(start=1e9)
+        )  # it does not wait for Ray to give up, but for its word
     text = str(caught.value)
     assert "group 'trainer' (pool cpu) was planned 3.5 CPU on 1 nodes" in text
     assert re.search(r"has 2 free of 4; in all nodes 2 of 4 CPU are free\. Held by quick-thief 2\.", text)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
+from nonet.controller import yaml
 from nonet.controller.run_folder import claim, find_run, list_runs, new_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.session import Session
@@ -91,9 +94,22 @@ def test_a_folder_that_another_scenario_began_is_refused(tmp_path):
         write_run(load_scenario("quickstart", ["seed=8"])[0], folder, run)
 
 
-def test_a_run_goes_on_with_other_deadlines_and_keeps_them(tmp_path):
+def test_a_run_goes_on_with_other_deadlines_and_its_document_stays(tmp_path):
     run = new_run("x", tmp_path / "aa-1")
     before = write_run(*load_scenario("quickstart"), run)
     longer, folder = load_scenario("quickstart", ["deadlines.step=10min"])
     assert write_run(longer, folder, run) == before
-    assert load_scenario(run.scenario)[0].deadlines.step == 600.0
+    assert load_scenario(run.scenario)[0].deadlines.step == 120.0
+    with pytest.raises(ConfigError, match="another scenario"):
+        write_run(load_scenario("quickstart", ["seed=8"])[0], folder, run)
+
+
+def test_a_run_of_a_version_with_fewer_keys_is_gone_on_with(tmp_path):
+    run = new_run("x", tmp_path / "aa-1")
+    scenario, folder = load_scenario("quickstart")
+    write_run(scenario, folder, run)
+    old = {
+        key: part for key, part in yaml.read(run.scenario).items() if key not in ("deadlines", "checkpoint")
+    }
+    run.scenario.write_text(yaml.dump(old))
+    assert write_run(scenario, folder, run) == hashlib.sha256(run.scenario.read_bytes()).hexdigest()

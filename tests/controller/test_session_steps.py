@@ -157,7 +157,7 @@ def test_prompts_publish_first_and_tell_the_trainer_which_step_they_are_of(world
         session.rollout.generate(prompts)
         session.trainer.update(Now(), {"hit": Now()})
         _, options = world.call("rollout.generate")
-        assert options == {"stage": "rl", "step": step, "width": 4, "version": session.version}
+        assert options == {"stage": "rl", "step": step, "width": 4, "version": session.version, "chunk": None}
         (stage, at, *_), _ = world.call("trainer.update")
         assert (stage, at) == (RL, step)
         assert session.publish() == step + 2

@@ -17,6 +17,7 @@ from nonet.controller import pipeline as pipelines
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.scenario import make_scenario
 from nonet.controller.stages import run_stage
+from nonet.deadlines import DEFAULTS
 from nonet.workers.setup import StageSetup
 
 BODY = {
@@ -118,7 +119,7 @@ class PipelineSession:
 
     def __init__(self, run, restored=None):
         self.scenario, self.run, self.restored, self.seconds = SCENARIO, run, restored, {}
-        self.stages = dict.fromkeys(SCENARIO.stages)
+        self.stages, self.deadlines = dict.fromkeys(SCENARIO.stages), DEFAULTS
         self.history = SimpleNamespace(checkpoints=SimpleNamespace(end_of=lambda name: f"end of {name}"))
         self.facts = {
             "data": {

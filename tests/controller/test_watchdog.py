@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -81,14 +82,16 @@ def test_behind_a_pipelines_queue_the_helper_that_is_stuck_is_told(threads):
     work = compile("def _next(wait):\n    wait()\n", pipeline.__file__, "exec")
     scope: dict = {}
     exec(work, scope)
-    queued = threads.at(scope["_next"])
-    threads.at(in_a_file("/x/nonet/embedding/local_wire.py"), "sparse-_wire")
-    waits = look("trainer-0", "trainer.train", 9.0, queued)
-    assert waits.waits, "the wire waits for other ranks"
-    threads.at(slow_read, "sparse-_route")
-    stuck = look("trainer-0", "trainer.train", 9.0, queued)
-    assert not stuck.waits, "reading is stuck here"
-    assert "test_watchdog.py" in stuck.at
+    with ThreadPoolExecutor(1, "sparse-save-1") as saves:
+        saves.submit(int).result()  # it rests now, which tells nothing
+        queued = threads.at(scope["_next"])
+        threads.at(in_a_file("/x/nonet/embedding/local_wire.py"), "sparse-_wire")
+        waits = look("trainer-0", "trainer.train", 9.0, queued)
+        assert waits.waits, "the wire waits for other ranks"
+        threads.at(slow_read, "sparse-_route")
+        stuck = look("trainer-0", "trainer.train", 9.0, queued)
+        assert not stuck.waits, "reading is stuck here"
+        assert "test_watchdog.py" in stuck.at
 
 
 HANGS = Doing("trainer-1@b", "trainer.train", 130.0, "workers/trainer.py:310 _lease")
