@@ -81,7 +81,7 @@ def crew(tmp_path, monkeypatch):
     monkeypatch.setattr(
         crews.WorkerGroup, "of", lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5}])
     )
-    monkeypatch.setattr(crews, "check_shared", lambda *_: None)
+    monkeypatch.setattr(crews.Crew, "_check_shared", lambda *_: None)  # asks Ray, which would start
     run = RunFolder(tmp_path)
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "own.py").write_text("")

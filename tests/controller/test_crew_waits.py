@@ -43,7 +43,7 @@ class Binding:
 @pytest.fixture
 def crew(monkeypatch, tmp_path):
     monkeypatch.setattr(crews, "Binding", Binding)
-    monkeypatch.setattr(crews, "check_shared", lambda *_: None)
+    monkeypatch.setattr(crews.Crew, "_check_shared", lambda *_: None)  # asks Ray, which would start
     made = plan(ASKED, gpu_nodes(1, memory_bytes=2 * GB))
     crew = crews.Crew(ASKED, RunFolder(tmp_path), made, 0.0, None, "pretrain")  # type: ignore[arg-type]
     crew._ttl_steps = {}
