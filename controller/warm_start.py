@@ -50,7 +50,7 @@ def settled(scenario: Scenario) -> Scenario:
     """The scenario with the folder and the stage that its `init` means now. Raises ConfigError where there is none such."""
     if scenario.init is None:
         return scenario
-    folder = find_run(scenario.init.source)
+    folder = _source(scenario.init.source)
     stage = scenario.init.stage or _newest_stage(folder)
     named = Init.model_validate({"from": str(folder.path), "stage": stage})
     return scenario.model_copy(update={"init": named})
@@ -60,7 +60,7 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
     """What `init` names, checked against the scenario; None without it. Raises ConfigError that says what differs."""
     if scenario.init is None:
         return None
-    folder = find_run(scenario.init.source)
+    folder = _source(scenario.init.source)
     stage = scenario.init.stage or _newest_stage(folder)
     try:
         commit = Checkpoints(folder.checkpoints).end_of(stage)
@@ -79,6 +79,13 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
         folder.id, paths["sequences"], paths.get("sids"), tuple(facts["tokenizer"].get("codes", ()))
     )
     return WarmStart(folder.id, stage, str(commit), read_manifest(commit).step, known)
+
+
+def _source(run: str) -> RunFolder:
+    try:
+        return find_run(run)
+    except ConfigError as error:
+        raise ConfigError(f"init.from: {error}") from None
 
 
 def _newest_stage(folder: RunFolder) -> str:
