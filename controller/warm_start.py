@@ -58,10 +58,10 @@ def settled(scenario: Scenario) -> Scenario:
 
 def warm_start(scenario: Scenario) -> WarmStart | None:
     """What `init` names, checked against the scenario; None without it. Raises ConfigError that says what differs."""
-    if scenario.init is None:
+    named = settled(scenario).init
+    if named is None or named.stage is None:
         return None
-    folder = _source(scenario.init.source)
-    stage = scenario.init.stage or _newest_stage(folder)
+    folder, stage = _source(named.source), named.stage
     try:
         commit = Checkpoints(folder.checkpoints).end_of(stage)
     except CheckpointError as error:

@@ -56,16 +56,10 @@ def tokenise(
     use = config.get("use", "rq_kmeans")
     if use == "file":
         found = _finished(*read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False)
-        return (
-            found
-            if known is None
-            else _of_known(
-                found.sids,
-                known.check(found.sids, found.codes, seq.keys_of_items(np.arange(len(items)))),
-                known,
-                seq,
-            )
-        )
+        if known is None:
+            return found
+        codes = known.check(found.sids, found.codes, seq.keys_of_items(np.arange(len(items))))
+        return _of_known(found.sids, codes, known, seq)
     if use != "rq_kmeans":
         raise ConfigError(f"tokenizer: use: {use!r} is unknown; there are: file, rq_kmeans.")
     spec = config.get("vectors", _VECTORS)
