@@ -190,7 +190,8 @@ def move(tree: Tree) -> None:
         texts = [(ROOT / f"{old}.py").read_text() for old in present]
         levels = new.count("/") - present[0].count("/") if not new.startswith("src/") else 0
         (ROOT / new).parent.mkdir(parents=True, exist_ok=True)
-        git("mv", f"{present[0]}.py", f"{new}.py")
+        if present[0] != new:
+            git("mv", f"{present[0]}.py", f"{new}.py")
         for old in present[1:]:
             git("rm", "-q", f"{old}.py")
         (ROOT / f"{new}.py").write_text(deeper(joined(texts, new, tree), levels))
@@ -215,7 +216,7 @@ def write_faces(tree: Tree) -> None:
         stub = ROOT / place / "__init__.pyi"
         lines = set(stub.read_text().splitlines()) if stub.exists() else set()
         for module, names in modules.items():
-            lines |= {f"from .{module} import {name} as {name}".replace("from . ", "from . ") for name in names}
+            lines |= {f"from .{module} import {name} as {name}" for name in names}
         stub.write_text("\n".join(sorted(lines)) + "\n")
 
 
