@@ -122,15 +122,30 @@ def _from_folder(node: ast.ImportFrom, here: str, tree: Tree) -> list[str] | Non
     return lines
 
 
-def rewritten_words(text: str, tree: Tree) -> str:
-    """Dotted names and paths of old modules, wherever they are cited."""
-    package = {old: new for old, new in tree.moves.items() if not old.startswith("tests/")}
-    names = {dotted(old): dotted(new) for old, new in package.items()}
-    pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    text = re.sub(rf"(?<![\w.])({pattern})(?![\w])", lambda match: names[match.group()], text)
+def rewritten_words(text: str, tree: Tree, imports: bool = False) -> str:
+    """Dotted names and paths of old modules wherever they are cited, but in imports, which are done."""
     paths = {f"{old}.py": f"{new}.py" for old, new in tree.moves.items()}
     pattern = "|".join(re.escape(name) for name in sorted(paths, key=len, reverse=True))
-    return re.sub(rf"(?<![\w/])({pattern})(?![\w])", lambda match: paths[match.group()], text)
+
+    def line(words: str) -> str:
+        words = re.sub(r"(?<![\w.])nonet(?:\.[a-z_0-9]+)+", lambda match: _renamed(match.group(), tree), words)
+        return re.sub(rf"(?<![\w/])({pattern})(?![\w])", lambda match: paths[match.group()], words)
+
+    lines = text.splitlines(keepends=True)
+    skip: set[int] = set()
+    for node in ast.walk(ast.parse(text)) if imports else ():
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            skip |= set(range(node.lineno - 1, node.end_lineno or node.lineno))
+    return "".join(words if at in skip else line(words) for at, words in enumerate(lines))
+
+
+def _renamed(name: str, tree: Tree) -> str:
+    parts = name.split(".")
+    for stop in range(len(parts), 1, -1):
+        old = old_path(".".join(parts[:stop]), tree)
+        if old is not None:
+            return ".".join([dotted(tree.new(old)), *parts[stop:]])
+    return name
 
 
 def deeper(text: str, levels: int) -> str:
@@ -205,7 +220,7 @@ def rewrite(tree: Tree) -> None:
             continue
         before = file.read_text()
         after = rewritten_imports(before, name.removesuffix(".py"), tree) if file.suffix == ".py" else before
-        after = rewritten_words(after, tree)
+        after = rewritten_words(after, tree, imports=file.suffix == ".py")
         if after != before:
             file.write_text(after)
 
