@@ -1,1 +1,5 @@
+"""UniAttention: one operator for the masks of recommendation, on whatever device there is."""
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

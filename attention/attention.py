@@ -13,13 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention import npu
-from nonet.attention.bias import RelativeBias
-from nonet.attention.call import Call
-from nonet.attention.cuts import check_cuts
-from nonet.attention.mask import UniMask
+from nonet.attention.calls import Call, RelativeBias
+from nonet.attention.masks import IntervalTable, UniMask, check_cuts
 from nonet.attention.ops import attend
-from nonet.attention.table import IntervalTable
+from nonet.attention.torch_backends import npu
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, B sequences, H query heads, G key heads (H a multiple), D width,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nonet.attention.attention import uni_attention
-from nonet.attention.mask import UniMask
+from nonet.attention.masks import UniMask
 from nonet.errors import ConfigError
 
 # Shapes: U prompts, W beams a prompt, S packed prompt tokens, L tokens of a beam so far, H query heads, G key heads (H a

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from nonet.attention.attention import uni_attention
-from nonet.attention.mask import UniMask
-from nonet.attention.packed import Packed, Rows
-from nonet.attention.runs import read_rows
-from nonet.attention.table import IntervalTable
+from nonet.attention.masks import IntervalTable, Packed, Rows, UniMask, read_rows
 from nonet.errors import ConfigError
 
 # Shapes: B sequences, H query heads, Q queries, N keys, D width.

@@ -1,7 +1,7 @@
 """The operators torch sees: nonet::attend and nonet::attend_backward, with fake, autograd and autocast kernels.
 
 Masks enter as tensors and lengths as data, so torch.compile(fullgraph=True, dynamic=True) makes one graph for all lengths.
-`backend` says which code computes: "sdpa", "npu" and "reference" are torch, "triton" the kernels of nonet.attention.kernels.
+`backend` says which code computes: "sdpa", "npu" and "reference" are torch, "triton" is nonet.attention.kernels.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.attention import chunks, npu, sdpa
-from nonet.attention.bias import RelativeBias
-from nonet.attention.call import Call
-from nonet.attention.table import IntervalTable
+from nonet.attention.calls import Call, RelativeBias
+from nonet.attention.masks import IntervalTable
+from nonet.attention.torch_backends import chunked as chunks
+from nonet.attention.torch_backends import npu, sdpa
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D width, E value width, K slots.
@@ -127,7 +127,7 @@ def _gradients(
 
 def _triton() -> Any:
     try:
-        from nonet.attention import triton_backend
+        from nonet.attention.kernels import backend as triton_backend
     except ImportError as error:
         raise ConfigError(
             f"backend 'triton' is not to be had here ({error}); install triton, or use backend='sdpa' or 'reference'."

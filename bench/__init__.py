@@ -1,1 +1,5 @@
+"""The scripts behind the numbers of docs/benchmarks."""
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

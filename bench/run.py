@@ -14,13 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nonet.bench.attention import attention
-from nonet.bench.dispatch import dispatch
+from nonet.bench.cluster import dispatch, placement, startup
 from nonet.bench.embedding import embedding
-from nonet.bench.feed import feed
-from nonet.bench.placement import placement
-from nonet.bench.quickstart import quickstart, repeat
-from nonet.bench.receipt import receipt
-from nonet.bench.startup import startup
+from nonet.bench.runs import feed, quickstart, receipt, repeat
 from nonet.errors import ConfigError
 
 _BENCHES: dict[str, Callable[[list[int], str], dict[str, Any]]] = {

@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from nonet.controller.checkpoint import Manifest
-from nonet.controller.data_facts import repeats_text
-from nonet.controller.durable import write_whole
-from nonet.controller.options import Reinforced
-from nonet.controller.recorder import Recorder
+from nonet.controller.predict import repeats_text
+from nonet.controller.record import Manifest, Recorder, write_whole
 from nonet.controller.report import headline, make_report
+from nonet.controller.scenario import Reinforced
 from nonet.controller.session import Session
-from nonet.controller.setups import baselines_of
+from nonet.controller.setup import baselines_of
 from nonet.controller.stages import probe_rewards, rehearse, run_stage
-from nonet.workers.future import GroupFuture
+from nonet.workers.runtime import GroupFuture
 
 
 class Pipeline:

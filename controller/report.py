@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from nonet.controller.options import Reinforced
 from nonet.controller.plan import Plan
-from nonet.controller.receipt import facts_of, make_receipt, measured_rates
-from nonet.controller.run_folder import RunFolder
-from nonet.controller.scenario import Scenario
-from nonet.controller.setups import baselines_of
-from nonet.embedding.tally import COUNTED
-from nonet.models.metrics import paired
+from nonet.controller.predict import facts_of, make_receipt, measured_rates
+from nonet.controller.record import RunFolder
+from nonet.controller.scenario import Reinforced, Scenario
+from nonet.controller.setup import baselines_of
+from nonet.embedding.training import COUNTED
+from nonet.models import paired
 
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 

@@ -21,15 +21,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from nonet.controller.checkpoint import Checkpoints
-from nonet.controller.journal import cut_journal
-from nonet.controller.life import Lease, Pulse, reap_run
+from nonet.controller.groups import Lease, Pulse, reap_run
 from nonet.controller.pipeline import Pipeline
-from nonet.controller.recorder import Recorder
-from nonet.controller.run_folder import RunFolder, claim
+from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, claim, cut_journal
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
-from nonet.controller.shared_folder import check_reached
 from nonet.errors import NonetError
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"

@@ -1,1 +1,5 @@
+"""What people use: command line, driver, reports, recommendations, job submission."""
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

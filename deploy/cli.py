@@ -82,7 +82,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario from its tables to its report."""
-    from nonet.deploy import api
+    from nonet.deploy.run import api
 
     if detach:
         started = api.start_detached(api.scenario(scenario, change), run_dir=run_dir, command=_command())
@@ -108,7 +108,7 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run from its newest whole commit."""
-    from nonet.deploy import api
+    from nonet.deploy.run import api
 
     _finished(api.resume(run, changes=change), as_json)
 
@@ -132,7 +132,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Show what would run where, and the sizes that follow."""
-    from nonet.deploy import api, planning
+    from nonet.deploy.run import api, planning
 
     if search:
         print(planning.searched(api.scenario(scenario, change), planning.view(cluster, address), as_json))
@@ -165,7 +165,7 @@ def stop(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run on the cluster at RAY_ADDRESS.")],
 ) -> None:
     """Stop a run after a commit, and end whatever is left of it."""
-    from nonet.deploy.driver import stop_run
+    from nonet.deploy.run import stop_run
 
     print(stop_run(Path(run).name))
 
@@ -186,7 +186,7 @@ def runs(as_json: JsonOption = False) -> None:
 @app.command()
 def report(run: RunArg = "last", as_json: JsonOption = False) -> None:
     """Say what a finished run found, and where its page is."""
-    from nonet.controller.run_folder import find_run
+    from nonet.controller.record import find_run
     from nonet.deploy.report import write_report
 
     folder = find_run(run)
@@ -231,7 +231,7 @@ def import_(
     items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
 ) -> None:
     """Write the two Parquet tables from another format."""
-    from nonet.deploy.importing import import_tables
+    from nonet.deploy.listing import import_tables
 
     counts = import_tables(form, source, target, column or [], items)
     print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
@@ -269,7 +269,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine: versions, devices, Ray, compiler, memory, folders."""
-    from nonet.deploy import doctor as checks
+    from nonet.deploy.doctor import doctor as checks
 
     sys.exit(checks.main(calibrate, as_json))
 
@@ -303,9 +303,9 @@ def parity(
     as_json: JsonOption = False,
 ) -> None:
     """Run the same weights, batches and seeds through two pools; exit 1 where they part beyond a limit."""
-    from nonet.deploy import api
     from nonet.deploy.parity import parity as compare
     from nonet.deploy.parity import parse_limits
+    from nonet.deploy.run import api
 
     made = api.scenario(scenario, change)
     found = compare(made, pools, precision, run=run, steps=steps, limits=parse_limits(limit or []))
@@ -330,7 +330,7 @@ def bench(
     device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
 ) -> None:
     """Print the figures behind the README's tables."""
-    from nonet.bench.run import run_bench
+    from nonet.bench import run_bench
 
     given = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in given):
@@ -339,8 +339,8 @@ def bench(
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
-    from nonet.controller.run_folder import RunFolder
-    from nonet.deploy import api
+    from nonet.controller.record import RunFolder
+    from nonet.deploy.run import api
 
     if run_dir is None:
         raise ConfigError("--resume wants --run-dir with the run's folder; or use: nonet resume RUN")
@@ -352,7 +352,7 @@ def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> A
 
 
 def _finished(run: Any, as_json: bool) -> None:
-    from nonet.controller.run_folder import in_job, place_of
+    from nonet.controller.record import in_job, place_of
 
     if in_job():
         print(f"this run's folder: {place_of(run.folder)}", file=sys.stderr)
@@ -367,8 +367,7 @@ def _finished(run: Any, as_json: bool) -> None:
 
 def _say(run: Any, page: Path) -> None:
     """A run's verdict, where its page is, and what to try next."""
-    from nonet.deploy.suggestion import suggestion
-    from nonet.deploy.summary import summary
+    from nonet.deploy.report import suggestion, summary
 
     print(summary(run.read_json("report.json")))
     print(f"\nreport     {page}")
@@ -388,7 +387,7 @@ def _fail(error: NonetError) -> None:
 
 def _command() -> str:
     """The command as typed but for values of env.vars, for the report."""
-    from nonet.controller.hidden import hide_in_command
+    from nonet.controller.scenario import hide_in_command
 
     return (
         shlex.join(["nonet", *hide_in_command(sys.argv[1:])])

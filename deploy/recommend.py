@@ -15,19 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.controller.checkpoint import Checkpoints
-from nonet.controller.run_folder import RunFolder, find_run
+from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import load_scenario
-from nonet.controller.setups import run_setup
+from nonet.controller.setup import run_setup
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models.baselines import BASELINES, Popularity
-from nonet.models.metrics import tie_order
-from nonet.rl.corpus import Corpus
-from nonet.rl.exhaustive import top_items
-from nonet.samples.keys import NONE, keys_in
-from nonet.samples.prompts import masked, seen
+from nonet.models import BASELINES, Popularity, tie_order
+from nonet.models.generation import Corpus, top_items
+from nonet.samples.batches import masked, seen
 from nonet.samples.sequences import TEST, Sequences
-from nonet.workers.evaluator import load_recommender
+from nonet.samples.tables import NONE, keys_in
+from nonet.workers.roles import load_recommender
 
 _SHOWN_HISTORY = 12
 

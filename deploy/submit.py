@@ -6,8 +6,7 @@ import shlex
 import sys
 import time
 
-from nonet.controller.scenario import find, load_scenario
-from nonet.controller.support import check_runnable
+from nonet.controller.scenario import check_runnable, find, load_scenario
 from nonet.errors import NonetError
 
 _POLL_S = 2.0

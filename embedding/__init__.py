@@ -1,1 +1,5 @@
-"""Sparse rows: hash tables, their optimizers, the world that trains them, and the readers that only look."""
+"""Sparse rows: tables of unbounded ids, their exchange, training, versions, tiers, storage and readers."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

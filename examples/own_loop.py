@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import nonet
-from nonet.controller.run_folder import RunFolder, find_run
+from nonet.controller.record import RunFolder, find_run
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _end_of(run: Path, stage: str) -> str:
-    from nonet.controller.checkpoint import Checkpoints
+    from nonet.controller.record import Checkpoints
 
     return Checkpoints(run / "checkpoints").end_of(stage).name
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nonet.samples.prompts import event_at, ranges
+from nonet.samples.batches import event_at, ranges
 from nonet.samples.sequences import TRAIN, Sequences
 
 # Shapes: P prompts, I items, N events, E distinct transitions.

@@ -15,7 +15,7 @@ import numpy as np
 
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
-from nonet.samples.hints import did_you_mean, listed
+from nonet.suggest import did_you_mean, listed
 from nonet.types import Jagged
 
 # Shapes: P prompts (held-out events), I items of the catalogue, U users, W recommended items.

@@ -1,1 +1,5 @@
+"""Reinforcement learning over semantic ids: advantages, losses, rollouts on the wire, rewards."""
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+# What stands beside the tests of a folder (worlds, stand-ins, scenarios) is imported by its name.
+sys.path[:0] = [str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
 
 # Every process that a test starts inherits it, so what is left in the end can be told from other people's processes. A pytest
 # that a test starts has it already, and does not look.

@@ -1,8 +1,8 @@
 """Move a branch that was made before 2026-11-23 into the tree of subfolders: `python tools/move_tree.py`, then commit.
 
-`tree_2026_11.txt` says which module became which. Files are moved with `git mv`, modules that became one are joined, and imports,
-dotted names and paths are rewritten in every file that git knows. Between folders an import names the folder's face; `--faces` adds
-what is imported to the faces (`__init__.pyi`). Afterwards: `make format`, then `git merge main`, whose renames are the same.
+`tree_2026_11.txt` says which module became which. Files are moved with `git mv`, modules that became one are joined, and
+imports, dotted names and paths are rewritten in every file that git knows. Between folders an import names the folder's face;
+`--faces` adds what is imported to the faces (`__init__.pyi`). Afterwards: `make format`, then `git merge main`, whose renames are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Tree:
 
     moves: dict[str, str] = field(default_factory=dict)
     parts: dict[str, list[str]] = field(default_factory=dict)
-    faces: dict[str, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+    faces: dict[str, dict[str, set[str]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(set))
+    )
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
@@ -81,7 +83,10 @@ def _statement(node: ast.ImportFrom | ast.Import, here: str, tree: Tree) -> list
         changed = [old_path(alias.name, tree) for alias in node.names]
         if not any(changed):
             return None
-        names = [dotted(tree.new(old)) if old else alias.name for old, alias in zip(changed, node.names, strict=True)]
+        names = [
+            dotted(tree.new(old)) if old else alias.name
+            for old, alias in zip(changed, node.names, strict=True)
+        ]
         return [f"import {name}" for name in names]
     if node.module is None or not (node.module + ".").startswith("nonet."):
         return None
@@ -116,7 +121,9 @@ def _from_folder(node: ast.ImportFrom, here: str, tree: Tree) -> list[str] | Non
     for alias in node.names:
         new = tree.new(f"{base}/{alias.name}")
         name, wanted = new.rsplit("/", 1)[1], alias.asname or alias.name
-        lines.append(f"from {dotted(folder(new))} import {name}" + (f" as {wanted}" if wanted != name else ""))
+        lines.append(
+            f"from {dotted(folder(new))} import {name}" + (f" as {wanted}" if wanted != name else "")
+        )
         if folder(new) != folder(here) and not here.startswith("tests/"):
             tree.faces[folder(new)][""].add(name)
     return lines
@@ -128,7 +135,9 @@ def rewritten_words(text: str, tree: Tree, imports: bool = False) -> str:
     pattern = "|".join(re.escape(name) for name in sorted(paths, key=len, reverse=True))
 
     def line(words: str) -> str:
-        words = re.sub(r"(?<![\w.])nonet(?:\.[a-z_0-9]+)+", lambda match: _renamed(match.group(), tree), words)
+        words = re.sub(
+            r"(?<![\w.])nonet(?:\.[a-z_0-9]+)+", lambda match: _renamed(match.group(), tree), words
+        )
         return re.sub(rf"(?<![\w/])({pattern})(?![\w])", lambda match: paths[match.group()], words)
 
     lines = text.splitlines(keepends=True)
@@ -159,7 +168,11 @@ def deeper(text: str, levels: int) -> str:
         return f"Path(__file__){resolve}.parents[{steps - 1 + levels}]"
 
     text = re.sub(r"Path\(__file__\)(\.resolve\(\))?(\.parents\[\d+\]|(?:\.parent)+)(?![\w\[])", climb, text)
-    return re.sub(r"Path\(__file__\)\.with_name\(([^()]*(?:\([^()]*\))?[^()]*)\)", rf"(Path(__file__).parents[{levels}] / \1)", text)
+    return re.sub(
+        r"Path\(__file__\)\.with_name\(([^()]*(?:\([^()]*\))?[^()]*)\)",
+        rf"(Path(__file__).parents[{levels}] / \1)",
+        text,
+    )
 
 
 def joined(texts: list[str], path: str, tree: Tree) -> str:
@@ -175,13 +188,25 @@ def joined(texts: list[str], path: str, tree: Tree) -> str:
         imports += [line for line in lines[first:last] if "__future__" not in line]
         bodies.append("\n".join(lines[last:]).strip("\n"))
         names = {node.name for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        names |= {t.id for node in module.body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)}
+        names |= {
+            t.id
+            for node in module.body
+            if isinstance(node, ast.Assign)
+            for t in node.targets
+            if isinstance(t, ast.Name)
+        }
         if names & defined:
             tree.warnings.append(f"{path} has {sorted(names & defined)} twice")
         defined |= names
     doc = "\n\n".join(text.rstrip() for text in docs)
     end = "\n" if "\n" in doc else ""
-    return f'"""{doc}{end}"""\n\nfrom __future__ import annotations\n\n' + "\n".join(imports) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
+    return (
+        f'"""{doc}{end}"""\n\nfrom __future__ import annotations\n\n'
+        + "\n".join(imports)
+        + "\n\n\n"
+        + "\n\n\n".join(bodies)
+        + "\n"
+    )
 
 
 def _is_head(node: ast.stmt) -> bool:

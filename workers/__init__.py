@@ -1,1 +1,5 @@
+"""Workers: the runtime that calls groups of actors, their devices, and the roles."""
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,14 +11,14 @@ import os
 import pytest
 import torch
 
-from nonet.attention.bias import RelativeBias
-from nonet.attention.configs import Config, Tile
-from nonet.attention.kernels import forward
-from nonet.attention.kernels_backward import backward
-from nonet.attention.launch import Options
-from nonet.attention.plan import plans
-from nonet.attention.reference import reference
-from nonet.bench import attention_masks as masks
+from nonet.attention.calls.bias import RelativeBias
+from nonet.attention.kernels.backward import backward
+from nonet.attention.kernels.forward import forward
+from nonet.attention.kernels.launch import Options
+from nonet.attention.plans.tile_configs import Config, Tile
+from nonet.attention.plans.tile_plan import plans
+from nonet.attention.torch_backends.reference import reference
+from nonet.bench.attention import masks
 from nonet.errors import ConfigError
 from nonet.random import rng
 

@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from nonet.attention.plan import plan
-from nonet.attention.plan_device import plan_on_device
-from nonet.attention.triton_score import tanh
-from nonet.bench import attention_checks
-from nonet.bench import attention_masks as masks
+from nonet.attention.kernels.triton_score import tanh
+from nonet.attention.plans.on_device import plan_on_device
+from nonet.attention.plans.tile_plan import plan
+from nonet.bench.attention import checks as attention_checks
+from nonet.bench.attention import masks
 from nonet.random import rng
 
 assert os.environ.get("TRITON_INTERPRET") == "1"

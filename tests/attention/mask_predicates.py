@@ -6,7 +6,7 @@ Predicates are loops over (query, key) or the publisher's own formula, and share
 
 import torch
 
-from nonet.attention.mask import UniMask
+from nonet.attention.masks.mask import UniMask
 
 
 def cuts(lengths):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nonet.attention.attention import uni_attention
-from nonet.attention.mask import UniMask
+from nonet.attention.masks.mask import UniMask
 from nonet.errors import ConfigError
 
 HEADS, WIDTH, VALUE = 2, 8, 6

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nonet.bench.attention_gpu import Run, main
+from nonet.bench.attention.gpu import Run, main
 
 pytest.importorskip("triton", reason="the kernels are Triton's; its Linux wheel also runs without a GPU")
 
@@ -36,7 +36,7 @@ def test_a_dry_run_goes_through_every_row_on_a_cpu(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "nonet.bench.attention_gpu",
+        "nonet.bench.attention.gpu",
         "--dry",
         "--widths",
         "16",

@@ -5,7 +5,7 @@ import torch
 
 from nonet.attention.attention import uni_attention
 from nonet.attention.beams import BeamCache
-from nonet.attention.mask import UniMask
+from nonet.attention.masks.mask import UniMask
 from nonet.errors import ConfigError
 
 PROMPTS, BEAMS, HEADS, GROUPS, WIDTH, VALUE = 3, 4, 4, 2, 8, 6

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nonet.attention.mask import UniMask
+from nonet.attention.masks.mask import UniMask
 from nonet.errors import ConfigError
 
 transformers = pytest.importorskip("transformers", reason="the extra `hf` is not installed")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nonet.attention.attention import uni_attention
-from nonet.attention.bias import RelativeBias
-from nonet.attention.mask import UniMask
+from nonet.attention.calls.bias import RelativeBias
+from nonet.attention.masks.mask import UniMask
 from nonet.errors import ConfigError
 
 CUT = torch.tensor([0, 5, 5, 12])
@@ -192,7 +192,7 @@ _MEMORY = """
 import torch
 torch.set_num_threads(1)
 from nonet.attention.attention import uni_attention
-from nonet.attention.mask import UniMask
+from nonet.attention.masks.mask import UniMask
 n, mask = 65536, {mask}
 cut = torch.tensor([0, n])
 q, k, v = (torch.randn(n, 1, 8, requires_grad=True) for _ in range(3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nonet.workers.method import PerRank, Replicate, Shard, declared
+from nonet.workers.runtime.methods import PerRank, Replicate, Shard, declared
 
 
 class Done:

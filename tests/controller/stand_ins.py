@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from nonet.controller.players import Prompts
+from nonet.controller.groups.handles import Prompts
 from nonet.deadlines import DEFAULTS
-from nonet.workers.setup import StageSetup
+from nonet.workers.roles.settings import StageSetup
 
 
 class Now:

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from nonet.bench.feed import write_feed
+from nonet.bench.runs.feed import write_feed
+from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.report import make_report
-from nonet.controller.run_folder import RunFolder
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario.document import load_scenario
 
 
 @pytest.mark.parametrize("prompts", [0, 2])

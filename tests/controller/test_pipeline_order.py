@@ -10,9 +10,9 @@ import pytest
 
 from nonet.controller import pipeline
 from nonet.controller.pipeline import Pipeline
-from nonet.controller.run_folder import RunFolder
-from nonet.controller.scenario import load_scenario
-from nonet.controller.setups import baselines_of
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario.document import load_scenario
+from nonet.controller.setup.worker_setup import baselines_of
 from nonet.deadlines import DEFAULTS
 
 SCENARIO = load_scenario("quickstart", ["stages={pretrain: {epochs: 1}, finetune: {epochs: 1}}"])[0]

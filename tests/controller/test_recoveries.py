@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nonet.controller import single_controller
-from nonet.controller.checkpoint import Checkpoints, Manifest
-from nonet.controller.journal import Journal, read_journal
-from nonet.controller.run_folder import RunFolder
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.controller.record.journal import Journal, read_journal
+from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.single_controller import MOST_RECOVERIES, SingleController, Task
 from nonet.errors import NonetError, WorkerLost
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nonet.controller.cluster import ClusterView, DeviceFacts, Node
-from nonet.controller.scenario import Scenario, make_scenario
+from nonet.controller.cluster.view import ClusterView, DeviceFacts, Node
+from nonet.controller.scenario.document import Scenario, make_scenario
 
 
 def node(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import ray
 
-from nonet.deploy import api
-from nonet.deploy.parity import parity
+from nonet.deploy.parity.parity import parity
+from nonet.deploy.run import api
 
 STANDIN = Path(__file__).parent.parent / "npu_standin"
 

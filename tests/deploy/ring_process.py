@@ -39,8 +39,8 @@ def main(folder: Path, name: str, resources: dict[str, float], changes: list[str
     )
     if "NONET_WIRE" in os.environ:
         strict_wire.install()
-    from nonet.deploy import api
-    from nonet.deploy.panel import Panel
+    from nonet.deploy.run import api
+    from nonet.deploy.run.panel import Panel
 
     made = api.scenario(os.environ.get("NONET_SCENARIO", folder / "ring.yaml"), changes)
     finished = api.run(made, run_dir=folder / name, panel=Panel(io.StringIO(), live=False))

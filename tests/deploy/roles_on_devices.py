@@ -16,9 +16,9 @@ STEPS = 4
 
 def trained(setup, stage, folders, device: str, folder: Path) -> dict[str, bytes]:
     """The commit of a fused trainer after a few steps: bytes by file."""
-    from nonet.workers.embedding import EmbeddingShard
-    from nonet.workers.trainer import Trainer
-    from nonet.workers.worker import Place
+    from nonet.workers.roles.embedding import EmbeddingShard
+    from nonet.workers.roles.trainer import Trainer
+    from nonet.workers.runtime.worker import Place
 
     trainer, shard = Trainer(setup), EmbeddingShard(setup)
     trainer.place = Place(role="trainer", device=device, peers={"embedding": shard})
@@ -32,8 +32,8 @@ def trained(setup, stage, folders, device: str, folder: Path) -> dict[str, bytes
 
 def asked(setup, stage, folders, commit: Path, device: str, precision: str, prompts) -> dict:
     """What `nonet parity` asks of one side."""
-    from nonet.workers.probe import Probe
-    from nonet.workers.worker import Place
+    from nonet.workers.roles.probe import Probe
+    from nonet.workers.runtime.worker import Place
 
     probe = Probe(setup, precision)
     probe.place = Place(role="probe", device=device)
@@ -46,16 +46,16 @@ def main(folder: Path) -> None:
     import torch
     import torch_npu  # before the first backward: autograd makes its queues once
 
-    from nonet.controller.scenario import load_scenario
-    from nonet.controller.setups import run_setup, stage_setups
-    from nonet.controller.sources import data_setup
-    from nonet.deploy.agreement import compare, limits_for
+    from nonet.controller.scenario.document import load_scenario
+    from nonet.controller.setup.run_files import data_setup
+    from nonet.controller.setup.worker_setup import run_setup, stage_setups
+    from nonet.deploy.parity.compare import compare, limits_for
     from nonet.models.baselines import Popularity
+    from nonet.models.generation.corpus import Corpus
     from nonet.models.metrics import tie_order
-    from nonet.rl.corpus import Corpus
-    from nonet.samples.prompts import prompts
-    from nonet.samples.sequences import TEST
-    from nonet.workers.tokenise import Tokeniser
+    from nonet.samples.batches.prompts import prompts
+    from nonet.samples.sequences.sequences import TEST
+    from nonet.workers.roles.tokenizer import Tokeniser
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

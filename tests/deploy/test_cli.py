@@ -259,7 +259,7 @@ def test_a_misspelt_role_or_key_of_every_reward_is_told_what_there_is(refused):
 
 
 def test_ctrl_c_before_a_run_is_under_way_is_no_success(ring, monkeypatch, capsys):
-    from nonet.deploy import api
+    from nonet.deploy.run import api
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-
 from ring_world import Ring
 
-from nonet.controller.checkpoint import Checkpoints, Manifest
-from nonet.controller.run_folder import RunFolder
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.recommend import columns, recommend_for
 from nonet.errors import ConfigError
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from nonet.bench.feed import Feed
+from nonet.bench.runs.feed import Feed
 from nonet.deploy.recommend import recommend_for
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.collection import EmbeddingBagCollection, EmbeddingCollection
-from nonet.embedding.configure import table_configs
-from nonet.embedding.layout import Layout
-from nonet.embedding.world import SparseWorld
+from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.modules.collection import EmbeddingBagCollection, EmbeddingCollection
+from nonet.embedding.modules.table_config import table_configs
+from nonet.embedding.training.sharded_tables import SparseWorld
 from nonet.random import rng
 from nonet.types import Jagged
 

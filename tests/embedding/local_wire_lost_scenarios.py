@@ -4,9 +4,9 @@ import os
 
 import torch
 
-from nonet.embedding.layout import Layout
-from nonet.embedding.store import TableSpec
-from nonet.embedding.world import SparseWorld
+from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.tables.protocol import TableSpec
+from nonet.embedding.training.sharded_tables import SparseWorld
 from nonet.errors import WorkerLost
 
 

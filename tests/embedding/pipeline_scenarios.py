@@ -4,10 +4,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.layout import Layout
-from nonet.embedding.pipeline import Pipeline
-from nonet.embedding.store import TableSpec
-from nonet.embedding.world import SparseWorld
+from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.tables.protocol import TableSpec
+from nonet.embedding.training.pipeline import Pipeline
+from nonet.embedding.training.sharded_tables import SparseWorld
 
 SPECS = {
     "item": TableSpec(8, "adam", lr=0.1, init_scale=0.5),

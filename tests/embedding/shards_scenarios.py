@@ -7,10 +7,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nonet.embedding.layout import Layout
+from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.slices import slice_of
-from nonet.embedding.store import TableSpec
-from nonet.embedding.world import SparseWorld
+from nonet.embedding.tables.protocol import TableSpec
+from nonet.embedding.training.sharded_tables import SparseWorld
 from nonet.errors import NonetError
 
 SPECS = {

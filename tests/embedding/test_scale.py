@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nonet.embedding.spec import TableSpec
+from nonet.embedding.tables.spec import TableSpec
 
 TEXT = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
 TABLE, KEYS, WIDTH, HOST, FULL = 10e12, 1 << 20, 64, 1e12, 0.8

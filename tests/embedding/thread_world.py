@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from nonet.embedding.layout import Layout
-from nonet.embedding.wire import Wire
-from nonet.embedding.world import SparseWorld
+from nonet.embedding.exchange.all_to_all import Wire
+from nonet.embedding.exchange.layout import Layout
+from nonet.embedding.training.sharded_tables import SparseWorld
 
 WAIT_S = 300
 

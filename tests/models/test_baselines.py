@@ -7,8 +7,8 @@ import pytest
 
 from nonet.models.baselines import Popularity, TransitionCounter
 from nonet.models.metrics import rank_of_target_np, summarise, tie_order
-from nonet.samples.prompts import masked, prompts
-from nonet.samples.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
+from nonet.samples.batches.prompts import masked, prompts
+from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
 
 
 def _sequences(seed: int = 0, users: int = 40, items: int = 25, events: int = 800) -> Sequences:

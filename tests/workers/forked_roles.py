@@ -38,9 +38,9 @@ class Rank:
     """One process: a trainer, with its shard where fused, or a shard."""
 
     def __init__(self, ask, rank, material):
-        from nonet.workers.embedding import EmbeddingShard
-        from nonet.workers.trainer import Trainer
-        from nonet.workers.worker import Place
+        from nonet.workers.roles.embedding import EmbeddingShard
+        from nonet.workers.roles.trainer import Trainer
+        from nonet.workers.runtime.worker import Place
 
         self.ask, self.rank = ask, rank
         self.setup, self.stages, folders, ttl, trainer_class = material
@@ -60,7 +60,7 @@ class Rank:
         self._meet()
 
     def _meet(self):
-        from nonet.workers.gang import Gang
+        from nonet.workers.runtime.process_group import Gang
 
         trainers, shards = self.ask["trainers"], self.ask["shards"]
         if trainers + shards == 1:
@@ -108,13 +108,13 @@ class Rank:
 
 
 def _material(ask):
-    from nonet.controller.scenario import load_scenario
-    from nonet.controller.setups import predicts_clicks, run_setup, stage_setups
-    from nonet.controller.sources import data_setup
-    from nonet.controller.tables import ttl_steps
-    from nonet.workers.click_tokenise import ClickTokeniser
-    from nonet.workers.click_trainer import ClickTrainer
-    from nonet.workers.tokenise import Tokeniser
+    from nonet.controller.scenario.document import load_scenario
+    from nonet.controller.scenario.table_options import ttl_steps
+    from nonet.controller.setup.run_files import data_setup
+    from nonet.controller.setup.worker_setup import predicts_clicks, run_setup, stage_setups
+    from nonet.workers.roles.click.tokenizer import ClickTokeniser
+    from nonet.workers.roles.click.trainer import ClickTrainer
+    from nonet.workers.roles.tokenizer import Tokeniser
 
     scenario, beside = load_scenario(ask["scenario"], ask["changes"])
     clicks = predicts_clicks(scenario)

@@ -12,8 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
-
 import torch
 from ring_world import Ring, scores_of
 

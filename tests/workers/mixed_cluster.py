@@ -13,12 +13,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 import nonet
-from nonet.controller.placement import Binding, live_view
-from nonet.controller.plan import plan
-from nonet.controller.scenario import make_scenario
-from nonet.workers.device import device
-from nonet.workers.group import WorkerGroup
-from nonet.workers.host import RoleSpec
+from nonet.controller.groups.binding import Binding, live_view
+from nonet.controller.plan.planner import plan
+from nonet.controller.scenario.document import make_scenario
+from nonet.workers.devices.device import device
+from nonet.workers.runtime.group import WorkerGroup
+from nonet.workers.runtime.host import RoleSpec
 
 SCENARIO = {
     "name": "mixed",

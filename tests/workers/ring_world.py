@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from tests_ring import make_ring, write_tables
 
-from nonet.controller.scenario import load_scenario
-from nonet.controller.setups import run_setup, stage_setups
-from nonet.controller.sources import data_setup
-from nonet.embedding.reader import make_update
-from nonet.rl.corpus import Corpus
-from nonet.workers.embedding import EmbeddingShard
-from nonet.workers.rollout import Rollout
-from nonet.workers.tokenise import KnownRun, Tokeniser
-from nonet.workers.trainer import Trainer
-from nonet.workers.worker import Place
+from nonet.controller.scenario.document import load_scenario
+from nonet.controller.setup.run_files import data_setup
+from nonet.controller.setup.worker_setup import run_setup, stage_setups
+from nonet.embedding.reading.reader import make_update
+from nonet.models.generation.corpus import Corpus
+from nonet.workers.roles.embedding import EmbeddingShard
+from nonet.workers.roles.rollout import Rollout
+from nonet.workers.roles.tokenizer import KnownRun, Tokeniser
+from nonet.workers.roles.trainer import Trainer
+from nonet.workers.runtime.worker import Place
 
 WIDTH = 4
 _OF_UPDATE = ("sid", "valid", "logp", "user", "position")

@@ -1,0 +1,2 @@
+from .attention import uni_attention as uni_attention
+from .beams import BeamCache as BeamCache

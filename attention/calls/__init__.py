@@ -1,0 +1,5 @@
+"""What one call of attention is: its tensors, lengths, mask and bias."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,5 @@
+"""The Triton kernels and how they are launched."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

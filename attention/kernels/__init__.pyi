@@ -1,0 +1,12 @@
+from . import backend as backend
+from .backward import Gradients as Gradients
+from .backward import backward as backward
+from .forward import config_of as config_of
+from .forward import forward as forward
+from .launch import Options as Options
+from .launch import power as power
+from .launch import registers as registers
+from .triton_backward import dkv_kernel as dkv_kernel
+from .triton_backward import dq_kernel as dq_kernel
+from .triton_bias import bias_kernel as bias_kernel
+from .triton_forward import forward_kernel as forward_kernel

@@ -1,0 +1,88 @@
+"""The Triton kernels as a backend of uni_attention: plans made once a table, for all layers and both directions.
+
+Loaded on the first call that computes with Triton; nothing else imports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from nonet.attention.calls import Call
+from nonet.attention.kernels import backward as kernels_backward  # type: ignore[attr-defined]
+from nonet.attention.kernels import forward as kernels  # type: ignore[attr-defined]
+from nonet.attention.kernels.launch import Options
+from nonet.attention.masks import IntervalTable
+from nonet.attention.plans import plans  # type: ignore[import-not-found]
+
+# Shapes: T packed query tokens, H query heads, E value width.
+_PLANS: Any = WeakIdKeyDictionary()  # start tensor of a table -> its version and plans by configuration
+_TABLES: Any = WeakIdKeyDictionary()  # cuts -> their version and tables by form, where a form says it all
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Output [T, H, E] and log-sum-exp [H, T] float32 ([H, 0] for "silu")."""
+    q, k, v = _rows(q, k, v)
+    table, options = _table(call, len(q), len(k)), _options(call)
+    config = kernels.config_of(q, v, table, options)
+    return kernels.forward(q, k, v, table, _plans(table, config), options, config)
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
+) -> list[Tensor | None]:
+    """Gradients of q, k, v, sink, and the bias's position and time tables; None of what is not there."""
+    q, k, v = _rows(q, k, v)
+    table, options = _table(call, len(q), len(k)), _options(call)
+    config = kernels.config_of(q, v, table, options)
+    found = kernels_backward.backward(grad, q, k, v, out, lse, table, _plans(table, config), options, config)
+    bias = call.bias
+    tables = (call.sink, None if bias is None else bias.position, None if bias is None else bias.time)
+    gradients = (found.sink, found.position, found.time)
+    typed = [
+        None if x is None or g is None else g.to(x.dtype) for g, x in zip(gradients, tables, strict=True)
+    ]
+    return [found.q, found.k, found.v, *typed]
+
+
+def _options(call: Call) -> Options:
+    return Options(
+        scale=call.scale,
+        activation=call.activation,
+        scaling_length=call.scaling_length,
+        soft_cap=call.soft_cap,
+        sink=call.sink,
+        bias=call.bias,
+    )
+
+
+def _rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The kernels read rows of the last dimension."""
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
+
+
+def _table(call: Call, tokens_q: int, tokens_k: int) -> IntervalTable:
+    if call.table is not None:
+        return call.table
+    if call.cu_k is not call.cu_q:
+        return call.whole_table(tokens_q, tokens_k)
+    return _kept(_TABLES, call.cu_q, (call.form,), lambda: call.whole_table(tokens_q, tokens_k))
+
+
+def _plans(table: IntervalTable, config: Any) -> Any:
+    return _kept(_PLANS, table.start, config, lambda: plans(table, config))
+
+
+def _kept(store: Any, anchor: Tensor, key: Any, make: Any) -> Any:
+    """What was made for this tensor as it is; made again when the tensor has changed, forgotten when it is gone."""
+    if anchor.is_inference():
+        return make()
+    version, made = store.get(anchor, (None, {}))
+    if version != anchor._version:
+        made = {}
+        store[anchor] = (anchor._version, made)
+    if key not in made:
+        made[key] = make()
+    return made[key]

@@ -1,0 +1,173 @@
+"""Launches of the backward kernels: dQ first (it leaves delta), then dK and dV, then the bias tables if there are any.
+
+Every sum has one order: a program adds its blocks in turn, torch adds the programs' partial sums. So gradients are the
+same bits on every run, at 7 matrix products a tile pair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nonet.attention.kernels.forward import Gradients, check, config_of
+from nonet.attention.kernels.launch import Options, constants, power, scale_of, shared, strides
+from nonet.attention.masks import IntervalTable
+from nonet.attention.plans import Config, Plan, Plans, Tile
+
+# Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D and E widths, A block diagonals.
+_PROGRAMS = 1024  # enough to fill any chip; the bias kernel splits its sums until it has as many
+_MOST_SPLITS = 16
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    table: IntervalTable,
+    plans: Plans,
+    options: Options | None = None,
+    config: Config | None = None,
+    grad_lse: Tensor | None = None,
+) -> Gradients:
+    """Gradients of all inputs, from forward's out and lse; grad_lse [H, T] where log-sum-exp was used too.
+
+    plans and config are forward's.
+    """
+    options = options or Options()
+    config = config or config_of(q, v, table, options)
+    check(q, k, v, table, plans.dq, options, config.dq)
+    check(q, k, v, table, plans.dkv, options, config.dkv)
+    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+    delta = torch.empty_like(lse)
+    grad_q = _grad_q(grad_out, (q, k, v, out), lse, grad_lse, delta, table, plans.dq, options, config.dq)
+    grad_k, grad_v = _grad_kv(grad_out, (q, k, v), lse, delta, table, plans.dkv, options, config.dkv)
+    grad_sink = None
+    if options.sink is not None:
+        grad_sink = -(torch.exp(options.sink.float()[:, None] - lse) * delta).sum(1)
+    position, time = _grad_bias(
+        grad_out, (q, k, v), lse, delta, table, plans.dq, options, config.dq, config.piece
+    )
+    return Gradients(grad_q, grad_k, grad_v, grad_sink, position, time)
+
+
+def _grad_q(
+    grad_out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    lse: Tensor,
+    grad_lse: Tensor | None,
+    delta: Tensor,
+    table: IntervalTable,
+    plan: Plan,
+    options: Options,
+    tile: Tile,
+) -> Tensor:
+    from nonet.attention.kernels.triton_backward import dq_kernel
+
+    q, k, v, out = inputs
+    grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if grad_q.numel():
+        dq_kernel[(len(plan.query.place) * q.shape[1],)](
+            *(q, k, v, out, grad_out, lse),
+            *(None if grad_lse is None else grad_lse.contiguous(), delta, grad_q, scale_of(q, options)),
+            *shared(q, k, table, plan.query, options),
+            *strides(q, k, v, out, grad_out, grad_q),
+            **constants(q, v, table, plan.query, options, tile),
+        )
+    return grad_q
+
+
+def _grad_kv(
+    grad_out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    lse: Tensor,
+    delta: Tensor,
+    table: IntervalTable,
+    plan: Plan,
+    options: Options,
+    tile: Tile,
+) -> tuple[Tensor, Tensor]:
+    from nonet.attention.kernels.triton_backward import dkv_kernel
+
+    q, k, v = inputs
+    grad_k = torch.empty_like(k, memory_format=torch.contiguous_format)
+    grad_v = torch.empty_like(v, memory_format=torch.contiguous_format)
+    if len(k):
+        dkv_kernel[(len(plan.key.place) * k.shape[1],)](
+            *(q, k, v, grad_out, lse, delta, grad_k, grad_v, scale_of(q, options)),
+            *shared(q, k, table, plan.key, options),
+            *strides(q, k, v, grad_out, grad_k, grad_v),
+            **constants(q, v, table, plan.key, options, tile),
+        )
+    return grad_k, grad_v
+
+
+def _grad_bias(
+    grad_out: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    lse: Tensor,
+    delta: Tensor,
+    table: IntervalTable,
+    plan: Plan,
+    options: Options,
+    tile: Tile,
+    piece: int,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the position and the time table, or None."""
+    from nonet.attention.kernels.triton_bias import bias_kernel
+
+    bias, (q, k, v) = options.bias, inputs
+    if bias is None or (bias.position is None and bias.time is None):
+        return None, None
+    size, heads = min(piece, tile.block_q), q.shape[1]
+    # A key is at most max_k - 1 before the query's place and max_q - 1 behind it.
+    lowest, highest = -(-(table.max_k + size) // size), -(-(table.max_q + size) // size)
+    diagonals = lowest + highest + 1
+    splits = max(
+        min(
+            _PROGRAMS // (diagonals * heads),
+            len(plan.query.place) * (tile.block_q // size) // 4,
+            _MOST_SPLITS,
+        ),
+        1,
+    )
+    buckets = 16 if bias.time is None else power(bias.time.shape[1])
+    empty = q.new_zeros(0, dtype=torch.float32)
+    far = empty if bias.position is None else empty.new_zeros(heads, splits, diagonals, 2, size)
+    times = empty if bias.time is None else empty.new_zeros(heads, splits, diagonals, buckets)
+    if len(plan.query.place):
+        bias_kernel[(diagonals, heads, splits)](
+            *(q, k, v, grad_out, lse, delta, far, times, len(plan.query.place), -lowest),
+            *shared(q, k, table, plan.query, options),
+            *strides(q, k, v, grad_out),
+            **constants(q, v, table, plan.query, options, tile),
+            W=buckets,  # pyright: ignore[reportArgumentType]
+            BT=size,  # pyright: ignore[reportArgumentType]
+        )
+    position = None if bias.position is None else _distances(far.sum(1), bias.position, lowest * size)
+    if bias.time is None:
+        return position, None
+    return position, _heads(times.sum((1, 2))[:, : bias.time.shape[1]], bias.time)
+
+
+def _distances(far_HA2M: Tensor, like: Tensor, centre: int) -> Tensor:
+    """Halves of neighbouring diagonals added, and distances past the table's reach added to its ends."""
+    heads, diagonals, _, size = far_HA2M.shape
+    line = far_HA2M.new_zeros(heads, diagonals + 1, size)
+    line[:, :-1] += far_HA2M[:, :, 0]
+    line[:, 1:] += far_HA2M[:, :, 1]
+    line, zero = line.flatten(1), centre + size
+    reach = (like.shape[1] + 1) // 2
+    pad = max(reach - zero, zero + reach - line.shape[1], 0)
+    line, zero = torch.nn.functional.pad(line, (pad, pad)), zero + pad
+    grad = line[:, zero - reach + 1 : zero + reach].clone()
+    grad[:, 0] += line[:, : zero - reach + 1].sum(1)
+    grad[:, -1] += line[:, zero + reach :].sum(1)
+    return _heads(grad, like)
+
+
+def _heads(grad: Tensor, like: Tensor) -> Tensor:
+    """Summed over heads where these share a table."""
+    return grad.sum(0, keepdim=True) if len(like) == 1 else grad

@@ -1,0 +1,113 @@
+"""The kernels behind uni_attention, as functions of tensors, a mask's table and its plan; nothing here differentiates.
+
+`forward` gives outputs and log-sum-exp, `backward` the gradients of all inputs from two kernels without atomics: the
+same bits on every run. Metadata is tensors, so neither lengths nor masks recompile anything. Triton is imported on
+first use; with TRITON_INTERPRET=1 in the environment before that, CPU tensors work, slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nonet.attention.kernels.launch import Options, constants, shared, strides
+from nonet.attention.masks import IntervalTable
+from nonet.attention.plans import PLAIN_SLOTS, Config, Plan, Plans, Tile, config_for
+from nonet.errors import ConfigError
+
+# Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads (H a multiple), D and E widths.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """Of the loss, by input; None where the input was not given."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None = None  # [H] float32
+    position: Tensor | None = None  # as bias.position, float32
+    time: Tensor | None = None  # as bias.time, float32
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: IntervalTable,
+    plans: Plans,
+    options: Options | None = None,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs [T, H, E] in q's dtype and log-sum-exp [H, T] float32 in nats (empty, [H, 0], for "silu").
+
+    plans are plan.plans(table, config), by default for config_of(...). A query that sees no key gives 0 and -inf.
+    """
+    options = options or Options()
+    config = config or config_of(q, v, table, options)
+    plan, tile = plans.forward, config.forward
+    check(q, k, v, table, plan, options, tile)
+    from nonet.attention.kernels.triton_forward import forward_kernel
+
+    out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+    silu = options.activation == "silu"
+    lse = torch.empty(q.shape[1], 0 if silu else len(q), dtype=torch.float32, device=q.device)
+    if len(plan.query.place) and q.shape[1]:
+        forward_kernel[(len(plan.query.place) * q.shape[1],)](
+            *(q, k, v, out, lse, options.sink),
+            *shared(q, k, table, plan.query, options),
+            *strides(q, k, v, out),
+            **constants(q, v, table, plan.query, options, tile),
+        )
+    return out, lse
+
+
+def config_of(q: Tensor, v: Tensor, table: IntervalTable, options: Options | None = None) -> Config:
+    """The shipped configuration for these inputs on their device."""
+    options = options or Options()
+    bias, silu = options.bias, options.activation == "silu"
+    rich = len(table.start) > PLAIN_SLOTS or table.column_start is not None or table.sees is not None
+    rich = rich or bias is not None or options.soft_cap is not None
+    capability = 80
+    if q.is_cuda:
+        major, minor = torch.cuda.get_device_capability(q.device)
+        capability = 10 * major + minor
+    return config_for(max(q.shape[2], v.shape[2]), q.dtype, capability, rich, silu)
+
+
+def check(
+    q: Tensor, k: Tensor, v: Tensor, table: IntervalTable, plan: Plan, options: Options, tile: Tile
+) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or q.shape[2] != k.shape[2] or k.shape[:2] != v.shape[:2]:
+        raise ConfigError(f"attention takes q [T, H, D], k [S, G, D] and v [S, G, E]; got {shapes}.")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ConfigError(f"q has {q.shape[1]} heads, k {k.shape[1]}; q's must be a multiple of k's.")
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError(
+            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must share float32, bfloat16 or float16."
+        )
+    if any(x.stride(-1) != 1 for x in (q, k, v) if x.numel()):
+        raise ConfigError(f"the last dimension of {shapes} must be contiguous. Call .contiguous() on it.")
+    if table.start.shape[1] != len(q):
+        raise ConfigError(f"the mask is made for {table.start.shape[1]} queries, there are {len(q)}.")
+    if (plan.block_q, plan.block_k) != (tile.block_q, tile.block_k):
+        raise ConfigError(
+            f"the plan has blocks {plan.block_q} x {plan.block_k}, the kernel {tile.block_q} x {tile.block_k}. "
+            "Make plans with plans(table, config)."
+        )
+    if options.activation not in ("softmax", "silu"):
+        raise ConfigError(f"activation is {options.activation!r}; it must be 'softmax' or 'silu'.")
+    if (options.scale is not None and not options.scale > 0) or (
+        options.soft_cap is not None and not options.soft_cap > 0
+    ):
+        raise ConfigError(f"scale {options.scale} and soft_cap {options.soft_cap} must be above 0.")
+    if options.sink is not None and (options.activation == "silu" or options.sink.shape != (q.shape[1],)):
+        raise ConfigError(
+            f"sink {tuple(options.sink.shape)} must be [{q.shape[1]}], a logit a head, and needs a softmax; "
+            f"activation is {options.activation!r}."
+        )
+    if options.bias is not None:
+        options.bias.check(q.shape[1], len(q), len(k))

@@ -1,0 +1,119 @@
+"""A launch's arguments, in the order in which every attention kernel declares them after its own tensors.
+
+All four kernels share one run of arguments (`shared`), their strides (`strides`) and constants (`constants`): a mask, a
+bias or a scale is turned into integers, floats and pointers here and nowhere else. None leaves a feature out of the
+compiled code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from nonet.attention.calls import RelativeBias
+from nonet.attention.masks import IntervalTable
+from nonet.attention.plans import Tile, Tiles
+
+# Shapes: T packed query tokens, H query heads, G key heads (H a multiple), D and E widths of q, k and of v.
+Arguments: TypeAlias = tuple[Any, ...]  # tensors, numbers, None
+_LOG2_E = 1.4426950408889634
+_MOST_REGISTERS = 255
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What is done with a product of query and key, beside the mask."""
+
+    scale: float | None = None  # 1 / sqrt(D) when left out; above 0
+    activation: str = "softmax"  # or "silu": silu(score) / scaling_length, no normalisation over keys
+    scaling_length: float | None = (
+        None  # for "silu"; pinned, so that a row's result doesn't depend on its batch
+    )
+    soft_cap: float | None = None  # score -> soft_cap * tanh(score / soft_cap), before the bias
+    sink: Tensor | None = None  # [H] a logit a head that takes weight and has no value
+    bias: RelativeBias | None = None
+
+
+def shared(q: Tensor, k: Tensor, table: IntervalTable, tiles: Tiles, options: Options) -> Arguments:
+    """Tiles, mask, bias, scales and counts: what stands between a kernel's own tensors and its strides."""
+    return (
+        *(tiles.place, tiles.spans, table.cu_q, table.cu_k),
+        *(table.start, table.stop, table.column_start, table.column_stop, table.sees, table.word),
+        *_bias(options.bias),
+        *_scales(q, options),
+        *_bias_sizes(options.bias),
+        *(len(q), q.shape[1], q.shape[1] // k.shape[1]),
+    )
+
+
+def strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Of tokens and heads, for each."""
+    return tuple(stride for x in tensors for stride in x.stride()[:2])
+
+
+def constants(
+    q: Tensor, v: Tensor, table: IntervalTable, tiles: Tiles, options: Options, tile: Tile
+) -> dict[str, Any]:
+    """What is compiled into a kernel, and how it is compiled."""
+    found: dict[str, Any] = {
+        "SLOTS": len(table.start),
+        "S": tiles.spans.shape[1],
+        "BM": tile.block_q,
+        "BN": tile.block_k,
+        "D": q.shape[2],
+        "E": v.shape[2],
+        "WD": power(q.shape[2]),
+        "WE": power(v.shape[2]),
+        "SILU": options.activation == "silu",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    return found | registers(q.dtype)
+
+
+def registers(dtype: torch.dtype) -> dict[str, int]:
+    """float32 takes all that a thread may have: left alone, ptxas spills a few for one more block on the chip."""
+    return {"maxnreg": _MOST_REGISTERS} if dtype == torch.float32 else {}
+
+
+def scale_of(q: Tensor, options: Options) -> float:
+    return q.shape[2] ** -0.5 if options.scale is None else options.scale
+
+
+def power(width: int) -> int:
+    """The power of two a width is padded to; a matrix instruction takes at least 16."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _bias(bias: RelativeBias | None) -> Arguments:
+    if bias is None:
+        return (None, None, None, None)
+    position = None if bias.position is None else bias.position.contiguous()
+    if bias.time is None:
+        return (position, None, None, None)
+    return (position, bias.time.contiguous(), bias.time_q, bias.time_k)
+
+
+def _scales(q: Tensor, options: Options) -> Arguments:
+    """inner, outer, silu and soft cap: a score is outer * f(inner * product); without cap and bias all is in outer."""
+    scale = scale_of(q, options)
+    last = 1.0 if options.activation == "silu" else _LOG2_E
+    length = 1.0 / (options.scaling_length or 1.0)
+    if options.soft_cap is not None:
+        return scale / options.soft_cap, last, length, options.soft_cap
+    if options.bias is not None and (options.bias.position is not None or options.bias.time is not None):
+        return scale, last, length, None
+    return 1.0, scale * last, length, None
+
+
+def _bias_sizes(bias: RelativeBias | None) -> Arguments:
+    """Strides of the tables' heads, reach of positions, buckets per doubling and in all."""
+    if bias is None:
+        return 0, 0, 1, 1.0, 1
+    position = 0 if bias.position is None or len(bias.position) == 1 else bias.position.shape[1]
+    time = 0 if bias.time is None or len(bias.time) == 1 else bias.time.shape[1]
+    reach = 1 if bias.position is None else (bias.position.shape[1] + 1) // 2
+    return position, time, reach, float(bias.steps), 1 if bias.time is None else bias.time.shape[1]

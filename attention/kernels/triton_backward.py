@@ -1,0 +1,263 @@
+"""The backward kernels: dQ by tile of queries, dK and dV by tile of keys. No atomics, so the same bits every run.
+
+Weights are computed again from the log-sum-exp, 7 matrix products where a fused kernel with atomics has 5. dQ runs first
+and leaves delta = sum(out * grad) - grad_lse for the other. All query heads of a key head are summed by one program.
+"""
+
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
+# (the code below is Triton's language: its constants, loops and tuples are not Python's, and its stubs change by version)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nonet.attention.kernels.triton_score import (
+    LOG2_E,
+    cap_slope,
+    dot,
+    level_of,
+    load_rows,
+    masked_block,
+    narrow,
+    scores,
+    sigmoid,
+    span_of,
+    store_rows,
+    tile_of,
+    visible,
+)
+
+# Shapes: BM queries and BN keys of a tile, WD and WE widths of q, k and of v as powers of two. Tuples: triton_score.py.
+_CHUNK = tl.constexpr(64)  # columns of out and grad that are multiplied at a time for delta
+_SLICE = tl.constexpr(32)  # columns of a wide float32 product that are multiplied at a time
+
+
+@triton.jit
+def slopes(
+    product, grad_weight, level, delta, seen, scales, bias, here, row, key,
+    SILU: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Weights of a tile, and the gradient of its scores before and behind the soft cap.
+
+    level, delta: log2-sum-exp and delta of the rows, shaped like row. For SiLU both are unused.
+    """
+    inner_scale, outer_scale, silu_scale, soft_cap = scales
+    score = scores(product, scales, bias, here, row, key)
+    if SILU:
+        score = score * outer_scale
+        gate = sigmoid(score)
+        weight = score * gate * silu_scale
+        grad = grad_weight * silu_scale * gate * (1.0 + score * (1.0 - gate))
+        if MASKED:
+            weight = tl.where(seen, weight, 0.0)
+            grad = tl.where(seen, grad, 0.0)
+    else:
+        weight = tl.exp2(score * outer_scale - level)
+        if MASKED:
+            weight = tl.where(seen, weight, 0.0)
+        grad = weight * (grad_weight - delta)
+    bent = grad
+    if soft_cap is not None:
+        bent = grad * cap_slope(product, inner_scale, soft_cap)
+    return weight, grad, bent
+
+
+@triton.jit
+def delta_of(
+    OUT, GRAD_OUT, first, rows, E, stride_o, stride_d, BM: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr
+):
+    """sum(out * grad) of each row [BM], a chunk of columns at a time: whole rows of both would not fit the registers."""
+    CHUNK: tl.constexpr = WE if WE < _CHUNK else _CHUNK
+    delta = tl.zeros([BM], tl.float32)
+    for at in tl.static_range(0, WE, CHUNK):
+        out = load_rows(OUT + at, first, rows, E - at, stride_o, True, BM, CHUNK, FULL)
+        grad = load_rows(GRAD_OUT + at, first, rows, E - at, stride_d, True, BM, CHUNK, FULL)
+        delta += tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    return delta
+
+
+@triton.jit
+def product_of(
+    A, a_first, a_rows, stride_a, B, b_first, b_rows, stride_b, width, MASKED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Rows of A by rows of B, a chunk of columns at a time.
+
+    float32 products hold a row of each operand in every thread's registers: 512 of them for width 256, half of which
+    spill. The barrier keeps the compiler from loading the next chunk's early.
+    """
+    CHUNK: tl.constexpr = WIDTH if WIDTH < _SLICE else _SLICE
+    acc = tl.zeros([BM, BN], tl.float32)
+    for at in tl.static_range(0, WIDTH, CHUNK):
+        a = load_rows(A + at, a_first, a_rows, width - at, stride_a, True, BM, CHUNK, FULL)
+        b = load_rows(B + at, b_first, b_rows, width - at, stride_b, MASKED, BN, CHUNK, FULL)
+        acc = dot(a, tl.trans(b), acc)
+        tl.debug_barrier()
+    return acc
+
+
+@triton.jit
+def dq_step(
+    q, grad_out, block, level, delta, acc, Q, GRAD_OUT, K, V, mask, bias, scales, here, first,
+    stride_q, stride_d, stride_k, stride_v, D, E, SLOTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr, SILU: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add one block of keys to dQ."""
+    _q_first, _k_first, rows, keys, _tokens, _head = here
+    row = first + tl.arange(0, BM)
+    key = block * BN + tl.arange(0, BN)
+    k = load_rows(K, block * BN, keys, D, stride_k, MASKED, BN, WD, FULL)
+    v = load_rows(V, block * BN, keys, E, stride_v, MASKED, BN, WE, FULL)
+    WIDE: tl.constexpr = (K.dtype.element_ty == tl.float32) and (WD + WE > 256)
+    if WIDE:
+        product = product_of(
+            Q, first, rows, stride_q, K, block * BN, keys, stride_k, D, MASKED, BM, BN, WD, FULL
+        )
+        grad_weight = product_of(
+            GRAD_OUT, first, rows, stride_d, V, block * BN, keys, stride_v, E, MASKED, BM, BN, WE, FULL
+        )
+    else:
+        product = dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32))
+        grad_weight = dot(grad_out, tl.trans(v), tl.zeros([BM, BN], tl.float32))
+    seen = True
+    if MASKED:
+        seen = visible(mask, here, row[:, None], key[None, :], SLOTS)
+    _weight, _grad, bent = slopes(
+        product, grad_weight, level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], key[None, :],
+        SILU, MASKED,
+    )  # fmt: skip
+    return dot(narrow(bent, k.dtype), k, acc)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def dq_kernel(
+    Q, K, V, OUT, GRAD_OUT, LSE, GRAD_LSE, DELTA, GRAD_Q, scale,
+    PLACE, SPANS, CU_Q, CU_K, START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
+    inner_scale, outer_scale, silu_scale, soft_cap, position_stride, time_stride, reach, steps, buckets,
+    tokens, heads, group, q_t, q_h, k_t, k_h, v_t, v_h, o_t, o_h, d_t, d_h, g_t, g_h,
+    SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Programs [tiles * heads]; writes GRAD_Q and, for softmax, DELTA [H, tokens]."""
+    tile, head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads)  # pyright: ignore[reportGeneralTypeIssues]
+    if sequence < 0:
+        return
+    q_first, k_first, rows, _keys, _tokens, _head = here
+    mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
+    bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
+    scales = (inner_scale, outer_scale, silu_scale, soft_cap)
+    first = number * BM
+    row = first + tl.arange(0, BM)
+    FULL: tl.constexpr = (D == WD) and (E == WE)
+    q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
+    Q += q_long * q_t + head * q_h
+    GRAD_OUT += q_long * d_t + head * d_h
+    q = load_rows(Q, first, rows, D, q_t, True, BM, WD, FULL)
+    level = tl.zeros([BM], tl.float32)
+    delta = tl.zeros([BM], tl.float32)
+    if not SILU:
+        line = head.to(tl.int64) * tokens + q_first + row
+        level = level_of(LSE, line, row < rows)
+        delta = delta_of(OUT + q_long * o_t + head * o_h, GRAD_OUT, first, rows, E, o_t, d_t, BM, WE, FULL)
+        if GRAD_LSE is not None:
+            delta -= tl.load(GRAD_LSE + line, mask=row < rows, other=0.0)
+        tl.store(DELTA + line, delta, mask=row < rows)
+    grad_out = load_rows(GRAD_OUT, first, rows, E, d_t, True, BM, WE, FULL)
+    K += k_long * k_t + (head // group) * k_h
+    V += k_long * v_t + (head // group) * v_h
+    acc = tl.zeros([BM, WD], tl.float32)
+    for span in range(used):
+        begin, inner, outer, end = span_of(SPANS, tile * S + span)
+        for turn in range(begin, end - (outer - inner)):
+            acc = dq_step(
+                q, grad_out, masked_block(turn, inner, outer), level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
+                scales, here, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, True,
+            )  # fmt: skip
+        for block in range(inner, outer):
+            acc = dq_step(
+                q, grad_out, block, level, delta, acc, Q, GRAD_OUT, K, V, mask, bias,
+                scales, here, first, q_t, d_t, k_t, v_t, D, E, SLOTS, BM, BN, WD, WE, FULL, SILU, False,
+            )  # fmt: skip
+    store_rows(GRAD_Q + q_long * g_t + head * g_h, acc * scale, row, rows, D, g_t, WD)
+
+
+@triton.jit
+def dkv_step(
+    k, v, block, grad_k, grad_v, Q, GRAD_OUT, LSE, DELTA, mask, bias, scales, here, key, stride_q, stride_d, D, E,
+    SLOTS: tl.constexpr, BM: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, FULL: tl.constexpr,
+    SILU: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add one block of queries to dK and dV; the score tile is [BN, BM] here."""
+    _q_first, _k_first, rows, _keys, _tokens, _head = here
+    row = block * BM + tl.arange(0, BM)
+    q = load_rows(Q, block * BM, rows, D, stride_q, MASKED, BM, WD, FULL)
+    grad_out = load_rows(GRAD_OUT, block * BM, rows, E, stride_d, MASKED, BM, WE, FULL)
+    product = dot(k, tl.trans(q), tl.zeros([k.shape[0], BM], tl.float32))
+    grad_weight = dot(v, tl.trans(grad_out), tl.zeros([k.shape[0], BM], tl.float32))
+    level = tl.zeros([BM], tl.float32)
+    delta = tl.zeros([BM], tl.float32)
+    seen = True
+    if MASKED:
+        if not SILU:
+            level = level_of(LSE, row, row < rows)
+            delta = tl.load(DELTA + row, mask=row < rows, other=0.0)
+        seen = visible(mask, here, row[None, :], key[:, None], SLOTS)
+    else:
+        if not SILU:
+            level = tl.load(LSE + row) * LOG2_E
+            delta = tl.load(DELTA + row)
+    weight, _grad, bent = slopes(
+        product, grad_weight, level[None, :], delta[None, :], seen, scales, bias, here, row[None, :], key[:, None],
+        SILU, MASKED,
+    )  # fmt: skip
+    grad_v = dot(narrow(weight, grad_out.dtype), grad_out, grad_v)
+    grad_k = dot(narrow(bent, q.dtype), q, grad_k)
+    return grad_k, grad_v
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def dkv_kernel(
+    Q, K, V, GRAD_OUT, LSE, DELTA, GRAD_K, GRAD_V, scale,
+    PLACE, SPANS, CU_Q, CU_K, START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
+    inner_scale, outer_scale, silu_scale, soft_cap, position_stride, time_stride, reach, steps, buckets,
+    tokens, heads, group, q_t, q_h, k_t, k_h, v_t, v_h, d_t, d_h, gk_t, gk_h, gv_t, gv_h,
+    SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Programs [tiles * key heads]; PLACE and SPANS are those of the key tiles."""
+    tile, key_head, sequence, number, used, here = tile_of(PLACE, CU_Q, CU_K, tokens, heads // group)  # pyright: ignore[reportGeneralTypeIssues]
+    if sequence < 0:
+        return
+    q_first, k_first, rows, keys, _tokens, _head = here
+    mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
+    bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
+    scales = (inner_scale, outer_scale, silu_scale, soft_cap)
+    first = number * BN
+    key = first + tl.arange(0, BN)
+    FULL: tl.constexpr = (D == WD) and (E == WE)
+    q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
+    k = load_rows(K + k_long * k_t + key_head * k_h, first, keys, D, k_t, True, BN, WD, FULL)
+    v = load_rows(V + k_long * v_t + key_head * v_h, first, keys, E, v_t, True, BN, WE, FULL)
+    grad_k = tl.zeros([BN, WD], tl.float32)
+    grad_v = tl.zeros([BN, WE], tl.float32)
+    for each in range(used * group):
+        head = key_head * group + each // used
+        here = (q_first, k_first, rows, keys, tokens, head)
+        q_head = Q + q_long * q_t + head * q_h
+        d_head = GRAD_OUT + q_long * d_t + head * d_h
+        lse_head = LSE + head.to(tl.int64) * tokens + q_first
+        delta_head = DELTA + head.to(tl.int64) * tokens + q_first
+        begin, inner, outer, end = span_of(SPANS, tile * S + each % used)
+        for turn in range(begin, end - (outer - inner)):
+            grad_k, grad_v = dkv_step(
+                k, v, masked_block(turn, inner, outer), grad_k, grad_v, q_head, d_head, lse_head, delta_head,
+                mask, bias, scales, here, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, True,
+            )  # fmt: skip
+        for block in range(inner, outer):
+            grad_k, grad_v = dkv_step(
+                k, v, block, grad_k, grad_v, q_head, d_head, lse_head, delta_head,
+                mask, bias, scales, here, key, q_t, d_t, D, E, SLOTS, BM, WD, WE, FULL, SILU, False,
+            )  # fmt: skip
+    store_rows(GRAD_K + k_long * gk_t + key_head * gk_h, grad_k * scale, key, keys, D, gk_t, WD)
+    store_rows(GRAD_V + k_long * gv_t + key_head * gv_h, grad_v, key, keys, E, gv_t, WE)

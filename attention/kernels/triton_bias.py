@@ -1,0 +1,114 @@
+"""The gradients of bias tables: a program owns one diagonal of tiles and adds them up in a fixed order. No atomics.
+
+A tile's scores are skewed so that pairs equally far apart stand in one column; times fall into few buckets a tile,
+which are summed one by one. Each program writes its own numbers, [2 BT] distances and the buckets, and torch adds them
+up in order: O(tokens) memory, two matrix products a tile beside the backward's seven.
+"""
+
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
+# (the code below is Triton's language: its constants, loops and tuples are not Python's, and its stubs change by version)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nonet.attention.kernels.triton_backward import slopes
+from nonet.attention.kernels.triton_score import dot, here_of, level_of, load_rows, time_buckets, visible
+
+# Shapes: BT queries and keys of a piece, BM and BN of the plan's tiles, W time buckets as a power of two.
+
+
+@triton.jit
+def touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
+    """Whether keys [low, high) meet any span of the tile."""
+    found = 0
+    for span in range(used):
+        begin = tl.load(SPANS + (tile * S + span) * 4) * BN
+        end = tl.load(SPANS + (tile * S + span) * 4 + 3) * BN
+        found = found | tl.where((low < end) & (high > begin), 1, 0)
+    return found
+
+
+@triton.jit
+def load_at(X, row, width, stride, WIDTH: tl.constexpr):
+    """Rows of the sequence at X, any that exist."""
+    column = tl.arange(0, WIDTH)[None, :]
+    return tl.load(X + row[:, None].to(tl.int64) * stride + column, mask=column < width, other=0.0)
+
+
+@triton.jit(do_not_specialize=["tokens", "tiles", "lowest"])
+def bias_kernel(
+    Q, K, V, GRAD_OUT, LSE, DELTA, PARTIAL, PARTIAL_TIME, tiles, lowest,
+    PLACE, SPANS, CU_Q, CU_K, START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD, POSITION, TIME, TIME_Q, TIME_K,
+    inner_scale, outer_scale, silu_scale, soft_cap, position_stride, time_stride, reach, steps, buckets,
+    tokens, heads, group, q_t, q_h, k_t, k_h, v_t, v_h, d_t, d_h,
+    SLOTS: tl.constexpr, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, WD: tl.constexpr, WE: tl.constexpr, SILU: tl.constexpr, W: tl.constexpr,
+    BT: tl.constexpr,
+):  # fmt: skip
+    """Programs (diagonal, head, split): for every split-th piece of BT queries the BT keys that stand lowest + diagonal
+    pieces behind it; a plan's tile of BM queries holds BM / BT pieces.
+    """
+    diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    mask = (START, STOP, COLUMN_START, COLUMN_STOP, SEES, WORD)
+    bias = (POSITION, TIME, TIME_Q, TIME_K, position_stride, time_stride, reach, steps, buckets)
+    scales = (inner_scale, outer_scale, silu_scale, soft_cap)
+    FULL: tl.constexpr = (D == WD) and (E == WE)
+    place = tl.arange(0, BT)
+    skew = (place[None, :] + place[:, None]) % BT
+    near = (place[None, :] + place[:, None]) < BT
+    upper = tl.zeros([BT], tl.float32)
+    lower = tl.zeros([BT], tl.float32)
+    by_time = tl.zeros([W], tl.float32)
+    for number in range(split, tiles * (BM // BT), tl.num_programs(2)):
+        tile = number // (BM // BT)
+        used = tl.load(PLACE + tile * 3 + 2)
+        here = here_of(CU_Q, CU_K, tl.maximum(tl.load(PLACE + tile * 3), 0), tokens, head)
+        q_first, k_first, rows, keys, _tokens, _head = here
+        start = tl.load(PLACE + tile * 3 + 1) * BM + number % (BM // BT) * BT
+        row = start + place
+        low = start + keys - rows + (lowest + diagonal) * BT
+        if touched(SPANS, tile, used, low, low + BT, S, BN) != 0:
+            key = low + place
+            real = row < rows
+            inside = (key >= 0) & (key < keys)
+            q_long, k_long = q_first.to(tl.int64), k_first.to(tl.int64)
+            q = load_rows(Q + q_long * q_t + head * q_h, start, rows, D, q_t, True, BT, WD, FULL)
+            grad_out = load_rows(
+                GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BT, WE, FULL
+            )
+            # Keys that are not there read the nearest that is; the mask drops them below.
+            held = tl.minimum(tl.maximum(key, 0), keys - 1)
+            k = load_at(K + k_long * k_t + (head // group) * k_h, held, D, k_t, WD)
+            v = load_at(V + k_long * v_t + (head // group) * v_h, held, E, v_t, WE)
+            level = tl.zeros([BT], tl.float32)
+            delta = tl.zeros([BT], tl.float32)
+            if not SILU:
+                at = head.to(tl.int64) * tokens + q_first + row
+                level = level_of(LSE, at, real)
+                delta = tl.load(DELTA + at, mask=real, other=0.0)
+            seen = inside[None, :] & visible(mask, here, row[:, None], held[None, :], SLOTS)
+            _weight, grad, _bent = slopes(
+                dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),
+                dot(grad_out, tl.trans(v), tl.zeros([BT, BT], tl.float32)),
+                level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], held[None, :], SILU, True,
+            )  # fmt: skip
+            if POSITION is not None:
+                skewed = tl.gather(grad, skew, 1)
+                upper += tl.sum(tl.where(near, skewed, 0.0), 0)
+                lower += tl.sum(tl.where(near, 0.0, skewed), 0)
+            if TIME is not None:
+                bucket = time_buckets(bias, here, row[:, None], held[None, :])
+                first = tl.min(tl.where(seen, bucket, W))
+                last = tl.max(tl.where(seen, bucket, -1))
+                for turn in range(first, last + 1):
+                    share = tl.sum(tl.where(bucket == turn, grad, 0.0))
+                    by_time += tl.where(tl.arange(0, W) == turn, share, 0.0)
+    program = (head * tl.num_programs(2) + split) * tl.num_programs(0) + diagonal
+    if POSITION is not None:
+        # Distances [diagonal - 1, diagonal + 1) tiles: the lower half, then the upper.
+        tl.store(PARTIAL + program * (2 * BT) + place, lower)
+        tl.store(PARTIAL + program * (2 * BT) + BT + place, upper)
+    if TIME is not None:
+        tl.store(PARTIAL_TIME + program * W + tl.arange(0, W), by_time)

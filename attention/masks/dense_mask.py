@@ -1,0 +1,123 @@
+"""Dense views of a table: the bool matrix it stands for (the oracle of every test), its FlexAttention twin, its work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nonet.attention.masks.interval_table import IntervalTable
+
+# Shapes: T packed query tokens, S packed key tokens, K slots, Q queries and N keys of a block.
+_FLEX_BLOCK = 128
+
+
+def visible(
+    table: IntervalTable, query: Tensor, key: Tensor, row: Tensor, place: Tensor, slots: Any = slice(None)
+) -> Tensor:
+    """[Q, N] bool of one sequence's packed tokens `query` [Q] and `key` [N], which stand at `row` and `place` in it."""
+    start_KQ1, stop_KQ1 = table.start[slots][:, query, None], table.stop[slots][:, query, None]
+    seen = ((place >= start_KQ1) & (place < stop_KQ1)).any(0)
+    if table.column_start is not None and table.column_stop is not None:
+        seen &= (row[:, None] >= table.column_start[key]) & (row[:, None] < table.column_stop[key])
+    if table.sees is not None and table.word is not None:
+        seen &= (table.sees[query, None] & table.word[key]) != 0
+    return seen
+
+
+def to_dense(table: IntervalTable) -> Tensor:
+    """[T, S] bool over the packed batch, false between sequences."""
+    device = table.start.device
+    out = torch.zeros(table.start.shape[1], int(table.cu_k[-1]), dtype=torch.bool, device=device)
+    cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
+    for b in range(len(cu_q) - 1):
+        row, place = (torch.arange(cu[b + 1] - cu[b], device=device) for cu in (cu_q, cu_k))
+        out[cu_q[b] : cu_q[b + 1], cu_k[b] : cu_k[b + 1]] = visible(
+            table, row + cu_q[b], place + cu_k[b], row, place
+        )
+    return out
+
+
+def visible_pairs(table: IntervalTable) -> int:
+    """Number of (query, key) pairs that attend."""
+    if table.column_start is None and table.sees is None:
+        return int((table.stop - table.start).clamp_min(0).sum(dtype=torch.int64))
+    pairs = 0
+    cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
+    for b in range(len(cu_q) - 1):
+        place = torch.arange(cu_k[b + 1] - cu_k[b], device=table.start.device)
+        size = max(1, (1 << 22) // max(len(place), 1))
+        for first in range(0, cu_q[b + 1] - cu_q[b], size):
+            row = torch.arange(first, min(first + size, cu_q[b + 1] - cu_q[b]), device=table.start.device)
+            pairs += int(visible(table, row + cu_q[b], place + cu_k[b], row, place).sum())
+    return pairs
+
+
+def to_flex(table: IntervalTable) -> Any:
+    """FlexAttention's BlockMask over the packed batch (B and H broadcast)."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(
+        flex_mod(table),
+        None,
+        None,
+        table.start.shape[1],
+        int(table.cu_k[-1]),
+        device=str(table.start.device),
+    )
+
+
+def flex_mod(table: IntervalTable) -> Any:
+    """A mask_mod(b, h, q, k) of packed tokens."""
+    return mod_of(flex_tensors(table))
+
+
+def flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
+    """What the mask_mod reads, padded to whole blocks, where it may be asked; copy another batch's into them to reuse it."""
+    tokens_q, tokens_k = (
+        table.start.shape[1],
+        len(table.word) if table.word is not None else int(table.cu_k[-1]),
+    )
+    sequence_q, row = _places(table.cu_q, tokens_q)
+    sequence_k, place = _places(table.cu_k, tokens_k)
+    found = {
+        "start": table.start,
+        "stop": table.stop,
+        "sequence_q": sequence_q + 1,
+        "sequence_k": sequence_k + 2,
+    }
+    found |= {"row": row, "place": place}
+    if table.column_start is not None and table.column_stop is not None:
+        found |= {"column_start": table.column_start, "column_stop": table.column_stop}
+    if table.sees is not None and table.word is not None:
+        found |= {"sees": table.sees, "word": table.word}
+    return {name: pad(x, (0, -x.shape[-1] % _FLEX_BLOCK + _FLEX_BLOCK)) for name, x in found.items()}
+
+
+def mod_of(t: dict[str, Tensor]) -> Any:
+    """The mask_mod over these tensors; sequences are counted from 1 for queries and from 2 for keys, 0 being padding."""
+    start, stop, place = t["start"], t["stop"], t["place"]
+    sequence_q, sequence_k, row = t["sequence_q"], t["sequence_k"], t["row"]
+    columns = (t["column_start"], t["column_stop"]) if "column_start" in t else None
+    words = (t["sees"], t["word"]) if "sees" in t else None
+
+    def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen = (place[k] >= start[0][q]) & (place[k] < stop[0][q])
+        for j in range(1, len(start)):
+            seen = seen | ((place[k] >= start[j][q]) & (place[k] < stop[j][q]))
+        seen = seen & (sequence_q[q] + 1 == sequence_k[k])
+        if columns is not None:
+            seen = seen & (row[q] >= columns[0][k]) & (row[q] < columns[1][k])
+        if words is not None:
+            seen = seen & ((words[0][q] & words[1][k]) != 0)
+        return seen
+
+    return mod
+
+
+def _places(cuts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    token = torch.arange(tokens, device=cuts.device)
+    sequence = torch.searchsorted(cuts[1:].contiguous(), token.to(cuts.dtype), right=True)
+    return sequence, token - cuts[sequence]

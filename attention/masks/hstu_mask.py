@@ -1,0 +1,72 @@
+"""Hstu and TargetGroups: masks of rows [contextual | history | targets], exactly two slots: history, and own.
+
+The whole family of Meta's HSTU (targets, contextual prefix, max attention length, min full length) is two row intervals,
+equal to `_get_valid_attn_mask` of generative-recommenders for every parameter (tests/attention/masks/test_mask.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention.masks.packed import Packed, PerSequence, Rows
+
+# Shapes: T packed query tokens; p the query's place, n the keys of its sequence, h = n - targets.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hstu:
+    """Meta's definition by ids: id = min(max(p - c + 1, 0), top) with top = n - c + 1 - targets (p and n - targets where
+    c = 0). A query sees itself and the keys of lower id, at most `length` ids below it unless its id >= top - full;
+    a contextual query (id 0) sees every key below top. Contextual keys fall out of the window like any other.
+    """
+
+    targets: PerSequence
+    contextual: PerSequence
+    length: int
+    full: int
+
+    def rows(self, at: Packed) -> Rows:
+        p, n = at.place_T, at.keys_T
+        h = n - at.by_query(self.targets, "targets")
+        c = at.by_query(self.contextual, "contextual")
+        # Where targets reach into the contextual prefix every id is `top`, and a query sees itself alone.
+        alone = torch.as_tensor((c > h) & (c > 0) if isinstance(c, Tensor) else (h < c) & (c > 0))
+        start, stop = self._window(p, h, c), torch.minimum(p + 1, h)
+        contextual = p < c
+        start, stop = start.masked_fill(contextual, 0), torch.where(contextual, h, stop)
+        start, stop = torch.where(alone, p, start), torch.where(alone, p + 1, stop)
+        if isinstance(self.targets, int) and self.targets == 0:
+            return Rows(((start, stop),))
+        own = (p >= h) & ~alone
+        return Rows(((start, stop), (p, torch.where(own, p + 1, p))))
+
+    def _window(self, p: Tensor, h: Tensor, c: Any) -> Tensor:
+        """First history key [T] within `length` ids."""
+        if self.length <= 0:
+            return torch.zeros_like(p)
+        shift = (c - 1).clamp_min(0) if isinstance(c, Tensor) else max(c - 1, 0)  # id = place - shift
+        lowest = torch.minimum(p, h) - shift - self.length
+        start = torch.where(lowest <= 0, 0, lowest + shift)
+        if self.full > 0:
+            start = start.masked_fill(torch.minimum(p, h) >= h - self.full, 0)
+        return start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetGroups:
+    """History is causal; a target sees the history and, of its own group of `size` targets, itself and those before."""
+
+    targets: PerSequence
+    size: int
+
+    def rows(self, at: Packed) -> Rows:
+        p = at.place_T
+        h = at.keys_T - at.by_query(self.targets, "targets")
+        group = h + (p - h) // self.size * self.size
+        return Rows(
+            ((torch.zeros_like(p), torch.minimum(p + 1, h)), (group, torch.where(p >= h, p + 1, group)))
+        )

@@ -1,0 +1,5 @@
+"""Tile plans: which blocks of keys a block of queries reads, and how."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

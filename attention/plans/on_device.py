@@ -1,0 +1,77 @@
+"""Launches of the plan's kernels: a batch's plan made where its mask is, from upper bounds that need no word to the host.
+
+About 30 launches, all of fixed shape: a plan can be part of a CUDA graph, and a hundred ragged batches compile nothing.
+"""
+
+from __future__ import annotations
+
+from nonet.attention.masks import IntervalTable
+from nonet.attention.plans.runs import MOST_RUNS
+from nonet.attention.plans.tile_plan import Plan, Tiles, by_work, most_tiles, tile_base
+from nonet.attention.plans.triton_plan import key_kernel, query_kernel, summary_kernel
+
+
+def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> Plan:
+    """plan() by kernels; the table's tensors and the plan live on the same device."""
+    sequences = len(table.cu_q) - 1
+    queries = most_tiles(table.start.shape[1], sequences, block_q)
+    keys = most_tiles(_keys(table), sequences, block_k)
+    base_q, base_k = tile_base(table.cu_q, block_q), tile_base(table.cu_k, block_k)
+    refined = table.column_start is not None or table.sees is not None
+    spans = MOST_RUNS if refined else len(table.start)
+    new = table.start.new_zeros
+    query = Tiles(new(queries, 3), new(queries, spans, 4))
+    key = Tiles(new(keys, 3), new(keys, MOST_RUNS, 4))
+    rows, turns = new(queries), sequences.bit_length() + 1
+    summary = new(keys, 8) if refined else None
+    if summary is not None and keys:
+        summary_kernel[(keys,)](
+            *(summary, base_k, table.cu_k, table.column_start, table.column_stop, table.word),
+            *(sequences, turns),
+            BN=block_k,  # pyright: ignore[reportArgumentType]
+        )
+    if queries:
+        query_kernel[(queries,)](
+            *(
+                query.place,
+                query.spans,
+                rows,
+                base_q,
+                base_k,
+                table.cu_q,
+                table.start,
+                table.stop,
+                table.sees,
+            ),
+            *(summary, new(queries, 16) if refined else None, sequences, turns, table.start.shape[1]),
+            K=len(table.start),
+            S=spans,
+            BM=block_q,
+            BN=block_k,
+            COLUMNS=table.column_start is not None,
+            num_warps=1,  # pyright: ignore[reportCallIssue]
+        )
+    if keys:
+        key_kernel[(keys,)](
+            *(key.place, key.spans, base_k, base_q, query.place, query.spans, rows, sequences, turns),
+            S=spans,
+            R=MOST_RUNS,
+            BM=block_q,
+            num_warps=1,  # pyright: ignore[reportCallIssue]
+        )
+    return Plan(
+        block_q,
+        block_k,
+        by_work(query.place[:, :2], query.spans),
+        by_work(key.place[:, :2], key.spans),
+    )
+
+
+def _keys(table: IntervalTable) -> int:
+    """Packed keys there can be, without asking the device."""
+    for column in (table.column_start, table.word):
+        if column is not None:
+            return len(column)
+    if table.cu_k is table.cu_q:
+        return table.start.shape[1]
+    return table.max_k * (len(table.cu_k) - 1)

@@ -1,0 +1,110 @@
+"""Shipped tile configurations: block sizes, warps and pipeline stages by device class, width and dtype.
+
+Each was chosen from what the compiler says offline (spills, shared memory, matrix instructions), not from times, and
+tests/attention/kernels/test_offline.py compiles them for sm_80, sm_90 and sm_100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from nonet.errors import ConfigError
+
+WIDEST = 256
+PLAIN_SLOTS = 2  # a mask of more takes the tiles of rich kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One kernel's tile and how it is compiled."""
+
+    block_q: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The kernels of one device class, width and dtype."""
+
+    forward: Tile
+    dq: Tile
+    dkv: Tile
+    piece: int = 64  # queries and keys of the bias kernel's square pieces, at most dQ's tile
+
+
+def config_for(
+    width: int, dtype: torch.dtype, capability: int, rich: bool = False, silu: bool = False
+) -> Config:
+    """The configuration of the wider of q's and v's head width; capability 80, 90 or 100, the nearest below is used.
+
+    rich: whatever takes registers beside the plain mask: more than two slots, columns, classes, a soft cap, a bias.
+    silu: the activation, instead of softmax.
+    """
+    if not 1 <= width <= WIDEST:
+        raise ConfigError(f"attention heads are {width} wide; the kernels take 1 to {WIDEST}.")
+    wide = next(w for w in WIDTHS if width <= w)
+    half = dtype in (torch.bfloat16, torch.float16)
+    chip = max((c for c in CHIPS if c <= capability), default=CHIPS[0])
+    rows = (_HALF_RICH if rich else _HALF) if half else _SINGLE
+    forward, dq, dkv = rows[chip, wide]
+    if silu and half and not rich:
+        forward = _SILU_FORWARD.get((chip, wide), forward)
+    if silu and half and rich:
+        dkv = _SILU_DKV.get((chip, wide), dkv)
+    piece = 16 if wide > 128 else 64 if chip == 90 else 32  # wgmma takes 64 rows
+    return Config(Tile(*forward), Tile(*dq), Tile(*dkv), min(piece, dq[0]))
+
+
+CHIPS, WIDTHS = (80, 90, 100), (32, 64, 128, 256)
+_Row = tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int, int, int]]
+
+# Queries, keys, warps, stages; of forward, dQ, and dK with dV.
+_HALF: dict[tuple[int, int], _Row] = {
+    (80, 32): ((128, 128, 8, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
+    (80, 64): ((128, 64, 8, 3), (128, 64, 8, 2), (32, 128, 8, 2)),
+    (80, 128): ((64, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 2)),
+    (80, 256): ((32, 32, 4, 2), (32, 64, 8, 1), (32, 32, 8, 2)),
+    (90, 32): ((128, 128, 8, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
+    (90, 64): ((128, 128, 8, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
+    (90, 128): ((128, 128, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2)),
+    (90, 256): ((128, 32, 8, 2), (128, 32, 8, 2), (16, 64, 8, 2)),
+    (100, 32): ((128, 128, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2)),
+    (100, 64): ((128, 128, 8, 3), (128, 64, 8, 2), (64, 128, 8, 1)),
+    (100, 128): ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 8, 1)),
+    (100, 256): ((32, 32, 4, 1), (64, 32, 8, 1), (32, 32, 8, 1)),
+}
+# Where SiLU would spill in softmax's tile.
+_SILU_DKV = {(90, 256): (16, 32, 8, 1), (100, 256): (16, 32, 8, 1)}
+_SILU_FORWARD = {(90, 128): (128, 64, 8, 3), (100, 64): (128, 64, 8, 2)}
+_HALF_RICH: dict[tuple[int, int], _Row] = {
+    (80, 32): ((128, 32, 8, 2), (128, 32, 8, 2), (32, 64, 4, 2)),
+    (80, 64): ((128, 64, 8, 2), (128, 32, 8, 2), (32, 32, 8, 2)),
+    (80, 128): ((32, 32, 8, 1), (32, 64, 8, 1), (32, 64, 8, 2)),
+    (80, 256): ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+    (90, 32): ((128, 32, 8, 2), (128, 32, 8, 2), (32, 128, 8, 2)),
+    (90, 64): ((128, 64, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2)),
+    (90, 128): ((64, 32, 8, 2), (64, 32, 8, 2), (16, 64, 8, 2)),
+    (90, 256): ((64, 16, 8, 1), (64, 16, 8, 2), (32, 32, 8, 1)),
+    (100, 32): ((128, 32, 8, 2), (128, 32, 8, 2), (32, 64, 8, 2)),
+    (100, 64): ((128, 32, 8, 2), (128, 32, 8, 2), (32, 64, 8, 2)),
+    (100, 128): ((64, 32, 8, 2), (32, 32, 8, 1), (32, 64, 8, 1)),
+    (100, 256): ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+}
+_SINGLE: dict[tuple[int, int], _Row] = {
+    (80, 32): ((64, 32, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2)),
+    (80, 64): ((64, 32, 8, 2), (32, 32, 8, 2), (32, 64, 8, 1)),
+    (80, 128): ((64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 8, 1)),
+    (80, 256): ((16, 16, 8, 1), (16, 32, 16, 1), (16, 16, 8, 1)),
+    (90, 32): ((64, 32, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2)),
+    (90, 64): ((32, 32, 4, 2), (16, 16, 4, 2), (32, 32, 8, 1)),
+    (90, 128): ((32, 32, 8, 2), (16, 16, 8, 1), (32, 32, 8, 2)),
+    (90, 256): ((16, 16, 8, 1), (16, 32, 16, 1), (32, 32, 8, 1)),
+    (100, 32): ((64, 32, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2)),
+    (100, 64): ((32, 32, 8, 2), (32, 32, 8, 2), (32, 32, 8, 1)),
+    (100, 128): ((32, 32, 8, 2), (16, 16, 8, 1), (32, 32, 8, 1)),
+    (100, 256): ((16, 16, 8, 1), (16, 32, 16, 1), (16, 16, 8, 1)),
+}

@@ -1,0 +1,185 @@
+"""Buckets: short sequences of like length in one padded call of torch's fused attention, forward and backward.
+
+A batch of 20 windows of 2 to 51 events is one to three calls instead of 20. Padding never reaches the result: padded
+keys are masked, padded rows are not read back. Masks are at most 256 x 256 a sequence, so memory stays O(N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention.masks import IntervalTable
+
+# Shapes: T packed query tokens, S packed key tokens, H heads, D width, B sequences of a bucket, Q and N the longest
+# query and key run in it, K slots, t the bucket's query tokens.
+_FEW = 4  # a bucket of fewer sequences costs more in calls than it saves in padding
+_BLIND = 1e30  # the log-sum-exp of a row that sees nothing, in the backward: every weight is 0
+_MOST = 1 << 23  # padded scores of a call, over all heads: 32 MB
+
+_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """Where a bucket's tokens lie: packed [t], in the padded layout [t], and its longest run."""
+
+    token: Tensor
+    slot: Tensor
+    filler: Tensor  # [B * longest] the packed token of each padded slot: behind a sequence its last
+    longest: int
+    whole: bool  # every token of the batch, in order
+
+    def padded(self, x_THD: Tensor, sequences: int) -> Tensor:
+        """[B, H, longest, D]; behind each sequence its last token again, whose weights cannot overflow."""
+        return self._shaped(x_THD.index_select(0, self.filler), sequences)
+
+    def zero_padded(self, x_THD: Tensor, sequences: int) -> Tensor:
+        """[B, H, longest, D], zeros behind each sequence."""
+        part = x_THD if self.whole else x_THD.index_select(0, self.token)
+        flat = x_THD.new_zeros(sequences * self.longest, *x_THD.shape[1:])
+        return self._shaped(flat.index_copy_(0, self.slot, part), sequences)
+
+    def packed(self, x_BHQD: Tensor) -> Tensor:
+        """[t, H, D] of the padded."""
+        return x_BHQD.transpose(1, 2).reshape(-1, x_BHQD.shape[1], x_BHQD.shape[3]).index_select(0, self.slot)
+
+    def _shaped(self, flat: Tensor, sequences: int) -> Tensor:
+        return flat.view(sequences, self.longest, *flat.shape[1:]).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Sequences that share a call; `causal` and no `hidden`: the kernel's own causal mask does."""
+
+    sequences: int
+    query: Side
+    key: Side
+    causal: bool
+    hidden: Tensor | None  # [B, 1, Q, N], -inf where a query does not see, 0 where it does, and in blind rows
+    blind: Tensor | None  # [t] rows that see nothing
+
+
+def layout(
+    n_q: list[int], n_k: list[int], cu_q: Tensor, cu_k: Tensor, chosen: list[int], form: str,
+    table: IntervalTable | None, heads: int,
+) -> list[Bucket]:  # fmt: skip
+    """Buckets of the chosen sequences."""
+    return [
+        _bucket(torch.tensor(index, device=cu_q.device), cu_q, cu_k, form, table)
+        for index in grouped(n_q, n_k, chosen, heads, _MOST)
+    ]
+
+
+def grouped(n_q: list[int], n_k: list[int], chosen: list[int], heads: int, most: int) -> Iterator[list[int]]:
+    """Sequences that share a call of at most `most` scores, in their packed order; a bucket ends where lengths have
+    halved, or it is full."""
+    order = [b for b in sorted(chosen, key=lambda b: (-n_k[b], -n_q[b])) if n_q[b] and n_k[b]]
+    begin = 0
+    for at in range(1, len(order) + 1):
+        rest = len(order) - at
+        halved = rest >= _FEW and at - begin >= _FEW and 2 * n_k[order[at]] <= n_k[order[begin]]
+        full = heads * (at - begin + 1) * n_k[order[begin]] * max(n_q[b] for b in order[begin:at]) > most
+        if rest == 0 or halved or full:
+            yield sorted(order[begin:at])
+            begin = at
+
+
+def _bucket(index_B: Tensor, cu_q: Tensor, cu_k: Tensor, form: str, table: IntervalTable | None) -> Bucket:
+    same = cu_k is cu_q
+    cuts_q, cuts_k = cu_q.long(), cu_k.long()
+    query = side(cuts_q, index_B)
+    key = query if same else side(cuts_k, index_B)
+    if form == "causal" and same:
+        return Bucket(len(index_B), query, key, True, None, None)
+    seen_BQN = seen_by(index_B, cuts_q, cuts_k, query.longest, key.longest, table)
+    blind_BQ = ~seen_BQN.any(-1)
+    blind_t = blind_BQ.flatten()[query.slot]
+    hidden = torch.zeros(seen_BQN.shape, device=seen_BQN.device)
+    hidden = hidden.masked_fill_(~(seen_BQN | blind_BQ[..., None]), -torch.inf)
+    return Bucket(len(index_B), query, key, False, hidden[:, None], blind_t if bool(blind_t.any()) else None)
+
+
+def side(cuts: Tensor, index_B: Tensor) -> Side:
+    """The tokens of some sequences."""
+    start_B, length_B = cuts[index_B], cuts.diff()[index_B]
+    longest = int(length_B.max())
+    place_BQ = torch.arange(longest, device=cuts.device).expand(len(index_B), longest)
+    slot = (place_BQ < length_B[:, None]).flatten().nonzero().squeeze(1)
+    filler = (start_B[:, None] + torch.minimum(place_BQ, length_B[:, None] - 1)).flatten()
+    token = filler[slot]
+    return Side(token, slot, filler, longest, len(token) == int(cuts[-1]))
+
+
+def seen_by(
+    index_B: Tensor, cuts_q: Tensor, cuts_k: Tensor, rows: int, keys: int, table: IntervalTable | None
+) -> Tensor:
+    """[B, Q, N] bool; false in padding."""
+    row_Q1 = torch.arange(rows, device=index_B.device)[:, None]
+    key_N = torch.arange(keys, device=index_B.device)
+    n_q, n_k = cuts_q.diff()[index_B], cuts_k.diff()[index_B]
+    inside = (row_Q1 < n_q[:, None, None]) & (key_N < n_k[:, None, None])
+    if table is None:
+        return inside
+    token_BQ = (cuts_q[index_B][:, None] + row_Q1[:, 0]).clamp_max(table.start.shape[1] - 1)
+    seen = (
+        (key_N >= table.start[:, token_BQ][..., None]) & (key_N < table.stop[:, token_BQ][..., None])
+    ).any(0) & inside
+    token_BN = (cuts_k[index_B][:, None] + key_N).clamp_max(int(cuts_k[-1]) - 1)
+    if table.column_start is not None and table.column_stop is not None:
+        seen &= (row_Q1 >= table.column_start[token_BN][:, None]) & (
+            row_Q1 < table.column_stop[token_BN][:, None]
+        )
+    if table.sees is not None and table.word is not None:
+        seen &= (table.sees[token_BQ][..., None] & table.word[token_BN][:, None]) != 0
+    return seen
+
+
+def forward(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs [t, H, D] and log-sum-exp [t, H] of the bucket's query tokens."""
+    hidden = None if bucket.hidden is None else bucket.hidden.to(q.dtype)
+    out_BHQD, lse_BHQ = _flash(
+        bucket.query.padded(q, bucket.sequences),
+        bucket.key.padded(k, bucket.sequences),
+        bucket.key.padded(v, bucket.sequences),
+        0.0,
+        bucket.causal,
+        attn_mask=hidden,
+        scale=scale,
+    )
+    out, lse = bucket.query.packed(out_BHQD), bucket.query.packed(lse_BHQ[..., None])[..., 0]
+    if bucket.blind is not None:
+        out.masked_fill_(bucket.blind[:, None, None], 0.0)
+        lse.masked_fill_(bucket.blind[:, None], -torch.inf)
+    return out, lse
+
+
+def backward(
+    bucket: Bucket, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients [t, H, D] of the bucket's query tokens, and of its key tokens, in lse's type; of blind rows 0."""
+    grad, q, k, v, out = (
+        x.to(lse.dtype) for x in (grad, q, k, v, out)
+    )  # half precision is slower at these lengths
+    hidden = None if bucket.hidden is None else bucket.hidden.to(q.dtype)
+    n = bucket.sequences
+    if bucket.blind is not None:
+        lse = lse.index_fill(0, bucket.query.token[bucket.blind], _BLIND)
+    grads = _flash_backward(
+        bucket.query.zero_padded(grad, n),
+        bucket.query.padded(q, n),
+        bucket.key.padded(k, n),
+        bucket.key.padded(v, n),
+        bucket.query.padded(out, n),
+        bucket.query.padded(lse[..., None], n)[..., 0],
+        0.0,
+        bucket.causal,
+        attn_mask=hidden,
+        scale=scale,
+    )
+    return bucket.query.packed(grads[0]), bucket.key.packed(grads[1]), bucket.key.packed(grads[2])

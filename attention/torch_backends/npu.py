@@ -1,0 +1,98 @@
+"""uni_attention on Ascend through torch_npu's fused attention, one sequence a call. Never run on Ascend.
+
+Written from torch_npu's documentation and tested against a stand-in of it on a CPU. Causal sequences use its compressed
+triangle, all others a bool mask of one sequence, so no mask is larger than the longest sequence squared. The backward
+computes a sequence again and lets torch_npu differentiate it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention.calls import Call
+from nonet.attention.masks import visible
+from nonet.errors import ConfigError
+
+# Shapes: T packed query tokens, S packed key tokens, H query heads, D width; n queries and m keys of a sequence.
+DEVICE = "npu"
+_TRIANGLE = 2048  # side of the compressed causal mask that sparse_mode 3 wants
+_WHOLE, _BOTTOM_RIGHT = 0, 3  # sparse modes: a mask of the whole sequence, causal aligned at the newest key
+
+
+def available(q: Tensor, v: Tensor, call: Call) -> bool:
+    """Whether the fused kernel speaks this call; what it doesn't is for the chunked reference."""
+    return (
+        q.device.type == DEVICE
+        and call.plain
+        and call.sink is None
+        and q.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and q.shape[-1] == v.shape[-1]
+    )
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Output [T, H, D] and log-sum-exp [T, H] float32."""
+    out = torch.zeros_like(q)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+    for rows, keys, options, blind in _sequences(call, len(q), len(k)):
+        part, part_lse = _fused(q[rows], k[keys], v[keys], call.scale, options)
+        out[rows] = part.masked_fill(blind[:, None, None], 0.0)
+        lse[rows] = part_lse.masked_fill(blind[:, None], -torch.inf)
+    return out, lse
+
+
+def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[Tensor | None]:
+    """Gradients of q, k and v, and None of the sink and tables that this backend does not take."""
+    sums = [torch.zeros_like(x) for x in (q, k, v)]
+    for rows, keys, options, blind in _sequences(call, len(q), len(k)):
+        index = (rows, keys, keys)
+        leaves = [x[i].detach().requires_grad_() for x, i in zip((q, k, v), index, strict=True)]
+        with torch.enable_grad():
+            part, _ = _fused(leaves[0], leaves[1], leaves[2], call.scale, options)
+            found = torch.autograd.grad(part, leaves, grad[rows].masked_fill(blind[:, None, None], 0.0))
+        for whole, i, one in zip(sums, index, found, strict=True):
+            whole[i] = one
+    return [*sums, None, None, None]
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """One sequence: output [n, H, D] and log-sum-exp [n, H], from the kernel's row maxima and sums [1, H, n, 8]."""
+    try:
+        import torch_npu  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise ConfigError(
+            f"attention on an Ascend device needs torch_npu ({error}); pip install 'nonet[npu]'."
+        ) from error
+    batched = (x.transpose(0, 1)[None] for x in (q, k, v))
+    found = torch_npu.npu_fusion_attention(*batched, q.shape[1], "BNSD", scale=scale, **options)
+    lse_HN = found[1][0, :, :, 0] + found[2][0, :, :, 0].log()
+    return found[0][0].transpose(0, 1), lse_HN.T
+
+
+def _sequences(
+    call: Call, tokens_q: int, tokens_k: int
+) -> Iterator[tuple[slice, slice, dict[str, Any], Tensor]]:
+    """Rows, keys, mask options and blind rows [n] of every sequence that has both; a set mask bit hides the key."""
+    table = call.whole_table(tokens_q, tokens_k)
+    cu_q, cu_k, device = table.cu_q.tolist(), table.cu_k.tolist(), table.start.device
+    triangle = None
+    for b in range(len(cu_q) - 1):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        row, place = (torch.arange(s.stop - s.start, device=device) for s in (rows, keys))
+        if not len(row) or not len(place):
+            continue
+        if call.form != "table":
+            none = torch.zeros(len(row), dtype=torch.bool, device=device)
+            if call.form == "causal" and triangle is None:
+                triangle = torch.ones(_TRIANGLE, _TRIANGLE, dtype=torch.bool, device=device).triu(1)
+            options = {"atten_mask": triangle, "sparse_mode": _BOTTOM_RIGHT} if call.form == "causal" else {}
+            yield rows, keys, options, none
+            continue
+        seen = visible(table, row + rows.start, place + keys.start, row, place)
+        blind = ~seen.any(1)
+        hidden = ~(seen | blind[:, None])  # a row that sees nothing must not divide by zero
+        yield rows, keys, {"atten_mask": hidden, "sparse_mode": _WHOLE}, blind

@@ -1,0 +1,158 @@
+"""Pieces: a mask cut into what a fused kernel without masks can do: whole rectangles, squares' triangles, single keys.
+
+Rows whose interval ends stand still or move by one key a row form one piece; the rest is computed in blocks of rows over the
+hull of their keys, with a mask of that block only. So candidate isolation is a causal square, a rectangle and a diagonal,
+and nothing of size N x N exists. Pieces of a row are disjoint and merged by log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nonet.attention.masks import IntervalTable
+
+# Shapes: T packed query tokens, K slots. Rows and keys below are packed tokens.
+_REGULAR = 32  # rows from which a call of its own costs less than a mask
+_BLOCK = 128  # rows of a masked block
+_BAND = 64  # keys of a window from which its triangles are worth calls of their own
+_STILL, _GROWING, _MOVING, _SHRINKING = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [q0, q1) over keys [k0, k1): "dense"; of a square "causal" (row i its first i + 1 keys) or "anti" (all but its
+    first i); "self" (row i its i-th key); "masked" (by `slots`).
+    """
+
+    kind: str
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+    sequence: int
+    slots: tuple[int, ...] = ()
+    first: bool = False  # no earlier piece has these rows
+
+
+def pieces_of(table: IntervalTable, sequences: list[int]) -> list[Piece]:
+    """The pieces of these sequences, those of a sequence together."""
+    cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
+    start, stop = table.start.cpu().numpy(), table.stop.cpu().numpy()
+    refined = table.column_start is not None or table.sees is not None
+    out: list[Piece] = []
+    for b in sequences:
+        rows = slice(cu_q[b], cu_q[b + 1])
+        loose: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        found: list[Piece] = []
+        for slot in range(len(start)):
+            s, e = start[slot, rows], stop[slot, rows]
+            for kind, first, last in [(None, 0, len(s))] if refined else _regular(s, e):
+                found += _cut(kind, s, e, first, last, (cu_q[b], cu_k[b], b, slot), loose)
+        found += _masked(loose, cu_q[b], cu_k[b], b)
+        out += _marked(found, cu_q[b], cu_q[b + 1])
+    return out
+
+
+def _regular(s: Any, e: Any) -> list[tuple[int | None, int, int]]:
+    """(kind, first, last) of consecutive rows of one kind, and (None, first, last) of what lies between."""
+    empty = s >= e
+    s, e = np.where(empty, -9, s), np.where(empty, -9, e)
+    ds, de = np.diff(s), np.diff(e)
+    kind = np.where(ds == 0, np.where(de == 0, _STILL, np.where(de == 1, _GROWING, 9)), 9)
+    kind = np.where(ds == 1, np.where(de == 1, _MOVING, np.where(de == 0, _SHRINKING, kind)), kind)
+    edge = np.flatnonzero(np.diff(kind)) + 1
+    begin, end = np.concatenate([[0], edge]), np.concatenate([edge, [len(kind)]])
+    long = (end - begin + 1 >= _REGULAR) & (
+        kind[np.minimum(begin, max(len(kind) - 1, 0))] != 9 if len(kind) else False
+    )
+    out: list[tuple[int | None, int, int]] = []
+    row = 0
+    for i, j in zip(begin[long].tolist(), end[long].tolist(), strict=True):
+        first = max(i, row)
+        if j + 1 - first < _REGULAR:
+            continue
+        if first > row:
+            out.append((None, row, first))
+        if not empty[first]:
+            out.append((int(kind[i]), first, j + 1))
+        row = j + 1
+    if row < len(s):
+        out.append((None, row, len(s)))
+    return out
+
+
+def _cut(
+    kind: int | None, s: Any, e: Any, first: int, last: int, at: tuple[int, int, int, int], loose: dict
+) -> list[Piece]:
+    """Pieces of regular rows; what needs a mask goes into `loose` by blocks of rows: (slot, first key, past the last)."""
+    base_q, base_k, b, slot = at
+    q0, q1, k0, k1 = base_q + first, base_q + last, base_k + int(s[first]), base_k + int(e[first])
+    if kind == _STILL:
+        return [Piece("dense", q0, q1, k0, k1, b)]
+    if kind == _GROWING:
+        square = Piece("causal", q0, q1, k1 - 1, k1 - 1 + q1 - q0, b)
+        return [Piece("dense", q0, q1, k0, k1 - 1, b), square] if k1 - 1 > k0 else [square]
+    if kind == _SHRINKING:
+        square = Piece("anti", q0, q1, k0, k0 + q1 - q0, b)
+        return [square, Piece("dense", q0, q1, square.k1, k1, b)] if k1 > square.k1 else [square]
+    if kind == _MOVING and k1 - k0 == 1:
+        return [Piece("self", q0, q1, k0, k0 + q1 - q0, b)]
+    if kind == _MOVING and k1 - k0 >= _BAND:
+        return _band(q0, q1, k0, k1 - k0, b)
+    for block in range(first // _BLOCK, -(-last // _BLOCK)):
+        part = slice(max(first, block * _BLOCK), min(last, (block + 1) * _BLOCK))
+        used = s[part] < e[part]
+        if used.any():
+            keys = int(s[part][used].min()), int(e[part][used].max())
+            loose[part.start, part.stop].append((slot, *keys))
+    return []
+
+
+def _band(q0: int, q1: int, k0: int, width: int, b: int) -> list[Piece]:
+    """A window of `width` keys that moves with its rows: by `width` rows, one triangle it leaves and one it enters."""
+    out = []
+    for first in range(q0, q1, width):
+        rows, key = min(width, q1 - first), k0 + first - q0
+        out.append(Piece("anti", first, first + rows, key, key + rows, b))
+        if width > rows:
+            out.append(Piece("dense", first, first + rows, key + rows, key + width, b))
+        if rows > 1:
+            out.append(Piece("causal", first + 1, first + rows, key + width, key + width + rows - 1, b))
+    return out
+
+
+def _masked(loose: dict, base_q: int, base_k: int, b: int) -> list[Piece]:
+    """Masked blocks; slots of the same rows share one where their hulls lie closer than they are wide."""
+    out = []
+    for (first, last), parts in loose.items():
+        groups: list[list[Any]] = []
+        for slot, k0, k1 in sorted(parts, key=lambda part: part[1:]):
+            if groups and max(k1, groups[-1][2]) - groups[-1][1] <= groups[-1][3] + k1 - k0 + 32:
+                group = groups[-1]
+                group[0].append(slot)
+                group[2], group[3] = max(group[2], k1), group[3] + k1 - k0
+            else:
+                groups.append([[slot], k0, k1, k1 - k0])
+        for slots, k0, k1, _ in groups:
+            out.append(
+                Piece("masked", base_q + first, base_q + last, base_k + k0, base_k + k1, b, tuple(slots))
+            )
+    return out
+
+
+def _marked(found: list[Piece], q0: int, q1: int) -> list[Piece]:
+    """The pieces with `first` told."""
+    seen = np.zeros(q1 - q0, dtype=bool)
+    out = []
+    for piece in found:
+        rows = slice(piece.q0 - q0, piece.q1 - q0)
+        fresh = not seen[rows].any()
+        seen[rows] = True
+        out.append(
+            Piece(piece.kind, piece.q0, piece.q1, piece.k0, piece.k1, piece.sequence, piece.slots, fresh)
+        )
+    return out

@@ -1,0 +1,1 @@
+from .run import run_bench as run_bench

@@ -1,0 +1,1 @@
+from .suite import attention as attention

@@ -1,0 +1,148 @@
+"""`python -m nonet.bench.attention.beams`: decoding beams from one shared prompt against a cache that repeats it for each beam.
+
+2 prompts of 1,000 tokens, 64 beams, 3 levels, on one CPU thread. Both sides reorder their beams, take a token and attend
+with one query a beam. The other side is what beam search over a static cache does: every beam has the prompt's keys and
+values, preallocated and in the layout that SDPA likes best; reordering gathers them. "attention repeated" leaves its reordering
+out: the least that any cache of whole sequences costs, set against all of ours.
+Outputs are compared before the clock starts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Shapes: U prompts, W beams, L levels, N tokens of a prompt, H query heads, G key heads, D width.
+_PROMPTS, _BEAMS, _LEVELS, _TOKENS = 2, 64, 3, 1000
+_HEADS, _WIDTH = 4, 64
+_ROUNDS = 9
+
+
+def attention_beams() -> dict[str, Any]:
+    """Milliseconds of a decode of three levels, by type and key heads; ratios above 1 are in our favour."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = [
+            _compared(getattr(torch, dtype), groups)
+            for dtype in ("float32", "bfloat16")
+            for groups in (_HEADS, 1)
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    names = ("decode repeated/shared", "attention repeated/shared", "decode repeated/shared, CPU time")
+    return {"rows": rows, "ratio": {f"{name}, least": min(row[name] for row in rows) for name in names}}
+
+
+def _compared(dtype: Any, groups: int) -> dict[str, Any]:
+    import torch
+
+    given = _drawn(dtype, groups)
+    ours, theirs = _shared(given), _repeated(given, follow=True)
+    for one, other in zip(ours(), theirs(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+    sides = {
+        "decode shared": ours,
+        "decode repeated": theirs,
+        "attention repeated": _repeated(given, follow=False),
+    }
+    found = _interleaved(sides)
+    row: dict[str, Any] = {"type": str(dtype).removeprefix("torch."), "heads": _HEADS, "key heads": groups}
+    row |= {f"{side} ms": round(found[side], 3) for side in sides}
+    for step in ("decode", "attention"):
+        row[f"{step} repeated/shared"] = found[f"{step} repeated"] / found["decode shared"]
+    row["decode repeated/shared, CPU time"] = found["decode repeated CPU"] / found["decode shared CPU"]
+    token = 2 * groups * _WIDTH * dtype.itemsize
+    row["shared cache MB"] = _PROMPTS * (_TOKENS + _BEAMS * _LEVELS) * token / 1e6
+    row["repeated cache MB"] = _PROMPTS * _BEAMS * (_TOKENS + _LEVELS) * token / 1e6
+    return row
+
+
+def _drawn(dtype: Any, groups: int) -> dict[str, Any]:
+    """A prompt's keys and values [U, N, G, D], and of every level queries [U, W, H, D], keys, values and parents [U, W]."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Any:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    parents = torch.randint(0, _BEAMS, (_LEVELS, _PROMPTS, _BEAMS), generator=generator)
+    return {
+        "prompt": [draw(_PROMPTS, _TOKENS, groups, _WIDTH) for _ in range(2)],
+        "q": draw(_LEVELS, _PROMPTS, _BEAMS, _HEADS, _WIDTH),
+        "own": [draw(_LEVELS, _PROMPTS, _BEAMS, groups, _WIDTH) for _ in range(2)],
+        "parents": parents,
+    }
+
+
+def _shared(given: dict[str, Any]) -> Callable[[], list[Any]]:
+    import torch
+
+    from nonet.attention import BeamCache
+
+    keys, values = (x.flatten(0, 1) for x in given["prompt"])
+    cuts = torch.arange(_PROMPTS + 1) * _TOKENS
+
+    def decode() -> list[Any]:
+        cache, out = BeamCache(keys, values, cuts), []
+        for level in range(_LEVELS):
+            if level:
+                cache.follow(given["parents"][level])
+            cache.append(given["own"][0][level], given["own"][1][level])
+            out.append(cache.attend(given["q"][level]))
+        return out
+
+    return decode
+
+
+def _repeated(given: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
+    """Every beam with the whole prompt: [U * W, G, N + L, D], written in place, gathered where beams move."""
+    import torch
+    from torch.nn.functional import pad, scaled_dot_product_attention
+
+    caches = [
+        pad(x.transpose(1, 2), (0, 0, 0, _LEVELS)).repeat_interleave(_BEAMS, 0).contiguous()
+        for x in given["prompt"]
+    ]
+    first = torch.arange(_PROMPTS)[:, None] * _BEAMS
+
+    @torch.no_grad()
+    def decode() -> list[Any]:
+        now, out = list(caches), []
+        for level in range(_LEVELS):
+            if follow and level:
+                parent = (first + given["parents"][level]).flatten()
+                now = [cache.index_select(0, parent) for cache in now]
+            length = _TOKENS + level + 1
+            for cache, own in zip(now, given["own"], strict=True):
+                cache[:, :, length - 1] = own[level].flatten(0, 1)
+            q = given["q"][level].flatten(0, 1)[:, :, None]
+            keys, values = (cache[:, :, :length] for cache in now)
+            seen = scaled_dot_product_attention(q, keys, values, enable_gqa=keys.shape[1] != _HEADS)
+            out.append(seen[:, :, 0].unflatten(0, (_PROMPTS, _BEAMS)))
+        return out
+
+    return decode
+
+
+def _interleaved(sides: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
+    seconds: dict[str, list[float]] = {name: [] for side in sides for name in (side, f"{side} CPU")}
+    for _ in range(_ROUNDS):
+        for side, step in sides.items():
+            began, busy = time.perf_counter(), time.thread_time()
+            step()
+            seconds[side].append(time.perf_counter() - began)
+            seconds[f"{side} CPU"].append(time.thread_time() - busy)
+    return {side: 1e3 * statistics.median(values) for side, values in seconds.items()}
+
+
+if __name__ == "__main__":
+    from nonet.bench.timing import show
+
+    show(attention_beams())

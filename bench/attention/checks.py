@@ -1,0 +1,131 @@
+"""What must hold on a GPU before a time counts: results near float64, equal bits every run, nothing recompiled.
+
+Small batches of every mask, forward and gradients, in float32 and bfloat16; raises nothing, reports numbers beside the
+bars, so that a failing device still gives its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention.kernels import Gradients, Options, backward, config_of, forward
+from nonet.attention.masks import IntervalTable
+from nonet.attention.plans import plan, plans
+from nonet.attention.torch_backends import reference
+from nonet.bench.attention import masks
+from nonet.bench.attention.workloads import ragged, to_device
+
+_LENGTHS = [300, 1, 0, 64, 517]
+_SHORT = [40, 1]  # for Triton's interpreter
+_REPEATS, _BATCHES = 100, 100
+_BLIND = 1e-30
+
+
+def checks(device: str = "cuda") -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Checks by name: largest errors (for bf16 over those of dense torch in bf16), equal bits, compiled variants."""
+    lengths = _LENGTHS if device == "cuda" else _SHORT
+    for name, make in masks.CHECKED.items():
+        yield name, lambda make=make: _mask(make(lengths), device)
+    yield "gradients equal over runs", lambda: _repeats(masks.causal(lengths), device)
+    if device == "cuda":
+        yield "variants compiled over batches", lambda: _variants(device)
+
+
+def _mask(table: IntervalTable, device: str) -> dict[str, Any]:
+    width = 64 if device == "cuda" else 16
+    return {
+        "fp32": _errors(table, torch.float32, width, device),
+        "bf16 over dense bf16": _ratio(table, width, device),
+        "plan equals the host's": _same_plan(table, device),
+    }
+
+
+def run(
+    table: IntervalTable, leaves: tuple[Tensor, Tensor, Tensor], grad: Tensor, options: Options | None = None
+) -> tuple[Tensor, Gradients]:
+    """Outputs and gradients of the kernels, under the device's shipped configuration."""
+    q, k, v = leaves
+    config = config_of(q, v, table)
+    made = plans(table, config)
+    out, lse = forward(q, k, v, table, made, options, config)
+    return out, backward(grad, q, k, v, out, lse, table, made, options, config)
+
+
+def draws(
+    table: IntervalTable, width: int, dtype: torch.dtype, device: str, seed: int = 0
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """q, k, v and the gradient of the outputs; two heads."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [int(table.cu_q[-1]), int(table.cu_k[-1]), int(table.cu_k[-1]), int(table.cu_q[-1])]
+    q, k, v, grad = (torch.randn(n, 2, width, generator=generator).to(device, dtype) for n in sizes)
+    return (q, k, v), grad
+
+
+def _errors(table: IntervalTable, dtype: torch.dtype, width: int, device: str) -> dict[str, float]:
+    leaves, grad = draws(table, width, dtype, device)
+    out, grads = run(to_device(table, device), leaves, grad)
+    want = _dense(table, leaves, grad, torch.float64)
+    return {
+        name: float((x.double().cpu() - y).abs().max())
+        for (name, x), y in zip(
+            {"out": out, "q": grads.q, "k": grads.k, "v": grads.v}.items(), want, strict=True
+        )
+    }
+
+
+def _ratio(table: IntervalTable, width: int, device: str) -> dict[str, float]:
+    """The kernel's error over that of the dense reference in bfloat16; the bar is 2."""
+    ours = _errors(table, torch.bfloat16, width, device)
+    leaves, grad = draws(table, width, torch.bfloat16, device)
+    want = _dense(table, leaves, grad, torch.float64)
+    same = _dense(table, leaves, grad, torch.bfloat16)
+    errors = [float((x.double() - y).abs().max()) for x, y in zip(same, want, strict=True)]
+    return {name: ours[name] / max(error, _BLIND) for name, error in zip(ours, errors, strict=True)}
+
+
+def _dense(
+    table: IntervalTable, leaves: tuple[Tensor, Tensor, Tensor], grad: Tensor, dtype: torch.dtype
+) -> list[Tensor]:
+    inner = [x.detach().cpu().to(dtype).requires_grad_() for x in leaves]
+    out, _ = reference(inner[0], inner[1], inner[2], table)
+    return [out.detach(), *torch.autograd.grad((out * grad.cpu().to(dtype)).sum(), inner)]
+
+
+def _same_plan(table: IntervalTable, device: str) -> bool:
+    host, there = plan(table, 64, 64), plan(to_device(table, device), 64, 64)
+    for side in ("query", "key"):
+        want, found = getattr(host, side), getattr(there, side)
+        keep = found.place[:, 0] >= 0
+        if not torch.equal(want.place, found.place[keep].cpu()):
+            return False
+        if not torch.equal(want.spans, found.spans[keep].cpu()):
+            return False
+    return True
+
+
+def _repeats(table: IntervalTable, device: str) -> bool:
+    there = to_device(table, device)
+    leaves, grad = draws(table, 64, torch.bfloat16, device)
+    _, first = run(there, leaves, grad)
+    for _ in range(_REPEATS if device == "cuda" else 1):
+        _, again = run(there, leaves, grad)
+        if not all(torch.equal(getattr(first, name), getattr(again, name)) for name in "qkv"):
+            return False
+    return True
+
+
+def _variants(device: str) -> dict[str, int]:
+    """Compiled variants of the forward kernel after one random batch, and after a hundred: the bar is no more."""
+    from nonet.attention.kernels import forward_kernel
+
+    counts = []
+    for number in range(_BATCHES):
+        table = masks.causal(ragged(8, 200, 600, number))
+        leaves, grad = draws(table, 64, torch.bfloat16, device, number)
+        run(to_device(table, device), leaves, grad)
+        counts.append(sum(len(cache[0]) for cache in forward_kernel.device_caches.values()))
+    return {"first batch": counts[0], "last batch": counts[-1]}

@@ -1,0 +1,301 @@
+"""Attention on a GPU: the kernels against FlexAttention and torch's own, masks and shapes as recommenders have them.
+
+`python -m nonet.bench.attention.gpu --json out.json` checks results first, then times each row: kernels alone as a CUDA
+graph, and a whole step with the mask's plan made anew, as every new batch pays for. TFLOP/s count visible pairs;
+their share is of a bf16 matrix product measured in the same run. Medians of 30; sides take turns. What fails is
+recorded and the rest goes on, the JSON is written after every cell, and no cell begins after --budget-s (a quarter of
+it for the checks). `--dry` runs every line that it can on a CPU, with small rows and Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention.kernels import backward, config_of, forward
+from nonet.attention.masks import IntervalTable
+from nonet.attention.plans import Config, plans
+from nonet.bench.attention.checks import checks
+from nonet.bench.attention.workloads import Workload, to_device, workloads
+
+_ROUNDS = 30
+_BACKWARD_FLOPS = 2.5  # of the forward's: five products where it has two
+_CHECKS = 0.25  # of the budget
+_SHRINK = 64  # a dry run's rows are this many times shorter
+Row = dict[str, Any]
+Side = dict[str, Callable[[], Any]]
+
+
+@dataclass(slots=True)
+class Run:
+    """What has been found, on disk after every cell; a cell that fails leaves its error and the next one begins."""
+
+    path: Path | None
+    budget_s: float
+    began: float = field(default_factory=time.monotonic)
+    found: Row = field(default_factory=dict)
+
+    def cell(self, name: str, make: Callable[[], Any], share: float = 1.0) -> Any:
+        """make()'s result, or what it raised; "not begun" once this share of the budget is spent."""
+        began = time.monotonic()
+        if began - self.began > share * self.budget_s:
+            made: Any = {"not begun": f"the budget of {share * self.budget_s:.0f} s was spent"}
+        else:
+            try:
+                made = make()
+            except Exception as error:  # whatever a baseline or a compiler raises, the other cells count
+                made = {"error": f"{type(error).__name__}: {error}"[:500]}
+        spent = round(time.monotonic() - began, 1)
+        print(json.dumps({name: made, "seconds": spent}), flush=True)
+        return made
+
+    def save(self) -> None:
+        if self.path:
+            self.path.write_text(json.dumps(self.found, indent=1))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, or 2 where there is no GPU and no dry run was asked for."""
+    chosen = _parsed(arguments)
+    if chosen.dry:
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif not torch.cuda.is_available():
+        print(
+            "attention_gpu: there is no GPU here; nothing was measured. --dry runs it small.", file=sys.stderr
+        )
+        return 2
+    device = "cpu" if chosen.dry else "cuda"
+    run = Run(chosen.json, chosen.budget_s)
+    name = "dry run, no measurement" if chosen.dry else torch.cuda.get_device_name()
+    run.found |= {"device": name, "torch": torch.__version__, "checks": {}, "rows": []}
+    peak = run.cell("matmul_tflops", lambda: matmul_tflops(64 if chosen.dry else 8192, device))
+    run.found["matmul_tflops"] = peak
+    for name, check in [] if chosen.no_checks else checks(device):
+        run.found["checks"][name] = run.cell(name, check, _CHECKS)
+        run.save()
+    for width in chosen.widths:
+        for work in workloads(width, shrink=_SHRINK if chosen.dry else 1):
+            if chosen.only in work.name:
+                title = f"{work.name}, width {width}"
+                made = run.cell(title, lambda work=work: measure(work, peak, chosen.max_autotune, device))
+                run.found["rows"].append({"name": work.name, "width": width} | made)
+                run.save()
+    return 0
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 64])
+    parser.add_argument(
+        "--max-autotune", action="store_true", help="FlexAttention's compiled with max-autotune too"
+    )
+    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser.add_argument("--no-checks", action="store_true", help="rows alone")
+    parser.add_argument("--budget-s", type=float, default=480.0, help="no cell begins after this")
+    parser.add_argument("--dry", action="store_true", help="small, on a CPU, to see that it runs")
+    return parser.parse_args(arguments)
+
+
+def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cuda") -> Row:
+    """One row: milliseconds of each side, ratios to FlexAttention, TFLOP/s of visible work; errors by side."""
+    table = to_device(work.table, device)
+    q, k, v, grad = inputs(work, device)
+    makers: dict[str, Callable[[], Side]] = {
+        "ours": lambda: _ours(table, q, k, v, grad),
+        "flex": lambda: _flex(work, q, k, v, grad, None),
+    }
+    if autotune:
+        makers["flex max-autotune"] = lambda: _flex(work, q, k, v, grad, "max-autotune-no-cudagraphs")
+    if work.window is not None:
+        makers["varlen"] = lambda: _varlen(work, table, q, k, v, grad)
+    row: Row = {"name": work.name, "width": work.width, "tokens": q.shape[0]}
+    sides: dict[str, Side] = {}
+    for name, make in makers.items():
+        made = _tried(row, name, make)
+        if made is not None:
+            sides[name] = made
+    for phase in ("forward", "backward", "step") if work.backward else ("forward", "step"):
+        times = _interleaved(sides, phase, row, device)
+        row |= {f"{name} {phase} ms": value for name, value in times.items()}
+        if "flex" in times and "ours" in times:
+            row[f"{phase} ratio"] = times["flex"] / times["ours"]
+        if phase != "step" and "ours" in times:
+            flops = work.flops() * (_BACKWARD_FLOPS if phase == "backward" else 1.0)
+            row[f"{phase} TFLOP/s"] = flops / times["ours"] / 1e9
+            if isinstance(peak_tflops, float):
+                row[f"{phase} share of matmul"] = row[f"{phase} TFLOP/s"] / peak_tflops
+    return row
+
+
+def _tried(row: Row, name: str, make: Callable[[], Any]) -> Any:
+    """make()'s result; None where it raises, which the row then says: the other sides are measured all the same."""
+    try:
+        return make()
+    except Exception as error:
+        row[f"{name} error"] = f"{type(error).__name__}: {error}"[:500]
+        return None
+
+
+def inputs(work: Workload, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v that take gradients, and the gradient of the outputs."""
+    queries, keys = int(work.table.cu_q[-1]), int(work.table.cu_k[-1])
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16, generator=generator)
+
+    q = normal(queries, work.heads, work.width).requires_grad_()
+    k = normal(keys, work.key_heads, work.width).requires_grad_()
+    v = normal(keys, work.key_heads, work.width).requires_grad_()
+    return q, k, v, normal(queries, work.heads, work.width)
+
+
+def _ours(table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Side:
+    q, k, v = q.detach(), k.detach(), v.detach()
+    config: Config = config_of(q, v, table)
+    made = plans(table, config)
+    out, lse = forward(q, k, v, table, made, config=config)
+
+    def step() -> Any:
+        fresh = plans(table, config)
+        out, lse = forward(q, k, v, table, fresh, config=config)
+        return backward(grad, q, k, v, out, lse, table, fresh, config=config)
+
+    return {
+        "forward": lambda: forward(q, k, v, table, made, config=config),
+        "backward": lambda: backward(grad, q, k, v, out, lse, table, made, config=config),
+        "step": step,
+    }
+
+
+def _flex(work: Workload, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mode: str | None) -> Side:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled: Any = flex_attention
+    build: Any = create_block_mask
+    if q.is_cuda:
+        compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
+        build = torch.compile(create_block_mask, dynamic=False)
+    device = q.device.type
+    predicate = work.predicate(device)
+    sizes = (1, None, q.shape[0], k.shape[0])
+    heads = [  # FlexAttention has no backward on a CPU
+        x.detach().transpose(0, 1)[None].requires_grad_(q.is_cuda) for x in (q, k, v)
+    ]
+    grad = grad.transpose(0, 1)[None]
+    mask = build(predicate, *sizes, device=device)
+    gqa = work.heads != work.key_heads
+    out = compiled(*heads, block_mask=mask, enable_gqa=gqa)
+
+    def step() -> Any:
+        fresh = compiled(*heads, block_mask=build(predicate, *sizes, device=device), enable_gqa=gqa)
+        return torch.autograd.grad(fresh, heads, grad) if work.backward else fresh
+
+    return {
+        "forward": lambda: compiled(*heads, block_mask=mask, enable_gqa=gqa),
+        "backward": lambda: torch.autograd.grad(out, heads, grad, retain_graph=True),
+        "step": step,
+    }
+
+
+def _varlen(work: Workload, table: IntervalTable, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Side:
+    """torch's flash attention over packed rows, the ceiling for masks that it can say."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    more: dict[str, Any] = {"window_size": work.window}
+
+    def call() -> Tensor:
+        made = varlen_attn(q, k, v, table.cu_q, table.cu_k, table.max_q, table.max_k, **more)
+        assert isinstance(made, Tensor)
+        return made
+
+    out = call()
+    return {
+        "forward": call,
+        "backward": lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True),
+        "step": lambda: torch.autograd.grad(call(), (q, k, v), grad),
+    }
+
+
+def _interleaved(sides: dict[str, Side], phase: str, row: Row, device: str) -> dict[str, float]:
+    """Median milliseconds of each side's phase; kernels as CUDA graphs but for whole steps, the sides in turn."""
+    runs: Side = {}
+    for name, side in sides.items():
+        if phase in side:
+            ready = _tried(row, f"{name} {phase}", lambda call=side[phase]: _ready(call, phase, device))
+            if ready is not None:
+                runs[name] = ready
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(_ROUNDS if device == "cuda" else 1):
+        for name, run in runs.items():
+            spent[name].append(_milliseconds(run, device))
+    return {name: statistics.median(times) for name, times in spent.items()}
+
+
+def _ready(call: Callable[[], Any], phase: str, device: str) -> Callable[[], Any]:
+    """The call warmed up, as a graph where it is kernels alone."""
+    if device != "cuda":
+        call()
+        return call
+    run = call if phase == "step" else _graph(call)
+    for _ in range(3):
+        run()
+    return run
+
+
+def _milliseconds(run: Callable[[], Any], device: str) -> float:
+    if device != "cuda":
+        began = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - began)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def _graph(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call's kernels as one graph; the call itself where it can't be captured."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError as error:
+        print(f"not captured, timed with its launches: {error}", file=sys.stderr)
+        return call
+    return graph.replay
+
+
+def matmul_tflops(size: int = 8192, device: str = "cuda") -> float:
+    """What this device does on a plain bf16 product of normal numbers."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    row: Row = {}
+    times = _interleaved({"matmul": {"step": lambda: a @ b}}, "step", row, device)
+    return 2.0 * size**3 / times["matmul"] / 1e9
+
+
+if __name__ == "__main__":
+    sys.exit(main())

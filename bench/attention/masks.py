@@ -1,0 +1,190 @@
+"""The masks that attention is measured and checked on, as interval tables of a packed batch.
+
+Each builder takes the lengths of the sequences and gives the integers that a kernel reads; the GPU bench times them and
+the kernels' tests compare them with their predicate, key by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nonet.attention.masks import IntervalTable
+
+# Shapes: T packed query tokens, B sequences, K slots. place: a token's position in its sequence; length: of that one.
+
+
+def table_of(
+    slots: list[tuple[Tensor, Tensor]],
+    lengths_q: list[int],
+    lengths_k: list[int] | None = None,
+    **more: Tensor | None,
+) -> IntervalTable:
+    """A table of these slots (start [T], stop [T]), clamped to the keys there are."""
+    lengths_k = lengths_q if lengths_k is None else lengths_k
+    keys_T = torch.tensor(lengths_k).long().repeat_interleave(torch.tensor(lengths_q).long())
+    start = torch.stack([start.expand_as(keys_T).clamp_min(0) for start, _ in slots])
+    stop = torch.stack([torch.minimum(stop.expand_as(keys_T), keys_T) for _, stop in slots])
+    return IntervalTable(
+        start.int(),
+        stop.int(),
+        cuts_of(lengths_q),
+        cuts_of(lengths_k),
+        max(lengths_q, default=0),
+        max(lengths_k, default=0),
+        **more,
+    )
+
+
+def cuts_of(lengths: list[int]) -> Tensor:
+    """[B + 1] int32, from 0."""
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def places(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Position within the sequence and the sequence's length, for every packed token."""
+    place = torch.cat([torch.arange(n) for n in lengths]) if lengths else torch.zeros(0, dtype=torch.long)
+    return place, torch.tensor(lengths, dtype=torch.long).repeat_interleave(
+        torch.tensor(lengths, dtype=torch.long)
+    )
+
+
+def full(lengths: list[int]) -> IntervalTable:
+    place, length = places(lengths)
+    return table_of([(torch.zeros_like(place), length)], lengths)
+
+
+def causal(lengths: list[int], window: int | None = None) -> IntervalTable:
+    place, _ = places(lengths)
+    start = torch.zeros_like(place) if window is None else place - window + 1
+    return table_of([(start, place + 1)], lengths)
+
+
+def prefix_lm(lengths: list[int], prefix: int) -> IntervalTable:
+    place, _ = places(lengths)
+    return table_of([(torch.zeros_like(place), (place + 1).clamp_min(prefix))], lengths)
+
+
+def sinks_window(lengths: list[int], sinks: int, window: int) -> IntervalTable:
+    place, _ = places(lengths)
+    zero = torch.zeros_like(place)
+    return table_of([(zero, (place + 1).clamp_max(sinks)), (place - window + 1, place + 1)], lengths)
+
+
+def candidates(lengths: list[int], targets: int) -> IntervalTable:
+    """Candidates that see the history and themselves, not each other."""
+    place, length = places(lengths)
+    history = (length - targets).clamp_min(0)
+    own = place >= history
+    self_stop = torch.where(own, place + 1, 0)
+    return table_of(
+        [(torch.zeros_like(place), torch.minimum(place + 1, history)), (place, self_stop)], lengths
+    )
+
+
+def hstu(lengths: list[int], targets: int, window: int, context: int, full_tail: int) -> IntervalTable:
+    """HSTU's whole family: contextual prefix, targets, longest attention and its waiver near the end."""
+    place, length = places(lengths)
+    targets_T = length.clamp_max(targets)
+    history = length - targets_T
+    shift = max(context - 1, 0)
+    last = history - shift
+    row = torch.minimum((place - shift).clamp_min(0), last)
+    low = row - window
+    start = torch.where(low <= 0, 0, low + shift)
+    start = torch.where(row >= last - full_tail, 0, start) if full_tail else start
+    is_context = place < context
+    stop = torch.where(is_context, history, torch.minimum(place + 1, history))
+    start = torch.where(is_context, 0, start)
+    target = place >= history
+    return table_of([(start, stop), (place, torch.where(target, place + 1, 0))], lengths)
+
+
+def sessions(lengths: list[int], session: int) -> IntervalTable:
+    """Causal within sessions of about `session` events; their borders fall at no multiple of a tile."""
+    place, _ = places(lengths)
+    start = (place // session) * session
+    return table_of([(start, place + 1)], lengths)
+
+
+def beam_tree(history: list[int], beams: int, levels: int = 3, seed: int = 0) -> IntervalTable:
+    """A history, then `levels` levels of `beams` nodes; a node sees the history, its ancestors and itself. K = 4."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [n + beams * levels for n in history]
+    starts, stops = [], []
+    for past, length in zip(history, lengths, strict=True):
+        start, stop = (
+            torch.zeros(levels + 1, length, dtype=torch.long),
+            torch.zeros(levels + 1, length).long(),
+        )
+        stop[0] = (torch.arange(length) + 1).clamp_max(past)
+        node = torch.arange(beams)
+        parents = [
+            torch.randint(0, beams, (beams,), generator=generator).sort().values for _ in range(levels)
+        ]
+        for level in range(levels):
+            ancestor, rows = node, past + level * beams + node
+            for above in range(level, -1, -1):
+                start[above + 1, rows] = past + above * beams + ancestor
+                stop[above + 1, rows] = start[above + 1, rows] + 1
+                ancestor = parents[above][ancestor]
+        starts.append(start)
+        stops.append(stop)
+    return table_of(list(zip(torch.cat(starts, 1), torch.cat(stops, 1), strict=True)), lengths)
+
+
+def bos(lengths: list[int], period: int) -> IntervalTable:
+    """Causal, but every period-th key is seen only by the `period` queries from itself on: the column form."""
+    place, length = places(lengths)
+    marked = (place + 1) % period == 0
+    stop = torch.where(marked, torch.minimum(place + period, length), length)
+    return table_of(
+        [(torch.zeros_like(place), place + 1)], lengths, column_start=place.int(), column_stop=stop.int()
+    )
+
+
+def classes(lengths: list[int], run: int) -> IntervalTable:
+    """Causal; runs of tokens take turns in three scenarios, and a token sees its own and the shared third one."""
+    place, _ = places(lengths)
+    word = (1 << (place // run % 3)).int()
+    return table_of([(torch.zeros_like(place), place + 1)], lengths, sees=word | 4, word=word)
+
+
+def cross(lengths_q: list[int], lengths_k: list[int]) -> IntervalTable:
+    """Every query sees all keys of its sequence's other side."""
+    queries = sum(lengths_q)
+    return table_of([(torch.zeros(queries).long(), torch.full((queries,), 2**30))], lengths_q, lengths_k)
+
+
+def visible(table: IntervalTable) -> Tensor:
+    """[T, S] bool over packed tokens, straight from the table's definition. For checks: O(T S) memory."""
+    cu_q, cu_k = table.cu_q.tolist(), table.cu_k.tolist()
+    seen = torch.zeros(cu_q[-1], cu_k[-1], dtype=torch.bool, device=table.start.device)
+    for b in range(len(cu_q) - 1):
+        rows, columns = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        key = torch.arange(cu_k[b + 1] - cu_k[b], device=seen.device)
+        query = torch.arange(cu_q[b + 1] - cu_q[b], device=seen.device)[:, None]
+        block = ((key >= table.start[:, rows, None]) & (key < table.stop[:, rows, None])).any(0)
+        if table.column_start is not None and table.column_stop is not None:
+            block &= (query >= table.column_start[columns]) & (query < table.column_stop[columns])
+        if table.sees is not None and table.word is not None:
+            block &= (table.sees[rows, None] & table.word[columns]) != 0
+        seen[rows, columns] = block
+    return seen
+
+
+CHECKED: dict[str, Callable[[list[int]], IntervalTable]] = {
+    "full": full,
+    "causal": causal,
+    "window": lambda n: causal(n, 33),
+    "prefix-LM": lambda n: prefix_lm(n, 40),
+    "sinks and window": lambda n: sinks_window(n, 5, 30),
+    "candidates": lambda n: candidates(n, 37),
+    "HSTU": lambda n: hstu(n, 21, 30, 6, 10),
+    "sessions": lambda n: sessions(n, 23),
+    "beam tree": lambda n: beam_tree(n, 9),
+    "BOS columns": lambda n: bos(n, 5),
+    "classes": lambda n: classes(n, 70),
+}

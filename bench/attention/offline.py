@@ -1,0 +1,223 @@
+"""Compile the attention kernels without a GPU and read what came out: instructions, registers, spills, shared memory.
+
+Triton's wheel brings ptxas and cuobjdump, so a machine without a device can refuse a configuration that spills, misses
+the matrix units or asks for more shared memory than the chip has. About a second a configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+_TOOLS = Path(nvidia.__file__).parent / "bin"
+_POINTERS_32 = (
+    "PLACE",
+    "SPANS",
+    "CU_Q",
+    "CU_K",
+    "START",
+    "STOP",
+    "COLUMN_START",
+    "COLUMN_STOP",
+    "SEES",
+    "WORD",
+)
+_COUNTED = ("HGMMA", "HMMA", "FSEL", "FSETP", "ISETP", "SEL")
+_OPTIONAL = (
+    *("COLUMN_START", "COLUMN_STOP", "SEES", "WORD", "SINK", "GRAD_LSE"),
+    *("POSITION", "TIME", "TIME_Q", "TIME_K", "soft_cap"),
+)
+_FLOATS = ("inner_scale", "outer_scale", "silu_scale", "soft_cap", "steps", "scale")
+_SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What ptxas made of one kernel."""
+
+    registers: int
+    spills: int  # local loads and stores in the machine code
+    shared: int  # bytes
+    matrix: dict[str, int]  # matrix instructions by name
+    loops: list[tuple[bool, int]]  # innermost loops: masked?, compares and selects on the score tile
+    sass: str
+
+
+def compile_kernel(
+    kernel: Any, dtype: str, constants: dict[str, Any], capability: int, options: dict[str, int]
+) -> Compiled:
+    """Compile for sm_<capability>. `constants` are constexprs; an argument given there as None is left out."""
+    names = kernel.arg_names
+    signature, attributes = {}, {}
+    for place, name in enumerate(names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = _type_of(name, dtype)
+        if signature[name].startswith("*") or re.fullmatch(r"[a-z]+_[th]", name):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    made = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options=options,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(made.asm["cubin"])
+        usage, sass = _dump(cubin, "--dump-resource-usage"), _dump(cubin, "-sass")
+    registers = re.search(r"REG:(\d+)", usage)
+    assert registers, usage
+    return Compiled(
+        registers=int(registers.group(1)),
+        spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        shared=made.metadata.shared,
+        matrix={
+            name: len(re.findall(rf"\b{name}\b", sass))
+            for name in ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
+        },
+        loops=innermost_loops(made.asm["ttgir"], (constants.get("BM", 0), constants.get("BN", 0))),
+        sass=sass,
+    )
+
+
+def shipped(
+    kernel: str,
+    chip: int,
+    width: int,
+    values: int,
+    dtype: str,
+    rich: bool,
+    features: list[str],
+    slots: int,
+    silu: bool,
+) -> dict[str, Any]:
+    """A shipped configuration's kernel (forward, dq, dkv or bias) with these optional arguments, compiled."""
+    import torch
+
+    from nonet.attention.kernels import bias_kernel, dkv_kernel, dq_kernel, forward_kernel, power, registers
+    from nonet.attention.plans import config_for
+
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    config = config_for(max(width, values), kinds[dtype], chip, rich, silu)
+    code, tile = {
+        "forward": (forward_kernel, config.forward),
+        "dq": (dq_kernel, config.dq),
+        "dkv": (dkv_kernel, config.dkv),
+        "bias": (bias_kernel, config.dq),
+    }[kernel]
+    constants: dict[str, Any] = {
+        name: None for name in _OPTIONAL if name not in features and name in code.arg_names
+    }
+    constants |= {
+        "SLOTS": slots,
+        "S": 4 if kernel == "dkv" else slots,
+        "BM": tile.block_q,
+        "BN": tile.block_k,
+    }
+    constants |= {"D": width, "E": values, "WD": power(width), "WE": power(values), "SILU": silu}
+    if kernel == "bias":
+        constants |= {"W": 64, "BT": config.piece}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, **registers(kinds[dtype])}
+    made = compile_kernel(code, dtype, constants, chip, options)
+    found = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
+    return {**found, "shared_limit": shared_limit(chip), "machine": machine_loops(made.sass)}
+
+
+def plan_kernels(chip: int) -> dict[str, int]:
+    """Spills of the kernels that make a plan, with columns and classes, four slots."""
+    from nonet.attention.plans import key_kernel, query_kernel, summary_kernel
+
+    found = {}
+    for kernel, constants in (
+        (summary_kernel, {"BN": 64}),
+        (query_kernel, {"K": 4, "S": 4, "BM": 64, "BN": 64, "COLUMNS": True}),
+        (
+            query_kernel,
+            {"K": 1, "S": 1, "BM": 128, "BN": 128, "COLUMNS": False, "SUMMARY": None, "HULLS": None},
+        ),
+        (key_kernel, {"S": 4, "R": 4, "BM": 64}),
+    ):
+        found[f"{kernel.__name__} {constants}"] = compile_kernel(
+            kernel, "i32", constants, chip, {"num_warps": 1}
+        ).spills
+    return found
+
+
+def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
+    """(masked, compares and selects on the score tile) of every loop that holds a matrix product and no other loop."""
+    found, lines = [], ttgir.splitlines()
+    for at, line in enumerate(lines):
+        if "scf.for" not in line:
+            continue
+        body = _body(lines, at)
+        if any("scf.for" in inner for inner in body) or not any(
+            "dot" in inner or "mma" in inner for inner in body
+        ):
+            continue
+        shapes = "|".join({f"{score[0]}x{score[1]}x", f"{score[1]}x{score[0]}x"})
+        chosen = sum(
+            1 for inner in body if re.search(rf"arith\.(cmp[if]|select)\b.*tensor<(?:{shapes})", inner)
+        )
+        found.append((chosen > 0, chosen))
+    return found
+
+
+def machine_loops(sass: str) -> list[dict[str, int]]:
+    """Instructions of each innermost loop that feeds the matrix units: all of them, and those that compare or select."""
+    lines = [
+        (int(found.group(1), 16), line)
+        for line in sass.splitlines()
+        if (found := re.search(r"/\*([0-9a-f]{4,5})\*/", line))
+    ]
+    jumps = [
+        (int(found.group(1), 16), at)
+        for at, line in lines
+        if (found := re.search(r"\bBRA\b[^;]*?\b0x([0-9a-f]+)", line)) and int(found.group(1), 16) < at
+    ]
+    loops = []
+    for begin, end in jumps:
+        if any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in jumps):
+            continue
+        body = [line for at, line in lines if begin <= at <= end]
+        counts = {name: sum(f" {name}" in line for line in body) for name in _COUNTED}
+        if counts["HGMMA"] or counts["HMMA"]:
+            loops.append({"instructions": len(body), **counts})
+    return loops
+
+
+def shared_limit(capability: int) -> int:
+    """Bytes of shared memory that a block may have."""
+    return _SHARED[capability]
+
+
+def _body(lines: list[str], at: int) -> list[str]:
+    indent = len(lines[at]) - len(lines[at].lstrip())
+    end = next(i for i in range(at + 1, len(lines)) if lines[i].startswith(" " * indent + "}"))
+    return lines[at + 1 : end]
+
+
+def _type_of(name: str, dtype: str) -> str:
+    if name in ("TIME_Q", "TIME_K", *_POINTERS_32):
+        return "*i32"
+    if name in ("LSE", "DELTA", "GRAD_LSE", "SINK", "POSITION", "TIME", "PARTIAL", "PARTIAL_TIME"):
+        return "*fp32"
+    if name in _FLOATS:
+        return "fp32"
+    return f"*{dtype}" if name.isupper() else "i32"
+
+
+def _dump(cubin: Path, what: str) -> str:
+    command = [str(_TOOLS / "cuobjdump"), what, str(cubin)]
+    environment = {**os.environ, "PATH": f"{_TOOLS}:{os.environ.get('PATH', '')}"}
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout

@@ -1,0 +1,255 @@
+"""`nonet bench attention`: uni_attention against the best torch offers for the same masks, on this machine's CPU or GPU.
+
+CPU: training steps on 4 jagged sequences against SDPA under a dense bool mask and against compiled FlexAttention (forward:
+it has no backward there); all sides interleaved, medians. GPU: the rows of nonet.bench.attention.gpu. The other sides get their
+masks for nothing: dense masks and block masks are made before the clock starts, ours inside every call.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+_LENGTHS = (1024, 700, 400, 150)
+_HEADS, _WIDTH = 4, 64
+_ROUNDS = 9
+_TOKENS = 65536
+
+
+def attention(device: str = "cpu") -> dict[str, Any]:
+    """Milliseconds a mask, type and side; ratios above 1 are in our favour."""
+    if device != "cpu":
+        return _on_gpu()
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = [_compared(name, dtype) for dtype in ("float32", "bfloat16") for name in _masks()]
+    finally:
+        torch.set_num_threads(threads)
+    rows += [_planning(name) for name in ("causal", "hstu")] + [_memory()]
+    return {"rows": rows, "ratio": _ratios(rows)}
+
+
+def _on_gpu() -> dict[str, Any]:
+    """The rows of nonet.bench.attention.gpu, whose ratios are to FlexAttention; "step" makes the mask's plan anew."""
+    import torch
+
+    from nonet.bench.attention import gpu as attention_gpu  # type: ignore[attr-defined]
+    from nonet.bench.attention import workloads as attention_workloads  # type: ignore[attr-defined]
+    from nonet.errors import ConfigError
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "nonet bench attention --device cuda: this machine has no CUDA device. Use --device cpu."
+        )
+    peak, rows = attention_gpu.matmul_tflops(), []
+    for width in (64, 128):
+        for work in attention_workloads.workloads(width):
+            rows.append(attention_gpu.measure(work, peak, autotune=False))
+            print(rows[-1], flush=True)
+    out = {"bf16 matmul TFLOP/s": peak}
+    for phase in ("forward", "backward", "step"):
+        found = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
+        out[f"{phase} flex/uni, geometric mean"] = math.exp(statistics.fmean(map(math.log, found)))
+        out[f"{phase} flex/uni, least"] = min(found)
+    return {"rows": rows, "ratio": out}
+
+
+def _masks() -> dict[str, Any]:
+    """Masks of this batch, and the mask_mod a FlexAttention user writes for the padded batch."""
+    import torch
+
+    from nonet.attention.masks import UniMask
+
+    targets, lengths = torch.tensor([200, 100, 64, 20]), torch.tensor(_LENGTHS)
+    history = lengths - targets
+
+    def inside(b: Any, q: Any, k: Any) -> Any:
+        return (q < lengths[b]) & (k < lengths[b])
+
+    def candidates(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return inside(b, q, k) & ((q == k) | ((k < history[b]) & ((q >= history[b]) | (k <= q))))
+
+    return {
+        "causal": (UniMask.causal(), lambda b, h, q, k: inside(b, q, k) & (k <= q)),
+        "prefix_lm": (
+            UniMask.prefix_lm(history),
+            lambda b, h, q, k: inside(b, q, k) & ((k < history[b]) | (k <= q)),
+        ),
+        "candidates": (UniMask.hstu(targets), candidates),
+        "window 256": (
+            UniMask.causal(window=256),
+            lambda b, h, q, k: inside(b, q, k) & (k <= q) & (k > q - 256),
+        ),
+        "hstu": (UniMask.hstu(targets, contextual=8, max_attn_len=256, min_full_attn_len=64), None),
+    }
+
+
+def _compared(name: str, dtype: str) -> dict[str, Any]:
+    """One mask and type: training against SDPA, forward against SDPA and FlexAttention."""
+    import torch
+
+    mask, mod = _masks()[name]
+    sides = _sides(mask, mod, getattr(torch, dtype))
+    train = _interleaved({side: steps["train"] for side, steps in sides.items() if "train" in steps})
+    forward = _interleaved({side: steps["forward"] for side, steps in sides.items()})
+    row: dict[str, Any] = {"mask": name, "type": dtype}
+    row |= {f"train {side} ms": train[side] for side in sides if side in train}
+    row |= {f"forward {side} ms": forward[side] for side in sides}
+    row["train sdpa/uni"] = train["sdpa"] / train["uni"]
+    row["train sdpa/uni, CPU time"] = train["sdpa CPU"] / train["uni CPU"]
+    row |= {f"forward {side}/uni": forward[side] / forward["uni"] for side in sides if side != "uni"}
+    return row
+
+
+def _sides(mask: Any, mod: Any, dtype: Any) -> dict[str, dict[str, Callable[[], Any]]]:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from nonet.attention import uni_attention
+
+    generator = torch.Generator().manual_seed(0)
+    cut = torch.tensor([0, *_LENGTHS]).cumsum(0)
+    longest, tokens = max(_LENGTHS), sum(_LENGTHS)
+    packed = [torch.randn(tokens, _HEADS, _WIDTH, generator=generator, dtype=dtype) for _ in range(4)]
+    padded = [torch.zeros(len(_LENGTHS), longest, _HEADS, _WIDTH, dtype=dtype) for _ in packed]
+    dense = torch.zeros(len(_LENGTHS), 1, longest, longest, dtype=torch.bool)
+    whole = mask.to_dense(cut)
+    for b, n in enumerate(_LENGTHS):
+        rows = slice(int(cut[b]), int(cut[b + 1]))
+        dense[b, 0, :n, :n] = whole[rows, rows]
+        for wide, x in zip(padded, packed, strict=True):
+            wide[b, :n] = x[rows]
+    dense[:, :, :, 0] |= ~dense.any(-1)  # padded rows: SDPA's softmax of nothing would be NaN
+    padded = [x.transpose(1, 2).contiguous() for x in padded]
+
+    def uni(q: Any, k: Any, v: Any) -> Any:
+        return uni_attention(q, k, v, mask=mask, cu_seqlens_q=cut)
+
+    def sdpa(q: Any, k: Any, v: Any) -> Any:
+        return scaled_dot_product_attention(q, k, v, attn_mask=dense)
+
+    sides = {"uni": _steps(uni, packed), "sdpa": _steps(sdpa, padded)}
+    if mod is not None and dtype == torch.float32:
+        sides["flex"] = {"forward": _flex(mod, padded)}
+    for side in sides.values():  # first calls pay for what is made once
+        for step in side.values():
+            step()
+    return sides
+
+
+def _steps(call: Callable[..., Any], tensors: list[Any]) -> dict[str, Callable[[], Any]]:
+    import torch
+
+    q, k, v, grad = tensors
+
+    def forward() -> None:
+        with torch.no_grad():
+            call(q, k, v)
+
+    def train() -> None:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        call(*leaves).backward(grad)
+
+    return {"forward": forward, "train": train}
+
+
+def _flex(mod: Any, padded: list[Any]) -> Callable[[], Any]:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    longest = padded[0].shape[2]
+    block_mask = create_block_mask(mod, len(_LENGTHS), None, longest, longest, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(flex_attention, dynamic=False)
+
+        def step() -> None:
+            with torch.no_grad():
+                compiled(*padded[:3], block_mask=block_mask)
+
+        step()
+    return step
+
+
+def _interleaved(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
+    seconds: dict[str, list[float]] = {name: [] for side in steps for name in (side, f"{side} CPU")}
+    for _ in range(_ROUNDS):
+        for side, step in steps.items():
+            began, busy = time.perf_counter(), time.thread_time()
+            step()
+            seconds[side].append(time.perf_counter() - began)
+            seconds[f"{side} CPU"].append(time.thread_time() - busy)
+    return {side: 1e3 * statistics.median(values) for side, values in seconds.items()}
+
+
+def _planning(name: str) -> dict[str, Any]:
+    """Milliseconds to turn a mask into its table, and the table into what is computed, at 65,536 tokens."""
+    import torch
+
+    from nonet.attention.masks import UniMask
+    from nonet.attention.torch_backends import pieces_of
+
+    cut = torch.arange(0, _TOKENS + 1, 1024)
+    targets = torch.full((len(cut) - 1,), 100)
+    mask = {"causal": UniMask.causal(), "hstu": UniMask.hstu(targets, max_attn_len=256)}[name]
+    table = mask.table(cut)
+    steps: dict[str, Callable[[], Any]] = {
+        "table": lambda: mask.table(cut),
+        "pieces": lambda: pieces_of(table, list(range(len(cut) - 1))),
+    }
+    try:
+        from nonet.attention.plans import plan  # type: ignore[import-not-found]
+
+        steps["tile plan"] = lambda: plan(table, 64, 64)
+    except ImportError:
+        pass
+    return {"plan": name, "tokens": _TOKENS} | {f"{step} ms": ms for step, ms in _interleaved(steps).items()}
+
+
+_MEMORY = """
+import torch
+torch.set_num_threads(1)
+from nonet.attention.attention import uni_attention
+from nonet.attention.masks.mask import UniMask
+def status(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
+q, k, v = (torch.randn(65536, 1, 16, requires_grad=True) for _ in range(3))
+small, cut = torch.tensor([0, 600]), torch.tensor([0, 65536])
+uni_attention(q[:600], k[:600], v[:600], mask=UniMask.causal(window=9), cu_seqlens_q=small).sum().backward()
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+before = status("VmRSS")
+uni_attention(q, k, v, mask=UniMask.causal(window=512), cu_seqlens_q=cut).sum().backward()
+print(status("VmHWM") - before)
+"""
+
+
+def _memory() -> dict[str, Any]:
+    """What one sequence of 65,536 tokens adds to the peak of a training step, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True)
+    return {
+        "memory": "window 512, one sequence, forward and backward",
+        "tokens": _TOKENS,
+        "added MB": int(done.stdout) / 1024,
+        "a dense bool mask MB": _TOKENS**2 / 1e6,
+    }
+
+
+def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    out = {}
+    for dtype in ("float32", "bfloat16"):
+        for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):
+            found = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
+            if found:
+                out[f"{dtype} {measure}, geometric mean"] = math.exp(statistics.fmean(map(math.log, found)))
+                out[f"{dtype} {measure}, least"] = min(found)
+    return out

@@ -1,0 +1,201 @@
+"""The rows of the attention table: masks, lengths, heads, and the same mask as FlexAttention's users would write it.
+
+Baselines get their natural predicate, not a slow general one: a causal mask compares positions and documents, only masks
+that have no shorter form read interval tables. Floating-point work counts visible pairs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.attention.masks import IntervalTable
+from nonet.bench.attention import masks
+from nonet.random import rng
+
+# Shapes: T packed query tokens, S packed key tokens, B sequences, K slots.
+Predicate = Callable[[Any, Any, Any, Any], Any]  # batch, head, query, key -> visible
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """One row: what is asked of every implementation."""
+
+    name: str
+    table: IntervalTable  # on the CPU
+    predicate: Callable[[str], Predicate]  # for a device: FlexAttention's mask_mod over packed tokens
+    heads: int = 8
+    key_heads: int = 8
+    width: int = 128
+    backward: bool = True
+    window: tuple[int, int] | None = None  # as torch's varlen_attn says it, where it can
+
+    def flops(self) -> float:
+        """Of a forward pass: two products a visible pair and head."""
+        return 4.0 * visible_pairs(self.table) * self.heads * self.width
+
+
+def workloads(width: int, seed: int = 0, shrink: int = 1) -> list[Workload]:
+    """The table's rows: one long sequence, ragged histories as recommenders have them, and a beam search's step.
+
+    shrink: how many times shorter, for a run that only shows that it runs.
+    """
+    one, past = [8192 // shrink], [4096 // shrink] * 16
+    short, long = ragged(64, 512, 2048, seed), ragged(8, 4096, 8192, seed)
+    if shrink > 1:
+        short, long, past = ([max(n // shrink, 1) for n in x[:2]] for x in (short, long, past))
+    rows = [
+        _row("dense causal 8k", masks.causal(one), _causal(one), (-1, 0)),
+        _row("jagged causal, 64 rows of 512", masks.causal(short), _causal(short), (-1, 0)),
+        _row("jagged causal, 8 rows of 4k", masks.causal(long), _causal(long), (-1, 0)),
+        _row("prefix-LM 256, 64 rows", masks.prefix_lm(short, 256), _prefix(short, 256)),
+        _row("window 256, 8 rows of 4k", masks.causal(long, 256), _causal(long, 256), (255, 0)),
+        _row("256 candidates, 64 rows", *_candidates([n + 256 for n in short], 256)),
+        _row("HSTU, 64 rows", *_general(masks.hstu([n + 64 for n in short], 64, 256, 8, 64))),
+        _row("sessions of 128, 8 rows of 4k", masks.sessions(long, 128), _sessions(long, 128)),
+        _row(
+            "beam tree 64 x 3, 16 histories of 4k",
+            *_general(beam_step(past, max(64 // shrink, 2))),
+            backward=False,
+        ),
+    ]
+    return [Workload(name, table, predicate, width=width, **more) for name, table, predicate, more in rows]
+
+
+def ragged(rows: int, mean: int, longest: int, seed: int) -> list[int]:
+    """Lognormal lengths around a mean, as histories are."""
+    draw = rng(seed, "lengths", rows, mean).lognormal(0.0, 0.8, rows)
+    return (draw * mean / draw.mean()).clip(1, longest).astype(int).tolist()
+
+
+def beam_step(history: list[int], beams: int, levels: int = 3) -> IntervalTable:
+    """The tree's nodes ask, history and nodes answer: the rows of beam_tree that a decoder computes."""
+    whole = masks.beam_tree(history, beams, levels)
+    nodes = torch.cat(
+        [
+            torch.arange(int(cut) + past, int(cut) + past + beams * levels)
+            for cut, past in zip(whole.cu_q[:-1], history, strict=True)
+        ]
+    )
+    return IntervalTable(
+        whole.start[:, nodes].contiguous(),
+        whole.stop[:, nodes].contiguous(),
+        masks.cuts_of([beams * levels] * len(history)),
+        whole.cu_k,
+        beams * levels,
+        whole.max_k,
+    )
+
+
+def visible_pairs(table: IntervalTable) -> int:
+    """Pairs that see each other, O(tokens) memory; the union of a row's intervals counted once."""
+    if table.column_start is not None or table.sees is not None:
+        return int(masks.visible(table).sum())
+    start, stop = table.start.long(), torch.maximum(table.stop, table.start).long()
+    start, order = start.sort(dim=0)
+    stop = stop.gather(0, order)
+    reached, total = torch.zeros_like(start[0]), torch.zeros_like(start[0])
+    for k in range(len(start)):
+        total += (stop[k] - torch.maximum(start[k], reached)).clamp_min(0)
+        reached = torch.maximum(reached, stop[k])
+    return int(total.sum())
+
+
+def to_device(table: IntervalTable, device: str) -> IntervalTable:
+    """The same table there; shared cuts stay shared."""
+
+    def moved(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(device)
+
+    cu_q = table.cu_q.to(device)
+    same = table.cu_k is table.cu_q or torch.equal(table.cu_k, table.cu_q)
+    return IntervalTable(
+        table.start.to(device),
+        table.stop.to(device),
+        cu_q,
+        cu_q if same else table.cu_k.to(device),
+        table.max_q,
+        table.max_k,
+        moved(table.column_start),
+        moved(table.column_stop),
+        moved(table.sees),
+        moved(table.word),
+    )
+
+
+def _row(
+    name: str,
+    table: IntervalTable,
+    predicate: Callable[[str], Predicate],
+    window: tuple[int, int] | None = None,
+    backward: bool = True,
+) -> tuple[str, IntervalTable, Callable[[str], Predicate], dict[str, Any]]:
+    return name, table, predicate, {"window": window, "backward": backward}
+
+
+def _documents(lengths: list[int], device: str) -> Tensor:
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
+
+
+def _causal(lengths: list[int], window: int | None = None) -> Callable[[str], Predicate]:
+    def on(device: str) -> Predicate:
+        document = _documents(lengths, device)
+        if len(lengths) == 1 and window is None:
+            return lambda b, h, q, k: q >= k
+        if window is None:
+            return lambda b, h, q, k: (document[q] == document[k]) & (q >= k)
+        return lambda b, h, q, k: (document[q] == document[k]) & (q >= k) & (q - k < window)
+
+    return on
+
+
+def _prefix(lengths: list[int], prefix: int) -> Callable[[str], Predicate]:
+    def on(device: str) -> Predicate:
+        document, place = _documents(lengths, device), masks.places(lengths)[0].to(device)
+        return lambda b, h, q, k: (document[q] == document[k]) & ((q >= k) | (place[k] < prefix))
+
+    return on
+
+
+def _candidates(lengths: list[int], targets: int) -> tuple[IntervalTable, Callable[[str], Predicate]]:
+    def on(device: str) -> Predicate:
+        document = _documents(lengths, device)
+        place, length = masks.places(lengths)
+        history = (place < length - targets).to(device)
+        return lambda b, h, q, k: (q == k) | ((document[q] == document[k]) & history[k] & (q >= k))
+
+    return masks.candidates(lengths, targets), on
+
+
+def _sessions(lengths: list[int], session: int) -> Callable[[str], Predicate]:
+    def on(device: str) -> Predicate:
+        place, _ = masks.places(lengths)
+        fresh = place % session == 0
+        number = fresh.cumsum(0).to(device)
+        return lambda b, h, q, k: (number[q] == number[k]) & (q >= k)
+
+    return on
+
+
+def _general(table: IntervalTable) -> tuple[IntervalTable, Callable[[str], Predicate]]:
+    """Masks with no short form: the intervals in packed key positions, K compares."""
+
+    def on(device: str) -> Predicate:
+        rows = table.cu_q.diff().long()
+        base = table.cu_k[:-1].long().repeat_interleave(rows)
+        start, stop = (table.start + base).int().to(device), (table.stop + base).int().to(device)
+        slots = len(start)
+
+        def visible(b: Any, h: Any, q: Any, k: Any) -> Any:
+            seen = (k >= start[0, q]) & (k < stop[0, q])
+            for slot in range(1, slots):
+                seen = seen | ((k >= start[slot, q]) & (k < stop[slot, q]))
+            return seen
+
+        return visible
+
+    return table, on

@@ -1,0 +1,148 @@
+"""Group calls against the same calls written by hand in Ray, interleaved; the same actor work on both sides.
+
+The hand-written side is one plain actor a rank and `ray.get` of one call each; for the sharded echo it slices, sends and
+joins. A second hand-written group (A/A) shows what noise alone makes of the ratio.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_WORLD = 4
+_ROUNDS, _CALLS = 40, 25
+_BIG = 8 << 20
+
+
+def dispatch() -> dict[str, Any]:
+    """Ratios of medians over interleaved rounds, A/A noise, puts of a replicated argument, and controller memory."""
+    import ray
+    import torch
+
+    from nonet.bench.cluster.dispatch_roles import Echo, hand_group, reference_growth
+    from nonet.bench.cluster.startup_group import startup_group
+    from nonet.workers.runtime import Replicate, Shard, WorkerGroup, ensure_ray
+
+    torch.set_num_threads(1)
+    ensure_ray()
+    ours = WorkerGroup(Echo, workers=_WORLD, cpus=0.1, threads=0)
+    hand, again = hand_group(_WORLD), hand_group(_WORLD)
+    ours.hosts.ready()
+    ray.get([actor.nop.remote() for actor in (*hand, *again)])
+
+    def by_hand(actors: list[Any], payload: Any, join: Callable) -> Callable[[], Any]:
+        size = len(payload) // _WORLD
+        return lambda: join(
+            ray.get([a.echo.remote(payload[i * size : (i + 1) * size]) for i, a in enumerate(actors)])
+        )
+
+    numbers = list(range(128))
+    tensor = torch.arange(128)
+    table = _table(128)
+    cases: dict[str, tuple[Callable, Callable, Callable]] = {
+        "bare call": (
+            lambda: ours.nop().get(),
+            lambda: ray.get([a.nop.remote() for a in hand]),
+            lambda: ray.get([a.nop.remote() for a in again]),
+        )
+    }
+    for name, payload, join in (
+        ("1 KB list", numbers, lambda parts: [row for part in parts for row in part]),
+        ("1 KB tensor", tensor, torch.cat),
+        ("1 KB Arrow table", table, _concat),
+    ):
+        cases[f"sharded echo, {name}"] = (
+            lambda payload=payload: ours.echo(Shard(payload)).get(),
+            by_hand(hand, payload, join),
+            by_hand(again, payload, join),
+        )
+    rows = [{"call": name, **_compare(*sides)} for name, sides in cases.items()]
+    puts = _counted_puts(lambda: ours.size(Replicate(np.zeros(_BIG, np.uint8))).get())
+    grown = reference_growth(ours)
+    ours.stop()
+    for actor in (*hand, *again):
+        ray.kill(actor)
+    event = _event_us()
+    rows.append({"trace and metrics": "one event", "us": event})
+    rows.append({"replicated 8 MiB to 4 workers": "puts", "count": puts})
+    rows.append({"1 GiB by reference": "USS growth, MiB", "mib": grown / 2**20})
+    started = startup_group()
+    rows += started["rows"]
+    ratio = {row["call"]: row["ratio"] for row in rows if "ratio" in row} | started["ratio"]
+    return {
+        "rows": rows,
+        "ratio": ratio
+        | {"trace and metrics, us an event": event, "puts": puts, "USS growth, MiB": grown / 2**20},
+    }
+
+
+def _compare(*sides: Callable[[], Any]) -> dict[str, float]:
+    """Medians of `ours`, `hand` and `hand again`, microseconds a call, the order turned every round."""
+    seconds: list[list[float]] = [[], [], []]
+    for side in sides:
+        for _ in range(_CALLS):
+            side()
+    for turn in range(_ROUNDS):
+        for k in range(3):
+            which = (turn + k) % 3
+            began = time.perf_counter()
+            for _ in range(_CALLS):
+                sides[which]()
+            seconds[which].append((time.perf_counter() - began) / _CALLS)
+    ours, hand, again = (statistics.median(values) * 1e6 for values in seconds)
+    return {"ours_us": ours, "hand_us": hand, "ratio": ours / hand, "A/A": again / hand}
+
+
+def _event_us() -> float:
+    """Microseconds a call costs to see: its span and Ray metrics in the worker, its line of the trace in the controller."""
+    from nonet.controller.record import Trace
+    from nonet.workers.runtime import Spans
+
+    spans, costs, result = Spans("bench"), [], np.zeros(8)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Trace(Path(folder) / "trace.json")
+        for _ in range(200):
+            began = time.perf_counter()
+            for _ in range(50):
+                spans.add("bench.event", time.time(), time.time(), result)
+            for name, start, end, size in spans.take():
+                trace.add("bench-0", name, start, end, bytes=size)
+            costs.append((time.perf_counter() - began) / 50)
+        trace.close()
+    return statistics.median(costs) * 1e6
+
+
+def _counted_puts(call: Callable[[], Any]) -> int:
+    """How often `ray.put` ran during a call."""
+    import ray
+
+    puts, real = [], ray.put
+
+    def put(*args: Any, **kwargs: Any) -> Any:
+        puts.append(1)
+        return real(*args, **kwargs)
+
+    ray.put = put
+    try:
+        call()
+    finally:
+        ray.put = real
+    return len(puts)
+
+
+def _table(rows: int) -> Any:
+    import pyarrow as pa
+
+    return pa.table({"x": np.arange(rows)})
+
+
+def _concat(parts: list[Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.concat_tables(parts)

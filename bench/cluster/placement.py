@@ -1,0 +1,221 @@
+"""Placement: what fits after small groups have come, how soon what cannot fit is refused, and how long large plans take.
+
+The cluster is `ray.cluster_utils.Cluster`: 4 nodes of 4 fake GPUs, real Ray scheduling, real worker processes. The other side
+is plain Ray as one writes it: a placement group a job, PACK for small ones, STRICT_PACK for whole-node gangs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nonet.controller.cluster import ClusterView, DeviceFacts, Node
+from nonet.controller.plan import plan
+from nonet.controller.scenario import Scenario, make_scenario
+from nonet.errors import PlacementError
+from nonet.workers.runtime import DistributeWorker
+
+NODES, GPUS, SMALL, GANGS = 4, 4, 4, 3
+_ROUNDS = 2
+_WAIT_S = 3.0
+
+
+class Idle(DistributeWorker):
+    """Holds its device and does nothing; no torch."""
+
+
+def placement(rounds: int = _ROUNDS) -> dict[str, Any]:
+    """Gangs that start after four small groups, ours and plain Ray's; seconds to a refusal; seconds of a large plan."""
+    rows: list[dict[str, Any]] = []
+    with _cluster():
+        for number in range(rounds):
+            rows.append({"round": number, "who": "plain Ray", "gangs started": _plain_ray(), "of": GANGS})
+            rows.append({"round": number, "who": "nonet", "gangs started": _ours(), "of": GANGS})
+        rows += [_refused("at plan time"), _refused("at bind time")]
+    rows.append(_large_plan())
+    refused = [row for row in rows if "refused" in row]
+    return {
+        "rows": rows,
+        "ratio": {
+            "gangs of 3, ours, the fewest": min(_gangs(rows, "nonet")),
+            "gangs of 3, plain Ray, the most": max(_gangs(rows, "plain Ray")),
+            "seconds to refuse, the longest": max(row["seconds"] for row in refused),
+            "placement groups left after refusals": float(sum(row["groups left"] for row in refused)),
+            "seconds to plan 1000 x 8, 51 groups": rows[-1]["median_s"],
+            "different plans of the same input": float(rows[-1]["different plans"] - 1),
+        },
+    }
+
+
+def job(workers: int, name: str = "job") -> Scenario:
+    """A run of one group of so many GPUs: every role fused into it."""
+    roles = {"trainer": {"pool": "gpu", "workers": workers}, "evaluator": {"fuse": "trainer"}}
+    return make_scenario(
+        {
+            "name": name,
+            "data": {"interactions": "none.parquet"},
+            "pools": {"gpu": {"device": "cuda"}},
+            "roles": roles,
+            "stages": {"pretrain": {"epochs": 1}},
+        }
+    )
+
+
+def large_view(nodes: int = 1000) -> ClusterView:
+    """So many nodes of 8 GPUs, 8 to a rack, two zones."""
+    total = {"CPU": 128.0, "GPU": 8.0, "memory": 2e12}
+    facts = {"GPU": DeviceFacts(80 * 10**9, 8)}
+    return ClusterView(
+        tuple(
+            Node(f"n{i:04}", total, dict(total), {"zone": "ab"[i // 8 % 2], "rack": f"r{i // 8}"}, facts)
+            for i in range(nodes)
+        )
+    )
+
+
+def large_scenario(workers: int = 2048) -> Scenario:
+    """51 groups: a trainer, an elastic rollout, an evaluator, eight roles of 16 workers, forty rewards of 1 to 40."""
+    near = {"topology": {"prefer": ["host", "rack"]}}
+    own = {f"own{i}": {"pool": "gpu", "workers": 16, **near} for i in range(8)}
+    roles = {
+        "trainer": {"pool": "gpu", "workers": workers, "topology": {"prefer": ["rack"]}},
+        "rollout": {"pool": "gpu", "workers": {"min": 8, "max": 4096}},
+        "evaluator": {"pool": "gpu", "workers": 2},
+        **own,
+    }
+    rewards = {f"r{i}": {"use": "hit", "pool": "gpu", "workers": 1 + i * 3 % 40} for i in range(40)}
+    return make_scenario(
+        {
+            "name": "large",
+            "data": {"interactions": "none.parquet"},
+            "pools": {"gpu": {"device": "cuda"}},
+            "roles": roles,
+            "stages": {
+                "pretrain": {"epochs": 1, "batch": {"users": 4096}},
+                "rl": {"steps": 10, "users": 8192, "rewards": rewards},
+            },
+        }
+    )
+
+
+def _gangs(rows: list[dict[str, Any]], who: str) -> list[float]:
+    return [float(row["gangs started"]) for row in rows if row.get("who") == who]
+
+
+@contextmanager
+def _cluster() -> Iterator[None]:
+    import os
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    each: dict[str, Any] = {"num_cpus": 4, "num_gpus": GPUS, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**each, "include_dashboard": False})
+    try:
+        for _ in range(NODES - 1):
+            cluster.add_node(**each)
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR)
+        yield
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _plain_ray() -> int:
+    """Four one-GPU placement groups, then three whole-node gangs: how many of these are ready."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    made = []
+    try:
+        for _ in range(SMALL):
+            made.append(placement_group([{"GPU": 1}], strategy="PACK"))
+            assert made[-1].wait(10)
+        gangs = [placement_group([{"GPU": 1}] * GPUS, strategy="STRICT_PACK") for _ in range(GANGS)]
+        made += gangs
+        return sum(gang.wait(_WAIT_S) for gang in gangs)
+    finally:
+        for group in made:
+            remove_placement_group(group)
+        _all_free()
+
+
+def _ours() -> int:
+    """The same as seven runs, each planned on what is free, bound, and its processes started."""
+    from nonet.controller.groups import Binding, plan_live
+    from nonet.workers.runtime import Life, RoleSpec
+
+    specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
+    bound, started = [], 0
+    try:
+        for number in range(SMALL + GANGS):
+            gang = number >= SMALL
+            try:
+                bound.append(Binding(plan_live(job(GPUS if gang else 1)), specs, Life(run=f"job{number}")))
+            except PlacementError:
+                continue
+            found = bound[-1].hosts["trainer"].ready()
+            started += gang and len({worker["node"] for worker in found}) == 1
+        return started
+    finally:
+        for binding in bound:
+            binding.stop()
+        _all_free()
+
+
+def _refused(when: str) -> dict[str, Any]:
+    """Seconds from asking for a gang that has no room to the error, and the placement groups it left."""
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    from nonet.controller.groups import Binding, plan_live
+    from nonet.workers.runtime import RoleSpec
+
+    specs = {role: RoleSpec(Idle) for role in ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
+    made = plan_live(job(NODES * GPUS))
+    thief = placement_group([{"GPU": 1}], name="somebody else")
+    assert thief.wait(10)
+    began, text = time.perf_counter(), "nothing"
+    try:
+        Binding(made if when == "at bind time" else plan_live(job(NODES * GPUS)), specs).stop()
+    except PlacementError as error:
+        text = str(error)
+    seconds = time.perf_counter() - began
+    left = sum(
+        g["state"] != "REMOVED" and g["name"] != "somebody else" for g in placement_group_table().values()
+    )
+    remove_placement_group(thief)
+    _all_free()
+    return {"refused": when, "seconds": seconds, "groups left": left, "message": text}
+
+
+def _large_plan() -> dict[str, Any]:
+    scenario, view = large_scenario(), large_view()
+    seconds, plans = [], set()
+    for _ in range(5):
+        began = time.perf_counter()
+        made = plan(scenario, view)
+        seconds.append(time.perf_counter() - began)
+        plans.add(hashlib.sha256(json.dumps(made.as_dict()).encode()).hexdigest())
+    workers = sum(group.workers for group in made.groups)
+    return {
+        "plan": f"{len(view.nodes)} nodes x 8 devices, {len(made.groups)} groups, {workers} workers",
+        "median_s": statistics.median(seconds),
+        "max_s": max(seconds),
+        "different plans": len(plans),
+    }
+
+
+def _all_free(timeout_s: float = 10.0) -> None:
+    """Wait until every node reports all of its GPUs free."""
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and ray.available_resources().get("GPU", 0.0) < NODES * GPUS:
+        time.sleep(0.05)

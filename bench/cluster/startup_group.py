@@ -1,0 +1,118 @@
+"""Controller and four workers until they are ready, against the same written by hand in Ray, in turns.
+
+Ours: a controller actor that plans, binds a placement group by the plan and starts a group of four `DistributeWorker`s,
+detached and named, with their keepers. By hand: a controller actor that makes the placement group and four plain actors. All
+import the same modules. Each round begins with fresh processes on both sides.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+_WORLD, _ROUNDS = 4, 7
+
+
+def startup_group() -> dict[str, Any]:
+    """Medians of seconds from asking for the controller to all workers ready, ours over by hand, and hand against hand."""
+    import ray
+
+    from nonet.workers.runtime import ensure_ray
+
+    ensure_ray()
+    ours, hand = _actors()
+    sides = {"ours": ours, "by hand": hand, "by hand again": hand}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(_ROUNDS + 1):
+        for name in list(sides)[turn % 3 :] + list(sides)[: turn % 3]:
+            began = time.perf_counter()
+            controller = sides[name].remote()
+            ray.get(controller.ready.remote())
+            if turn:  # the first round warms Ray's pool of worker processes
+                seconds[name].append(time.perf_counter() - began)
+            ray.get(controller.end.remote())
+            ray.kill(controller)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratio = {
+        "controller + 4 workers ready": medians["ours"] / medians["by hand"],
+        "the same by hand, A/A": medians["by hand again"] / medians["by hand"],
+    }
+    return {"rows": [{"side": name, "median_s": value} for name, value in medians.items()], "ratio": ratio}
+
+
+def _actors() -> tuple[Any, Any]:
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Ours:
+        def __init__(self) -> None:
+            import nonet.controller.single_controller  # noqa: F401
+            from nonet.bench.cluster.dispatch_roles import Echo
+            from nonet.controller.groups import Binding
+            from nonet.workers.runtime import Life, RoleSpec
+
+            life = Life(f"bench-{time.time_ns()}", orphan_timeout_s=60.0)
+            self.binding = Binding(_plan(), {"echo": RoleSpec(Echo)}, life)
+
+        def ready(self) -> int:
+            return len(self.binding.hosts["echo"].ready())
+
+        def end(self) -> None:
+            self.binding.stop(at_once=True)
+
+    @ray.remote(num_cpus=0)
+    class ByHand:
+        def __init__(self) -> None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            import nonet.controller.single_controller  # noqa: F401
+
+            self.group = ray.util.placement_group([{"CPU": 0.1}] * _WORLD, strategy="PACK")
+            self.group.wait(30)
+            self.actors = [
+                Plain.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, rank)).remote()
+                for rank in range(_WORLD)
+            ]
+
+        def ready(self) -> int:
+            return len(ray.get([actor.nop.remote() for actor in self.actors]))
+
+        def end(self) -> None:
+            for actor in self.actors:
+                ray.kill(actor)  # pyright: ignore[reportArgumentType]
+            ray.util.remove_placement_group(self.group)
+
+    @ray.remote(num_cpus=0.1)
+    class Plain:
+        def __init__(self) -> None:
+            import nonet.bench.cluster.dispatch_roles
+            import nonet.workers.runtime.host  # noqa: F401
+
+        def nop(self) -> None:
+            pass
+
+    return Ours, ByHand
+
+
+def _plan() -> Any:
+    """A plan of one group of four on the node this process is on."""
+    import ray
+
+    from nonet.controller.plan import GroupPlan, Plan
+
+    node = ray.get_runtime_context().get_node_id()
+    group = GroupPlan(
+        name="echo",
+        roles=("echo",),
+        pool="cpu",
+        device="cpu",
+        resource="CPU",
+        workers=_WORLD,
+        cpus=0.1,
+        devices=0.0,
+        bundle={"CPU": 0.1},
+        threads=0,
+        nodes=(node,) * _WORLD,
+    )
+    return Plan("bench", 0, (group,), ())

@@ -1,0 +1,1 @@
+from .suite import embedding as embedding

@@ -1,0 +1,244 @@
+"""Saving and loading sparse rows: `python -m nonet.bench.embedding.checkpoint`.
+
+A save against a plain write of as many bytes (one write of a ready buffer, then fsync, as the save ends with), in turns; how
+long a training step waits while a save runs beside it; an increment of 1 % touched rows; a load. One thread each.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.bench.timing import show
+
+ROWS, DIM, KEYS = 1_000_000, 64, 8192
+
+
+def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | None = None) -> dict[str, Any]:
+    """Rows of seconds and bytes by measure; ratios: save / plain write in bytes a second, longest stall in steps."""
+    import torch
+
+    torch.set_num_threads(1)
+    world = _filled(rows, dim)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        found = _writes(world, Path(place), rounds)
+        stall = _stall(world, Path(place))
+        evicting_ms = _opening(_filled(rows, dim, evict="lru", budget_rows=rows * 9 // 10), Path(place))
+    size, saves, plains, load_s, increment = found
+    save_s, plain_s = statistics.median(saves), statistics.median(plains)
+    one = stall["alone_ms"]
+    ratio = {
+        "save / plain write, bytes a second": plain_s / save_s,
+        "the same, fastest of each": min(plains) / min(saves),
+        "slowest plain write / fastest": max(plains) / min(plains),
+        "longest step beside a save - a step, in steps": (stall["beside_max_ms"] - one) / one,
+        "the same, of steps that the host took no CPU from": (stall["beside_own_max_ms"] - one) / one,
+        "steps beside a save that it took CPU from, of all": stall["beside_stolen"] / stall["steps"],
+        "step beside a save, 99 of 100 - a step, in steps": (stall["beside_p99_ms"] - one) / one,
+        "longest step alone - a step, in steps": (stall["alone_max_ms"] - one) / one,
+        "longest wait for a save's lock, in steps": stall["wait_max_ms"] / one,
+        "opening a save, in steps": stall["open_max_ms"] / one,
+        "opening a save of a table that evicts, in steps": evicting_ms / one,
+        "step beside a save / alone, median": stall["beside_ms"] / one,
+        "step beside a save / alone, median CPU time": stall["beside_cpu_ms"] / stall["alone_cpu_ms"],
+        "increment of 1 % / full, bytes": increment / size,
+    }
+    rows_ = [
+        {"measure": "save", "seconds": save_s, "bytes": size},
+        {"measure": "plain write", "seconds": plain_s, "bytes": size},
+        {"measure": "load", "seconds": load_s, "bytes": size},
+        {"measure": "increment of 1 % touched rows", "bytes": increment},
+        {"measure": "training", **stall},
+    ]
+    return {"rows": rows_, "ratio": ratio}
+
+
+def _filled(rows: int, dim: int, **policy: Any) -> Any:
+    import torch
+
+    from nonet.embedding.tables import TableSpec
+    from nonet.embedding.training import SparseWorld
+
+    world = SparseWorld({"item": TableSpec(dim, **policy)}, seed=7)
+    for step, part in enumerate(np.array_split(_keys(rows), max(1, rows // 16384)), 1):
+        keys = torch.from_numpy(part)
+        world.pull("item", keys)
+        world.push("item", keys, torch.ones(len(part), dim), step)
+    return world
+
+
+def _keys(rows: int) -> np.ndarray:
+    return (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+
+
+def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float, int]:
+    from nonet.embedding.storage import load, save
+
+    saves, plains, size = [], [], 0
+    for number in range(rounds):
+        began = time.perf_counter()
+        size = sum(save(world, folder / str(number)).wait().values())
+        saves.append(time.perf_counter() - began)
+        plains.append(_plain(folder / "plain", size))
+        if number:
+            _remove(folder / str(number))
+    other = _empty_like(world)
+    began = time.perf_counter()
+    load(other, folder / "0")
+    load_s = time.perf_counter() - began
+    _touch(world, len(world.tables["item"]) // 100, world.tables["item"].step + 1)
+    increment = sum(save(world, folder / "more", base=folder / "0").wait().values())
+    return size, saves, plains, load_s, increment
+
+
+def _plain(path: Path, size: int) -> float:
+    data = np.random.default_rng(1).integers(0, 255, size, dtype=np.uint8)
+    began = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        left = data.data
+        while len(left):
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    taken = time.perf_counter() - began
+    path.unlink()
+    return taken
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder)
+
+
+def _empty_like(world: Any) -> Any:
+    from nonet.embedding.training import SparseWorld
+
+    return SparseWorld(world.specs, seed=7)
+
+
+def _touch(world: Any, count: int, step: int) -> None:
+    import torch
+
+    keys = torch.from_numpy(_keys(count))
+    world.pull("item", keys)
+    world.push("item", keys, torch.ones(count, world.specs["item"].dim), step)
+
+
+def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
+    """Steps of 8,192 random keys and a matrix product, alone and beside a save in turns, and their waits for its lock.
+
+    A turn alone has as many steps as the turn beside a save, so that the longest of both are of as many.
+    """
+    from nonet.embedding.storage import save
+
+    steps = _Steps(world)
+    gc.collect()
+    gc.freeze()  # a full collection over torch's modules takes 50 ms, with or without a save
+    for _ in range(20):
+        steps.one()
+    alone, beside, opened = [], [], []
+    for turn in range(rounds):
+        began = time.perf_counter()
+        saving = save(world, folder / f"beside{turn}")
+        opened.append(1e3 * (time.perf_counter() - began))
+        many = 0
+        while not saving.done:
+            beside.append(steps.one())
+            many += 1
+        saving.wait()
+        _remove(folder / f"beside{turn}")
+        steps.one()
+        alone += [steps.one() for _ in range(many)]
+    found: dict[str, float] = {"steps": len(beside), "open_max_ms": max(opened)}
+    for name, turn in (("alone", alone), ("beside", beside)):
+        wall, cpu, stolen = zip(*turn, strict=True)
+        own = [taken for taken, ticks in zip(wall, stolen, strict=True) if not ticks]
+        found |= {f"{name}_ms": statistics.median(wall), f"{name}_max_ms": max(wall)}
+        found |= {
+            f"{name}_own_max_ms": max(own, default=float("nan")),
+            f"{name}_stolen": len(wall) - len(own),
+        }
+        found |= {
+            f"{name}_p99_ms": statistics.quantiles(wall, n=100)[98],
+            f"{name}_cpu_ms": statistics.median(cpu),
+        }
+    return found | {"wait_max_ms": 1e3 * max(steps.waits)}
+
+
+def _opening(world: Any, folder: Path, rounds: int = 4) -> float:
+    """Milliseconds that opening a save takes at most, steps between one and the next."""
+    from nonet.embedding.storage import save
+
+    steps, taken = _Steps(world), []
+    for turn in range(rounds):
+        for _ in range(20):
+            steps.one()
+        began = time.perf_counter()
+        saving = save(world, folder / f"opening{turn}")
+        taken.append(1e3 * (time.perf_counter() - began))
+        saving.wait()
+        _remove(folder / f"opening{turn}")
+    return max(taken)
+
+
+class _Steps:
+    """Training steps, timed; `waits` are the seconds that each waited for the table's lock."""
+
+    def __init__(self, world: Any):
+        import torch
+
+        self._world, self._keys = world, _keys(len(world.tables["item"]))
+        self._source, self._weight = np.random.default_rng(3), torch.randn(768, 768)
+        self._product = torch.empty(768, 768)  # kept: memory that is asked for anew is another's stall
+        self._number, self.waits = world.tables["item"].step, [0.0]
+        _time_lock(world.histories["item"].lock, self.waits)
+
+    def one(self) -> tuple[float, float, int]:
+        """Milliseconds of a step by the wall and by this thread's CPU, and what was stolen meanwhile."""
+        import torch
+
+        self._number += 1
+        asked = torch.from_numpy(self._keys[self._source.integers(0, len(self._keys), KEYS)])
+        before, began, busy = _stolen(), time.perf_counter(), time.thread_time()
+        got = self._world.pull("item", asked)
+        torch.mm(self._weight, self._weight, out=self._product)
+        self._world.push("item", asked, got, self._number)
+        taken, busy = time.perf_counter() - began, time.thread_time() - busy
+        return 1e3 * taken, 1e3 * busy, _stolen() - before
+
+
+def _stolen() -> int:
+    """Ticks of 10 ms that this machine's host has given to others while a CPU here had work; 0 where it doesn't say."""
+    try:
+        with open("/proc/stat") as file:
+            return int(file.readline().split()[8])
+    except (OSError, IndexError):
+        return 0
+
+
+def _time_lock(lock: Any, waits: list[float]) -> None:
+    """Note how long each step waits for this StepLock."""
+    take = lock._wait
+
+    def timed() -> None:
+        began = time.perf_counter()
+        take()
+        waits.append(time.perf_counter() - began)
+
+    lock._wait = timed
+
+
+def main() -> None:
+    """Print the rows and ratios."""
+    show(measure())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Who takes part in `nonet bench embedding`, each with a table of its own.
+
+Ours hash unbounded ids; torch's and FBGEMM's are given dense row numbers, so hashing is our handicap. FBGEMM's TBE is
+used as it is fastest on a CPU: SUM bags of one id (PoolingMode.NONE is 6-8 times slower), fused row-wise Adagrad,
+without its check of bounds and without autograd in a forward; "as it comes" has both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding import splitmix64
+from nonet.embedding.tables import TableSpec, make_table
+from nonet.random import rng
+
+_FILL = 1 << 16
+_GRADS = 4
+
+
+@cache
+def fbgemm_reason() -> str:
+    """Why FBGEMM cannot take part, empty when it can."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    except Exception as error:  # a wheel for another torch fails in many ways
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def ids_of(ranks: np.ndarray) -> Tensor:
+    """The unbounded 64-bit ids of these ranks."""
+    return torch.from_numpy(splitmix64(ranks + 12345).view(np.int64))
+
+
+def ranks_of(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Zipf(1.05) ranks cut off at `rows`, or uniform ones."""
+    source = rng(seed, "bench", kind, rows)
+    if kind == "uniform":
+        return source.integers(0, rows, shape)
+    weight = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -1.05)
+    return np.searchsorted(weight, source.random(shape) * weight[-1]).clip(max=rows - 1)
+
+
+class Contenders:
+    """Batches of `keys` ids over `rows` rows, and calls by name that take a batch's number."""
+
+    def __init__(self, rows: int, width: int, keys: int, batches: int, seed: int, kind: str):
+        self.rows, self.width, self.seed = rows, width, seed
+        self._shape = (batches, keys)
+        self._calls: dict[str, Callable[[int], Any]] = {}
+        self.draw(kind)
+        generator = torch.Generator().manual_seed(seed)
+        # Few, so that they are as warm as a backward pass leaves them.
+        grads = [torch.randn(keys, width, generator=generator) * 0.01 for _ in range(_GRADS)]
+        self.grads = [grads[batch % _GRADS] for batch in range(batches)]
+        self.offsets = torch.arange(keys + 1)
+        self._makers = {
+            "torch index_select": self._index_select,
+            "torch index_select again": self._index_select,  # what two equal sides differ by
+            "core lookup": self._lookup,
+            "TBE forward (CPU)": lambda: self._tbe("EXACT_SGD", train=False),
+            "TBE forward as it comes (CPU)": lambda: self._tbe("EXACT_SGD", train=False, checks="WARNING"),
+            "core train step": lambda: self._step("rowwise_adagrad"),
+            "TBE train step (CPU, no hashing)": lambda: self._tbe("EXACT_ROWWISE_ADAGRAD"),
+            "TBE SGD step (CPU, no hashing)": lambda: self._tbe("EXACT_SGD"),
+            "torch Embedding(sparse) SGD step": self._sparse_sgd,
+            "core Adam step": lambda: self._step("adam"),
+            "torch SparseAdam step": self._sparse_adam,
+        }
+
+    def draw(self, kind: str) -> None:
+        """New batches."""
+        ranks = ranks_of(kind, self.rows, self._shape, self.seed)
+        self.ranks = [torch.from_numpy(batch.astype(np.int64)) for batch in ranks]
+        self.ids = [ids_of(batch) for batch in ranks]
+
+    def calls(self, *names: str) -> dict[str, Callable[[int], Any]]:
+        """These contenders, made on first use; by default all but the Adams."""
+        for name in names or [name for name in self._makers if "Adam" not in name and "comes" not in name]:
+            if name not in self._calls and not (name.startswith("TBE") and fbgemm_reason()):
+                self._calls[name] = self._makers[name]()
+        return {name: self._calls[name] for name in names or self._calls if name in self._calls}
+
+    def _index_select(self) -> Callable[[int], Any]:
+        dense = torch.randn(self.rows, self.width)
+        return lambda batch: dense.index_select(0, self.ranks[batch])
+
+    def _lookup(self) -> Callable[[int], Any]:
+        table = self._filled("rowwise_adagrad")
+        return lambda batch: table.lookup(self.ids[batch], train=False)
+
+    def _step(self, optimizer: str) -> Callable[[int], Any]:
+        table = self._filled(optimizer)
+
+        def step(batch: int) -> None:
+            table.lookup(self.ids[batch], train=True)
+            table.apply(self.ids[batch], self.grads[batch], table.step + 1)
+
+        return step
+
+    def _filled(self, optimizer: str) -> Any:
+        table = make_table("bench", TableSpec(self.width, optimizer, lr=0.01), self.seed)
+        for start in range(0, self.rows, _FILL):
+            table.lookup(ids_of(np.arange(start, min(start + _FILL, self.rows))), train=True)
+        return table
+
+    def _tbe(self, optimizer: str, train: bool = True, checks: str = "NONE") -> Callable[[int], Any]:
+        ops = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+        common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+        place = (self.rows, self.width, common.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)
+        bags = ops.SplitTableBatchedEmbeddingBagsCodegen(
+            [place],
+            bounds_check_mode=common.BoundsCheckMode[checks],
+            optimizer=ops.OptimType[optimizer],
+            learning_rate=0.01,
+            eps=1e-8,
+        )
+        bags.init_embedding_weights_uniform(-0.02, 0.02)  # also touches every page before anything is timed
+        if train:
+            return lambda batch: bags(self.ranks[batch], self.offsets).backward(self.grads[batch])
+
+        def forward(batch: int) -> Tensor:
+            with torch.set_grad_enabled(checks != "NONE"):
+                return bags(self.ranks[batch], self.offsets)
+
+        return forward
+
+    def _sparse_sgd(self) -> Callable[[int], Any]:
+        layer = torch.nn.Embedding(self.rows, self.width, sparse=True)
+        return self._torch_step(layer, torch.optim.SGD(layer.parameters(), lr=0.01))
+
+    def _sparse_adam(self) -> Callable[[int], Any]:
+        layer = torch.nn.Embedding(self.rows, self.width, sparse=True)
+        return self._torch_step(layer, torch.optim.SparseAdam(list(layer.parameters()), lr=0.01))
+
+    def _torch_step(
+        self, layer: torch.nn.Embedding, optimizer: torch.optim.Optimizer
+    ) -> Callable[[int], Any]:
+        def step(batch: int) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            layer(self.ranks[batch]).backward(self.grads[batch])
+            optimizer.step()
+
+        return step

@@ -1,0 +1,155 @@
+"""Steps that grow a table, steps that evict from a full one, and a table of a hundred million rows.
+
+Measured by this thread's CPU time (a stall of a neighbour is none of ours); the tail that counts is that of whole
+training steps: lookup with new rows, then apply.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.bench.embedding.contenders import Contenders, ids_of
+from nonet.bench.timing import Call, interleaved, isolated, ratios
+from nonet.embedding.tables import TableSpec, make_table
+from nonet.random import rng
+
+_KEYS, _WIDTH = 8192, 64
+_GROWN = 4_000_000
+_FULL = 1_000_000
+_MANY, _NARROW, _FILL = 100_000_000, 16, 1 << 17
+
+
+def grow(seed: int) -> dict[str, Any]:
+    """From nothing to 4 M rows: all keys new, and a tenth of them new."""
+    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    for share in (1.0, 0.1):
+        table = make_table("bench", TableSpec(_WIDTH), seed)
+        steps = int(_GROWN / (_KEYS * share))
+        batches = _arriving(steps, share, seed)
+        _steps(found, table, batches, f"growth, {share:.0%} new keys a step", warm=steps // 10)
+        del table
+        gc.collect()
+    return found
+
+
+def evict(seed: int) -> dict[str, Any]:
+    """A million rows' room under LRU, LFU, and LRU with a time to live: a tenth of the keys are new in every step."""
+    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    cases: list[dict[str, Any]] = [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "lru", "ttl_steps": 2000}]
+    for words in cases:
+        table = make_table("bench", TableSpec(_WIDTH, budget_rows=_FULL, **words), seed)
+        for start in range(0, 2 * _FULL, 1 << 16):
+            keys = ids_of(np.arange(start, start + (1 << 16)) + (1 << 40))
+            table.lookup(keys, train=True)
+            table.apply(keys, torch.zeros(len(keys), _WIDTH), table.step + 1)
+        case = "eviction, " + " and ".join(f"{key} {value}" for key, value in words.items())
+        _steps(found, table, _arriving(1500, 0.1, seed), case, warm=100)
+        found["rows"][-1]["rows"] = len(table)
+        del table
+        gc.collect()
+    return found
+
+
+def hundred_million(seed: int) -> dict[str, Any]:
+    """Fill and weigh 100 M rows of 16; look up beside as many dense rows as fit, and at 1 M rows of 16 and of 64 of each."""
+    began, slowest = time.perf_counter(), 0.0
+    table = make_table("bench", TableSpec(_NARROW), seed)
+    for start in range(0, _MANY, _FILL):
+        cpu = time.thread_time()
+        table.lookup(ids_of(np.arange(start, min(start + _FILL, _MANY))), train=True)
+        slowest = max(slowest, time.thread_time() - cpu)
+    row = {
+        "case": "100 M rows x 16",
+        "filled_s": time.perf_counter() - began,
+        "gib": getattr(table, "resident_bytes", float("nan")) / 2**30,
+        "peak_rss_gib": _status_gib("VmHWM"),
+        "slowest 131,072 inserts ms": 1e3 * slowest,
+    }
+    found = {"rows": [row], "ratio": {}}
+    found["ratio"]["100 M rows: bytes / (rows + state + key + step)"] = row["gib"] * 2**30 / table.nbytes
+    source = rng(seed, "bench", "100m")
+    ids = [ids_of(source.integers(0, _MANY, _KEYS)) for _ in range(96)]
+    dense = torch.empty(min(_MANY, int(_free_gib() - 2) * 2**30 // (4 * _NARROW)), _NARROW).fill_(0.5)
+    ranks = [torch.from_numpy(source.integers(0, len(dense), _KEYS)) for _ in range(96)]
+    calls = {
+        **_few_rows(_NARROW, seed),
+        **_few_rows(_WIDTH, seed),
+        "core 100 M": lambda batch: table.lookup(ids[batch], train=False),
+        "dense": lambda batch: dense.index_select(0, ranks[batch]),
+    }
+    for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+        times = run(calls, 96)
+        case = f"100 M rows x 16, {protocol}"
+        found["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
+        [many] = ratios(times, [("core 100 M", "dense")]).values()
+        against = f"core / {len(dense) / 1e6:.0f} M dense rows"
+        found["ratio"][f"{case}: {against}"] = many
+        for width in (_NARROW, _WIDTH):
+            few = f"1 M x {width}"
+            [ratio] = ratios(times, [(f"core {few}", f"dense {few}")]).values()
+            found["ratio"][f"{case}: {against}, over core / dense at {few}"] = many / ratio
+    return found
+
+
+def _few_rows(width: int, seed: int) -> dict[str, Call]:
+    """Lookups of a million rows so wide, of both."""
+    calls = Contenders(1_000_000, width, _KEYS, 96, seed, "uniform").calls(
+        "core lookup", "torch index_select"
+    )
+    return {
+        f"core 1 M x {width}": calls["core lookup"],
+        f"dense 1 M x {width}": calls["torch index_select"],
+    }
+
+
+def _arriving(steps: int, share: float, seed: int) -> Iterable[Tensor]:
+    """Batches of which `share` are new ids and the others uniform among those that came before."""
+    source, came = rng(seed, "bench", "arriving"), _KEYS
+    for _ in range(steps):
+        new = int(_KEYS * share)
+        old = source.integers(0, came, _KEYS - new)
+        ranks = np.concatenate([old, np.arange(came, came + new)])
+        came += new
+        yield ids_of(source.permutation(ranks))
+
+
+def _steps(found: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
+    grads = torch.randn(_KEYS, _WIDTH, generator=torch.Generator().manual_seed(1)) * 0.01
+    out = torch.zeros(_KEYS, _WIDTH)
+    cpu_s = []
+    for keys in batches:
+        began = time.thread_time()
+        table.lookup(keys, train=True, out=out)
+        table.apply(keys, grads, table.step + 1)
+        cpu_s.append(time.thread_time() - began)
+    cpu_s = cpu_s[warm:]
+    ordered = sorted(cpu_s)
+    median, p99 = statistics.median(cpu_s), ordered[int(0.99 * len(ordered))]
+    found["rows"].append(
+        {
+            "case": case,
+            "steps": len(cpu_s),
+            "median_us": 1e6 * median,
+            "p99_us": 1e6 * p99,
+            "max_us": 1e6 * ordered[-1],
+        }
+    )
+    found["ratio"][f"{case}: p99 / median"] = p99 / median
+
+
+def _status_gib(field: str) -> float:
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith(field))
+
+
+def _free_gib() -> float:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable"))

@@ -1,0 +1,134 @@
+"""The sections of `nonet bench embedding`: python -m nonet.bench.embedding.sections SECTION SEED prints one JSON line.
+
+Ids are unbounded: 64-bit hashes of Zipf(1.05) or uniform ranks; the dense side is given the ranks themselves, and its
+rows lie in the same order as ours.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.bench.embedding.contenders import Contenders, fbgemm_reason
+from nonet.bench.timing import Times, interleaved, isolated, ratios
+from nonet.embedding.tables import core_status
+
+KEYS, WIDTH, BATCHES = 8192, 64, 96  # of a million rows, uniform batches touch every second one
+_GIB = 1 << 30
+_FORWARDS = ("TBE forward (CPU)", "TBE forward as it comes (CPU)")
+_DENSE = "torch index_select"  # the floor of a call: no hashing, one gather
+_RATIOS = [
+    ("core lookup", "torch index_select"),
+    ("core train step", "TBE train step (CPU, no hashing)"),
+    ("core train step", "TBE SGD step (CPU, no hashing)"),
+    ("core train step", "torch Embedding(sparse) SGD step"),
+    ("torch index_select again", "torch index_select"),
+]
+
+
+def rows_1m(seed: int) -> dict[str, Any]:
+    """Lookup and train step at a million rows."""
+    return _speed(1_000_000, seed)
+
+
+def rows_8m(seed: int) -> dict[str, Any]:
+    """The same at eight million rows: 2 GiB a table, so only those of the ratios."""
+    names = (*_RATIOS[0], *_RATIOS[1])
+    return _skipped("rows_8m", 11) or _speed(8_000_000, seed, *names)
+
+
+def small(seed: int) -> dict[str, Any]:
+    """Calls of 64, 256 and 1,024 keys: what a call costs before it does anything; dense gathers show the floor."""
+    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    for keys in (64, 256, 1024):
+        made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
+        calls = made.calls("core lookup", _DENSE, *_FORWARDS)
+        for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+            times = run(calls, BATCHES)
+            pairs = [(name, ours) for ours in ("core lookup", _DENSE) for name in _FORWARDS]
+            _add(found, times, [*pairs, ("core lookup", _DENSE)], f"{keys} keys, {protocol}")
+        del made, calls
+        gc.collect()
+    return found
+
+
+def adam(seed: int) -> dict[str, Any]:
+    """Our Adam against our row-wise Adagrad and torch's SparseAdam."""
+    made = Contenders(1_000_000, WIDTH, KEYS, BATCHES, seed, "zipf")
+    calls = made.calls("core train step", "core Adam step", "torch SparseAdam step")
+    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    pairs = [("core Adam step", "core train step"), ("torch SparseAdam step", "core Adam step")]
+    for kind in ("zipf", "uniform"):
+        made.draw(kind)
+        for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+            _add(found, run(calls, BATCHES), pairs, f"{kind}, {protocol}")
+    return found
+
+
+def growth(seed: int) -> dict[str, Any]:
+    """Training steps on a table that grows from nothing to 4 M rows; and what the slowest hundredth of steps cost."""
+    from nonet.bench.embedding.growth import grow
+
+    return grow(seed)
+
+
+def eviction(seed: int) -> dict[str, Any]:
+    """Training steps on a table that is full and gives up a row for every new one."""
+    from nonet.bench.embedding.growth import evict
+
+    return evict(seed)
+
+
+def rows_100m(seed: int) -> dict[str, Any]:
+    """A hundred million rows of 16."""
+    from nonet.bench.embedding.growth import hundred_million
+
+    return _skipped("rows_100m", 14) or hundred_million(seed)
+
+
+def _speed(rows: int, seed: int, *names: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    made = Contenders(rows, WIDTH, KEYS, BATCHES, seed, "zipf")
+    for ids in ("zipf", "uniform"):
+        made.draw(ids)
+        calls = made.calls(*names)
+        for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
+            _add(found, run(calls, BATCHES), _RATIOS, f"{rows // 1_000_000} M rows, {ids}, {protocol}")
+    if reason := fbgemm_reason():
+        found["rows"].append({"skipped": "FBGEMM TBE", "reason": reason})
+    return found
+
+
+def _add(found: dict[str, Any], times: dict[str, Times], pairs: list[tuple[str, str]], case: str) -> None:
+    found["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
+    found["ratio"] |= {f"{case}: {pair}": value for pair, value in ratios(times, pairs).items()}
+
+
+def _skipped(section: str, gib: int) -> dict[str, Any] | None:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), free)
+    if free >= gib * _GIB:
+        return None
+    reason = f"needs {gib} GiB of free memory, there are {free / _GIB:.1f}"
+    return {"rows": [{"skipped": section, "reason": reason}], "ratio": {}}
+
+
+SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
+    section.__name__: section for section in (rows_1m, rows_8m, small, adam, growth, eviction, rows_100m)
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    np.seterr(all="raise")
+    result = SECTIONS[sys.argv[1]](int(sys.argv[2]))
+    result["rows"].append({"section": sys.argv[1], "core": str(core_status())})
+    print(json.dumps(result))

@@ -1,0 +1,178 @@
+"""What tiers are worth: hit rates of the device cache beside Belady's, rows a second to disk and back.
+
+`python -m nonet.bench.embedding.tiers`. A hit is a distinct row of a training batch that was on the device already; Belady's
+rule knows all batches and may leave a row on the host (no rule does better). Batches of 8,192 Zipf(1.05) ids of a million;
+the first hundred fill the cache and do not count. One thread.
+"""
+
+# Shapes: U distinct keys of a batch.
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.bench.timing import show
+from nonet.embedding.tables import TableSpec, make_table, take
+from nonet.embedding.tiers import ColdTier, TieredTable, Tiers
+from nonet.random import rng
+
+ROWS, KEYS, WIDTH = 1_000_000, 8192, 64
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
+    """Rows by measure; ratios: points of hit rate below Belady's, tiered step / host step."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    coming = zipf_batches(seed, batches)
+    for share in (0.02, 0.05, 0.1):
+        _hits(found, coming, int(ROWS * share), share)
+    found["rows"] += _disk(seed)
+    _steps(found, seed)
+    return found
+
+
+def zipf_batches(seed: int, count: int, rows: int = ROWS, keys: int = KEYS) -> list[np.ndarray]:
+    """Batches of distinct scattered ids [U], of `keys` draws each."""
+    weight = np.arange(1, rows + 1) ** -1.05
+    edges = np.cumsum(weight) / weight.sum()
+    source = rng(seed, "bench", "tiers")
+    picks = (
+        np.unique(np.minimum(np.searchsorted(edges, source.random(keys)), rows - 1)) for _ in range(count)
+    )
+    return [(pick.astype(np.uint64) * _ODD).view(np.int64) for pick in picks]
+
+
+def belady(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> float:
+    """The hit rate of whom knows every batch: of the rows held and those of a batch, those needed soonest stay."""
+    names, flat = np.unique(np.concatenate(coming), return_inverse=True)
+    batches = np.split(flat, np.cumsum([len(keys) for keys in coming])[:-1])
+    follows, after = [np.empty(0)] * len(coming), np.full(len(names), len(coming))
+    for at in range(len(coming) - 1, -1, -1):
+        follows[at] = after[batches[at]].copy()
+        after[batches[at]] = at
+    held, needed, hits, asked = np.zeros(len(names), bool), np.full(len(names), len(coming)), 0, 0
+    for at, batch in enumerate(batches):
+        if at >= warm:
+            hits, asked = hits + int(held[batch].sum()), asked + len(batch)
+        held[batch], needed[batch] = True, follows[at]
+        here = np.flatnonzero(held)
+        over = len(here) - capacity
+        if over > 0:
+            held[here[np.argpartition(-needed[here], over - 1)[:over]]] = False
+    return hits / asked
+
+
+def hit_rate(coming: Sequence[np.ndarray], capacity: int, policy: str, ahead: int, warm: int = 100) -> float:
+    """The hit rate of a TieredTable that foresees the keys of `ahead` batches, the one at hand included."""
+    host = make_table("bench", TableSpec(1, optimizer="sgd"), 7)
+    table = TieredTable.over(host, Tiers(device_rows=capacity, policy=policy))
+    assert table.hot is not None
+    for at, keys in enumerate(coming):
+        if at == warm:
+            table.traffic.wanted = table.traffic.loaded = table.traffic.bypassed = 0
+        for later in range(at if at else 0, min(at + ahead, len(coming))) if ahead > 1 else ():
+            if later == at + ahead - 1 or not at:
+                table.foresee(coming[later], later)
+        table.lookup(keys, train=True)
+        table.hot.release(at)
+    return table.traffic.hit_rate
+
+
+def _hits(found: dict[str, Any], coming: list[np.ndarray], capacity: int, share: float) -> None:
+    best = belady(coming, capacity)
+    row: dict[str, Any] = {"measure": f"hit rate, {share:.0%} of the rows on the device", "belady": best}
+    for policy, ahead in (("lru", 1), ("lfu", 1), ("lfu", 8), ("lfu", 32), ("lfu", 128)):
+        rate = row[f"{policy}, {ahead} known"] = hit_rate(coming, capacity, policy, ahead)
+        found["ratio"][f"{share:.0%}: points below Belady, {policy}, {ahead} known"] = 100 * (best - rate)
+    found["rows"].append(row)
+
+
+def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
+    """Rows of width 64 with row-wise Adagrad's state to disk and back, beside LMDB where it is installed."""
+    table = make_table("bench", TableSpec(WIDTH), seed)
+    keys = (np.arange(count * size, dtype=np.uint64) * _ODD).view(np.int64)
+    source = rng(seed, "bench", "disk")
+    parts = np.split(keys, count)
+    for part in parts:
+        table.lookup(part, train=True)
+    rows = [take(table, part) for part in parts]
+    asked = [source.choice(keys, size, replace=False) for _ in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        cold = ColdTier(folder, table.spec)
+        put, read = _us_a_row(cold.put, rows, size), _us_a_row(cold.read, asked, size)
+        dropped = _us_a_row(cold.drop, parts[: count // 2], size)
+    found = [
+        {
+            "measure": "cold tier, us a row",
+            "put": put,
+            "read": read,
+            "drop": dropped,
+            "bytes a row": cold._kind.itemsize,
+        }
+    ]
+    try:
+        import lmdb  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return [*found, {"skipped": "LMDB", "reason": "lmdb is not installed"}]
+    with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=1 << 30, sync=False) as store:
+        put = _us_a_row(lambda part: _lmdb_put(store, part), rows, size)
+        read = _us_a_row(lambda some: _lmdb_get(store, some), asked, size)
+    return [*found, {"measure": "LMDB, us a row", "put": put, "read": read}]
+
+
+def _lmdb_put(store: Any, rows: Any) -> None:
+    data = np.concatenate([rows.row, rows.state], axis=1)
+    with store.begin(write=True) as writer:
+        for key, row in zip(rows.key, data, strict=True):
+            writer.put(key.tobytes(), row.tobytes())
+
+
+def _lmdb_get(store: Any, keys: np.ndarray) -> np.ndarray:
+    with store.begin() as reader:
+        return np.frombuffer(b"".join(reader.get(key.tobytes()) for key in keys), np.float32)
+
+
+def _us_a_row(call: Callable[[Any], Any], batches: Sequence[Any], size: int) -> float:
+    times = []
+    for batch in batches:
+        began = time.perf_counter()
+        call(batch)
+        times.append(time.perf_counter() - began)
+    return 1e6 * statistics.median(times) / size
+
+
+def _steps(found: dict[str, Any], seed: int) -> None:
+    """A training step (lookup, apply) of a tenth of the rows "on the device" (this CPU) beside the host store alone."""
+    coming = zipf_batches(seed, 60)
+    tables = {"host alone": make_table("bench", TableSpec(WIDTH), seed)}
+    tables["tiered"] = TieredTable.over(
+        make_table("bench", TableSpec(WIDTH), seed), Tiers(device_rows=ROWS // 10)
+    )
+    grads = torch.randn(KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
+    times: dict[str, list[float]] = {name: [] for name in tables}
+    for step, keys in enumerate(coming, 1):
+        for name, table in tables.items():
+            began = time.perf_counter()
+            table.lookup(keys, train=True)
+            table.apply(keys, grads[: len(keys)], step)
+            times[name].append(1e3 * (time.perf_counter() - began))
+    medians = {name: statistics.median(taken[20:]) for name, taken in times.items()}
+    found["rows"].append({"measure": "training step of 3,790 distinct keys x 64, ms", **medians})
+    found["ratio"]["tiered step on a CPU / host alone"] = medians["tiered"] / medians["host alone"]
+
+
+def main() -> None:
+    """Print the rows and ratios."""
+    show(measure())
+
+
+if __name__ == "__main__":
+    main()

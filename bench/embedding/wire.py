@@ -1,0 +1,302 @@
+"""Remote lookup end to end against a bare gloo all-to-all, and against Ray calls: `python -m nonet.bench.embedding.wire`.
+
+Two processes, one thread each, both train and hold half the rows; 8,192 keys x 64 floats a rank. The bare side sends the
+same keys and rows (sizes, keys, rows: three all-to-alls into kept buffers), one `index_select` at the owner, one permute at
+the asker; no hashing, no dedup, no agreement. "pull" is over gloo too; "pull local" is what ranks of one machine do, through
+shared memory. All variants take turns in one loop, so they meet the same noise. Then one trainer asks one shard apart, both
+ways in turns, as one caller asks one actor: Ray keeps results on one machine in shared memory as well. The actor holds a
+dense table without hashing, keys go as an argument, rows come back through the object store, one permute at the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KEYS, DIM, ROWS = 8192, 64, 1_000_000
+_SEED = 7
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_UNDO = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
+Variant = Callable[[int], Any]
+
+
+def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict[str, Any]:
+    """Rows of microseconds (median, p10) by variant, wire bytes by codec, and the ratios of medians.
+
+    `table`: what holds the rows; "default" is what a SparseWorld uses, "dense" an `index_select` without hashing, which
+    shows the wire alone.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "nonet.bench.embedding.wire", str(rank), folder, str(rounds), table]
+            )
+            for rank in range(2)
+        ]
+        for process in started:
+            if process.wait(timeout=300):
+                raise RuntimeError(f"a rank of the bench failed with exit code {process.returncode}")
+        found = json.loads((Path(folder) / "0.json").read_text())
+    rows = [{"variant": name, **times} for name, times in found["times"].items()]
+    medians = {name: times["median_us"] for name, times in found["times"].items()}
+    ratio = {
+        "pull / bare, uniform": medians["pull uniform"] / medians["bare uniform"],
+        "pull / bare, uniform, p10": found["times"]["pull uniform"]["p10_us"]
+        / found["times"]["bare uniform"]["p10_us"],
+        "pull / bare, uniform, CPU time of the process": found["times"]["pull uniform"]["cpu_us"]
+        / found["times"]["bare uniform"]["cpu_us"],
+        "pull local / bare, uniform": medians["pull local uniform"] / medians["bare uniform"],
+        "pull / bare, zipf": medians["pull zipf"] / medians["bare zipf"],
+        **{f"bytes {name} / naive": share for name, share in found["bytes"].items()},
+    }
+    if ray:
+        from nonet.bench.embedding.rayed import through_ray
+
+        rows.append({"variant": "ray calls uniform", **through_ray(rounds)})
+        for name in ("pull apart local", "pull apart"):
+            ratio[f"ray calls / {name}, uniform"] = rows[-1]["median_us"] / medians[f"{name} uniform"]
+            ratio[f"the same, p10, {name}"] = rows[-1]["p10_us"] / found["times"][f"{name} uniform"]["p10_us"]
+    return {"rows": rows, "ratio": ratio}
+
+
+def batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
+    """Batches of 8,192 keys: scattered 64-bit ids of a million, uniform (distinct in a batch) or Zipf 1.05."""
+    from nonet.random import rng
+
+    source = rng(_SEED, "bench", kind, rank)
+    if kind == "uniform":
+        picks = [source.choice(ROWS, KEYS, replace=False) for _ in range(count)]
+    else:
+        weight = np.arange(1, ROWS + 1) ** -1.05
+        edges = np.cumsum(weight) / weight.sum()
+        picks = [np.minimum(np.searchsorted(edges, source.random(KEYS)), ROWS - 1) for _ in range(count)]
+    return [scattered(pick) for pick in picks]
+
+
+def scattered(rank_of_key: np.ndarray) -> np.ndarray:
+    """64-bit ids; the odd multiplier is a bijection, `number_of` undoes it."""
+    return (rank_of_key.astype(np.uint64) * _ODD).view(np.int64)
+
+
+def number_of(keys: np.ndarray) -> np.ndarray:
+    """A row below ROWS // 2 for each scattered key."""
+    return ((keys.view(np.uint64) * _UNDO) >> np.uint64(1)).view(np.int64)
+
+
+class DenseRows:
+    """Rows by number without a hash table: the floor of any lookup."""
+
+    def __init__(self, name: str, dim: int):
+        import torch
+
+        self.name, self.dim, self.absent = name, dim, 0
+        self._rows = torch.full(
+            (ROWS // 2, dim), 0.5
+        )  # written, else all rows are the kernel's one zero page
+
+    def lookup(self, keys: Any, *, train: bool) -> Any:
+        import torch
+
+        return self._rows.index_select(0, torch.from_numpy(number_of(keys)))
+
+
+def _rank(rank: int, folder: Path, rounds: int, kind: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    variants, bytes_of = _variants(rank, kind)
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    worked: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds):
+        for name, once in variants.items():
+            dist.barrier()
+            began, busy = time.perf_counter(), time.process_time()
+            once(number)
+            taken[name].append(1e6 * (time.perf_counter() - began))
+            worked[name].append(1e6 * (time.process_time() - busy))
+    apart = _apart(rank, rounds)
+    dist.barrier()
+    if rank == 0:
+        times = {
+            name: _summary(values[rounds // 5 :]) | {"cpu_us": statistics.median(worked[name][rounds // 5 :])}
+            for name, values in taken.items()
+        }
+        times |= {name: _summary(values[rounds // 5 :]) for name, values in apart.items()}
+        (folder / "0.json").write_text(json.dumps({"times": times, "bytes": bytes_of()}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _apart(rank: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of pulls by one trainer from one shard: the work that one caller of Ray's actors asks for.
+
+    Over gloo and through shared memory, in turns of ten.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from nonet.embedding.exchange import Layout
+    from nonet.embedding.tables import TableSpec
+    from nonet.embedding.training import SparseWorld
+
+    worlds = {
+        name: SparseWorld(
+            {"item": TableSpec(DIM)},
+            seed=_SEED,
+            layout=Layout.apart(rank, 1, 1),
+            local=name.endswith("local"),
+        )
+        for name in ("pull apart", "pull apart local")
+    }
+    taken: dict[str, list[float]] = {f"{name} uniform": [] for name in worlds}
+    keys = [torch.from_numpy(batch) for batch in batches("uniform", 0)]
+    for turn in range(-1, -(-rounds // 10)):
+        for name, world in worlds.items():
+            dist.barrier()
+            if rank:
+                world.serve()
+                continue
+            for part in np.array_split(scattered(np.arange(ROWS)), 64) if turn < 0 else ():
+                world.pull("item", torch.from_numpy(part))
+            for number in range(12):
+                began = time.perf_counter()
+                world.pull("item", keys[(turn + number) % len(keys)], train=False)
+                if turn >= 0 and number >= 2:  # the first two fit the blocks to the batch
+                    taken[f"{name} uniform"].append(1e6 * (time.perf_counter() - began))
+            world.stop()
+    return taken
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    return {"median_us": statistics.median(values), "p10_us": statistics.quantiles(values, n=10)[0]}
+
+
+def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], dict[str, float]]]:
+    import torch
+
+    from nonet.embedding.exchange import Layout
+    from nonet.embedding.tables import TableSpec
+    from nonet.embedding.training import SparseWorld
+
+    make: dict[str, Any] = (
+        {} if kind == "default" else {"make": lambda name, spec, seed: DenseRows(name, spec.dim)}
+    )
+    worlds = {
+        codec: SparseWorld(
+            {"item": TableSpec(DIM)},
+            seed=_SEED,
+            layout=Layout.fused(rank, 2),
+            wire=codec.removesuffix(" local"),
+            local=codec.endswith("local"),
+            **make,
+        )
+        for codec in ("fp32", "fp16", "int8", "fp32 local")
+    }
+    keys = {name: [torch.from_numpy(batch) for batch in batches(name, rank)] for name in ("uniform", "zipf")}
+    _fill(worlds, rank)
+    bare = {name: _Bare(worlds["fp32"], keys[name]) for name in keys}
+
+    def pull(codec: str, name: str) -> Variant:
+        return lambda number: worlds[codec].pull("item", keys[name][number % 32], train=False)
+
+    def shares() -> dict[str, float]:
+        naive = KEYS * (8 + 4 * DIM) * len(keys["zipf"])
+        distinct = sum(len(batch.unique()) for batch in keys["zipf"])
+        of_row = {
+            codec: world.wire_bytes("item") for codec, world in worlds.items() if not codec.endswith("local")
+        }
+        return {codec: distinct * (8 + width) / naive for codec, width in of_row.items()}
+
+    variants: dict[str, Variant] = {
+        "bare uniform": bare["uniform"],
+        "pull uniform": pull("fp32", "uniform"),
+        "pull local uniform": pull("fp32 local", "uniform"),
+        "bare zipf": bare["zipf"],
+        "pull zipf": pull("fp32", "zipf"),
+        "pull zipf fp16": pull("fp16", "zipf"),
+        "pull zipf int8": pull("int8", "zipf"),
+    }
+    return variants, shares
+
+
+def _fill(worlds: dict[str, Any], rank: int) -> None:
+    """Every key of the million has a row at its owner before anything is timed."""
+    every = scattered(np.arange(ROWS))
+    for world in worlds.values():
+        for part in np.array_split(every[world.slices.owner(every) == rank], 64):
+            world.tables["item"].lookup(part, train=True)
+
+
+class _Bare:
+    """Sizes, keys, rows over gloo into kept buffers, one index_select and one permute."""
+
+    def __init__(self, world: Any, keys: list[Any]):
+        import torch
+
+        owners = [torch.from_numpy(world.slices.owner(batch.numpy())) for batch in keys]
+        self._order = [torch.argsort(owner, stable=True) for owner in owners]
+        self._keys = [batch[order].contiguous() for batch, order in zip(keys, self._order, strict=True)]
+        self._back = [torch.argsort(order) for order in self._order]
+        self._sizes = [torch.bincount(owner, minlength=2) for owner in owners]
+        self._table = torch.full((ROWS // 2, DIM), 0.5)
+        self._asked = torch.empty(2 * KEYS, dtype=torch.int64)
+        self._got_sizes = torch.empty(2, dtype=torch.int64)
+        self._selected, self._rows = torch.empty(2 * KEYS, DIM), torch.empty(KEYS, DIM)
+        self._out = torch.empty(KEYS, DIM)
+        # Which row a key means costs the bare side nothing: it is known before the clock starts.
+        self._numbers = [torch.from_numpy(number_of(self._received(at))) for at in range(len(keys))]
+
+    def _received(self, at: int) -> np.ndarray:
+        """Exchange the keys of a batch once: what this rank is asked for."""
+        import torch.distributed as dist
+
+        dist.all_to_all_single(self._got_sizes, self._sizes[at])
+        got, given = self._got_sizes.tolist(), self._sizes[at].tolist()
+        dist.all_to_all_single(self._asked[: sum(got)], self._keys[at], got, given)
+        return self._asked[: sum(got)].numpy().copy()
+
+    def __call__(self, number: int) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        at = number % 32
+        given = self._sizes[at].tolist()
+        dist.all_to_all_single(self._got_sizes, self._sizes[at])
+        got = self._got_sizes.tolist()
+        count = sum(got)
+        dist.all_to_all_single(self._asked[:count], self._keys[at], got, given)
+        torch.index_select(self._table, 0, self._numbers[at], out=self._selected[:count])
+        dist.all_to_all_single(self._rows, self._selected[:count], given, got)
+        return torch.index_select(self._rows, 0, self._back[at], out=self._out)
+
+
+def main() -> None:
+    """Print the rows and ratios; with RANK FOLDER ROUNDS TABLE be one of the two processes."""
+    if len(sys.argv) == 5:
+        _rank(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        return
+    found = measure(table=sys.argv[1] if len(sys.argv) > 1 else "default")
+    for row in found["rows"]:
+        print(
+            "  ".join(
+                f"{key} {value:.0f}" if isinstance(value, float) else value for key, value in row.items()
+            )
+        )
+    print(json.dumps({name: round(value, 3) for name, value in found["ratio"].items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""`nonet bench feed`: on a feed where people come back to items, does everybody rank and mask alike?
+
+Half of the users go round four items of their own, half walk a ring and return to nothing. The roles of a run work in
+this process, without Ray; tests build on the same `Feed`. About 20 s.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+USERS, ITEMS, EVENTS = 60, 40, 24
+_OWN = 4  # items that a user goes round
+_RL_STEPS = 10
+_SCENARIO = """
+name: feed
+seed: 5
+data:
+  interactions: interactions.parquet
+  history: 8
+  split: {use: leave_last_out, test: 1, valid: 1, rl: 4}
+tokenizer: {use: rq_kmeans, vectors: [cooccurrence], levels: 2, codes: 8, dim: 8}
+model: {use: sid_decoder, width: 16, layers: 1, heads: 2, dropout: 0.0}
+sparse: {tables: {item: {dim: 8}, user: {dim: 8}}}
+stages:
+  pretrain: {epochs: 12, batch: {users: 10}, lr: 3e-3}
+  rl:
+    steps: 10
+    users: 8
+    rollout: {use: beam, width: 10}
+    rewards: {hit: {weight: 1.0}}
+evaluate: {metrics: [recall@1, recall@10, ndcg@10], width: 20}
+"""
+
+
+def feed(seeds: Sequence[int]) -> dict[str, Any]:
+    """A row a policy: recall@10 by exhaustive ranking and by beam, hits of the probe, RL's flat groups."""
+    import torch
+
+    torch.set_num_threads(
+        1
+    )  # as a planned run; threads that wait for a busy core cost a hundred times as much
+    rows = []
+    for asked in ("by the data", "allow", "mask"):
+        changes = [f"seed={seeds[0]}", *([] if asked == "by the data" else [f"data.repeats={asked}"])]
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append({"data.repeats": asked, **_measured(Feed(Path(folder), changes))})
+    apart = max(abs(row["recall@10"] - row["by beam"]) for row in rows)
+    return {"rows": rows, "ratio": {"recall@10 exhaustive - beam, at most": apart}}
+
+
+def _measured(made: Feed) -> dict[str, Any]:
+    made.train("pretrain")
+    repeats = made.facts["data"]["repeats"]
+    counter, model = made.evaluator.baseline("transition_counter"), made.evaluate()
+    hits, prompts = made.probe_hits()
+    flat, asked = made.reinforce(_RL_STEPS)
+    return {
+        "is": repeats["policy"],
+        "test events that return": repeats["share"]["test"],
+        "counter recall@10": counter["detail"]["test"]["exhaustive"]["all"]["recall@10"],
+        "recall@10": model["detail"]["test"]["exhaustive"]["all"]["recall@10"],
+        "by beam": model["detail"]["test"]["beam"]["all"]["recall@10"],
+        "probe prompts with a hit": f"{hits} of {prompts}",
+        "flat RL groups": f"{flat} of {asked}",
+    }
+
+
+class Feed:
+    """Data, trainer, shard, rollout and evaluator of a small run in this process. `changes`: as `--set` takes them."""
+
+    def __init__(self, folder: Path, changes: Sequence[str] = ()):
+        from nonet.controller.scenario import load_scenario
+        from nonet.controller.setup import data_setup, run_setup, stage_setups
+        from nonet.workers.roles import EmbeddingShard, EvaluateSetup, Evaluator, Rollout, Tokeniser, Trainer
+        from nonet.workers.runtime import Place
+
+        self.folder = folder
+        write_feed(folder)
+        self.scenario, beside = load_scenario(folder / "feed.yaml", list(changes))
+        self.facts = Tokeniser().prepare(data_setup(self.scenario, beside), str(folder))
+        folders = {kind: found["path"] for kind, found in self.facts["artifacts"].items()}
+        run, data, ask = run_setup(self.scenario), self.facts["data"], self.scenario.evaluate
+        self.stages = stage_setups(self.scenario, data["users"], data["trained_events"])
+        self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
+        self.evaluator = Evaluator(run, EvaluateSetup(tuple(ask.metrics), ask.width, None))
+        self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
+        self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
+        self.trainer.open(folders)
+        self.rollout.open(folders)
+        self.rollout.apply(0)
+        self.evaluator.open(folders, str(folder / "results"))
+
+    def train(self, name: str) -> None:
+        """A supervised stage, whole."""
+        stage = self.stages[name]
+        self.trainer.begin(stage)
+        self.trainer.train(stage, 0, stage.steps)
+
+    def evaluate(self, name: str = "model") -> dict[str, Any]:
+        """What the evaluator says of the model as it is."""
+        commit = str(self.folder / "commit")
+        self.trainer.save(commit)
+        self.shard.save(commit)
+        return self.evaluator.evaluate(name, commit)
+
+    def beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
+        """Rollouts of the stage rl on the wire."""
+        from nonet.controller.scenario import Reinforced
+
+        body = self.scenario.stages["rl"]
+        assert isinstance(body, Reinforced)
+        width = body.rollout.options()["width"]
+        return self.rollout.generate(users, positions, stage="rl", step=step, width=width, version=0)
+
+    def probe_hits(self) -> tuple[int, int]:
+        """Prompts of the probe that have the target among their beams, and all of them."""
+        beams = self.beams(*self.rollout.probe())
+        return int(hits(beams).any(1).sum()), len(beams["uid"])
+
+    def reinforce(self, steps: int) -> tuple[int, int]:
+        """RL on `hit` alone: groups that gave no gradient, and all groups."""
+        stage, flat, groups = self.stages["rl"], 0, 0
+        self.trainer.begin(stage)
+        for step in range(steps):
+            beams = self.beams(*self.rollout.lease("rl", step, stage.users), step)
+            record = self.trainer.update(stage, step, beams, {"hit": hits(beams)})
+            flat, groups = flat + int(record["flat_groups"]), groups + int(record["prompts"])
+        return flat, groups
+
+
+def hits(beams: dict[str, Any]) -> np.ndarray:
+    """The reward `hit` [U, W] of rollouts on the wire."""
+    from nonet.rl import from_wire
+    from nonet.rl.rewards import hit
+
+    found = from_wire({name: part for name, part in beams.items() if name not in ("user", "position")})
+    return hit(found.item_id, found.target, found.valid)
+
+
+def write_feed(folder: Path) -> None:
+    """interactions.parquet and feed.yaml: even users go round items of their own, odd ones walk a ring."""
+    start = np.random.default_rng(0).integers(0, ITEMS, USERS)[:, None]
+    step = np.arange(EVENTS)[None]
+    goes_round = (np.arange(USERS) % 2 == 0)[:, None]
+    item = (start + np.where(goes_round, 3 * (step % _OWN), step)) % ITEMS
+    table = {
+        "user_id": np.repeat(np.arange(100, 100 + USERS), EVENTS),
+        "item_id": item.ravel() + 1000,
+        "timestamp": np.tile(3600 * np.arange(EVENTS), USERS),
+    }
+    pq.write_table(pa.table(table), folder / "interactions.parquet")
+    (folder / "feed.yaml").write_text(_SCENARIO, encoding="utf-8")

@@ -1,0 +1,14 @@
+from .live import live_view as live_view
+from .live import settled_view as settled_view
+from .topology import ANYWHERE as ANYWHERE
+from .topology import Domain as Domain
+from .topology import domain as domain
+from .topology import levels_to_try as levels_to_try
+from .topology import place_key as place_key
+from .view import MEMORY as MEMORY
+from .view import ClusterView as ClusterView
+from .view import DeviceFacts as DeviceFacts
+from .view import Node as Node
+from .view import host_memory_bytes as host_memory_bytes
+from .view import read_view as read_view
+from .view import this_machine as this_machine

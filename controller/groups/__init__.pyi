@@ -1,0 +1,16 @@
+from .binding import Binding as Binding
+from .binding import plan_live as plan_live
+from .handles import EmbeddingPlayer as EmbeddingPlayer
+from .handles import Prompts as Prompts
+from .handles import RewardPlayers as RewardPlayers
+from .handles import RolloutPlayer as RolloutPlayer
+from .handles import TrainerPlayer as TrainerPlayer
+from .lifetimes import CONTROLLER as CONTROLLER
+from .lifetimes import Lease as Lease
+from .lifetimes import Pulse as Pulse
+from .lifetimes import orphan_timeout_s as orphan_timeout_s
+from .lifetimes import reap as reap
+from .lifetimes import reap_run as reap_run
+from .publish import publish as publish
+from .run_groups import Change as Change
+from .run_groups import Crew as Crew

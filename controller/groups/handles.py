@@ -1,0 +1,216 @@
+"""The groups of a run as its loop sees them: trainer, rollout, rewards, evaluator.
+
+They pass futures on and hold none of their values; what comes back to the controller is counts, versions and metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nonet.deadlines import DEFAULTS, Deadline, Deadlines
+from nonet.embedding.training import added_up
+from nonet.errors import ConfigError, DeadlineExceeded
+from nonet.workers.roles import StageSetup
+from nonet.workers.runtime import Gang, GroupFuture, PerRank, Shard, WorkerGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of one RL step: user rows [U] and positions [U]; metadata, no histories."""
+
+    stage: str
+    step: int
+    users: np.ndarray
+    positions: np.ndarray
+
+
+Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
+
+
+def _nothing(stage: str, phase: str) -> None:
+    """Groups that fit together take no turns."""
+
+
+class TrainerPlayer:
+    """The trainer group, and the embedding shards that work with it."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        shards: WorkerGroup,
+        enter: Enter = _nothing,
+        deadlines: Deadlines = DEFAULTS,
+    ):
+        self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
+        self.apart = shards.hosts is not group.hosts
+        self.at: tuple[StageSetup, int] | None = None
+
+    def gather(self, epoch: int = 0) -> None:
+        """Let trainers and shards meet in a process group, where there is more than one process."""
+        shards = self.shards.world if self.apart else 0
+        if self.group.world + shards == 1:
+            return
+        host, port = self.group.host_gang().get(self.deadlines.step)
+        gang = Gang(host, port, epoch, self.group.world, shards, self.deadlines.step)
+        waits = [self.group.meet(PerRank([gang] * self.group.world))]
+        if self.apart:
+            waits.append(self.shards.meet(PerRank([gang] * shards)))
+        for wait in waits:
+            wait.get(self.deadlines.step)
+
+    def here(self, stage: StageSetup) -> None:
+        """Have the trainer on its device, to be saved, loaded or published."""
+        self._enter(stage.name, "publish" if stage.weights else "train")
+
+    def begin(self, stage: StageSetup) -> None:
+        """Start a stage afresh."""
+        self._enter(stage.name, "update" if stage.weights else "train")
+        self.group.begin(stage).get(self.deadlines.step)
+
+    def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
+        """Supervised steps [start, stop); a record a step."""
+        self._enter(stage.name, "train")
+        return self._with_shards(
+            self.group.train(stage, start, stop), self.deadlines.step.times(stop - start)
+        )
+
+    def update(self, beams: GroupFuture, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
+        """One RL step on beams and scores that stay where they are; its record. The step is that of the last prompts."""
+        if self.at is None:
+            raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
+        stage, step = self.at
+        self._enter(stage.name, "update")
+        return self._with_shards(self.group.update(stage, step, beams, scores), self.deadlines.step)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What each sparse table did since the last time asked, over all shards."""
+        return added_up(self.shards.counts().get(self.deadlines.step))
+
+    def reshard(self, shards: Sequence[int]) -> int:
+        """Move rows until these shards hold all of them; the version of the slice map after it."""
+        return self._with_shards(self.group.reshard(shards), self.deadlines.reshard)
+
+    def published(self) -> dict[str, dict[str, int]]:
+        """Updates of rows that went to replicas since the processes started: {"full" | "delta": {"updates", "bytes"}}."""
+        return added_up(self.shards.sent().get(self.deadlines.step))
+
+    def _with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
+        serving = self.shards.serve() if self.apart else None
+        answer = work.get(timeout_s)
+        if serving is not None:
+            serving.get(self.deadlines.step)
+        return answer
+
+
+class EmbeddingPlayer:
+    """The sparse tables of a run, over all shards. Between steps only: the trainers take part."""
+
+    def __init__(self, trainer: TrainerPlayer):
+        self._trainer = trainer
+
+    def rows(self) -> list[dict[str, int]]:
+        """Rows of each table that each shard holds."""
+        return self._trainer.shards.rows().get(self._trainer.deadlines.step)
+
+    def reshard(self, shards: int | Sequence[int]) -> list[dict[str, int]]:
+        """Move all rows, with their optimizer state, to these shards evenly (a number: to the first so many), while
+        readers go on with the published version; the rows of each shard after it. Raises ConfigError where there are
+        not so many shards."""
+        world = self._trainer.shards.world
+        wanted = list(range(shards)) if isinstance(shards, int) else list(shards)
+        if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(world)):
+            raise ConfigError(
+                f"reshard wants distinct shards out of the run's {world} (0 to {world - 1}), got {wanted}; "
+                "start with more: roles.embedding.workers"
+            )
+        if world > 1:
+            self._trainer.reshard(wanted)
+        return self.rows()
+
+
+class RolloutPlayer:
+    """The rollout group. `chunks`: prompts that a rank computes at once, by stage."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        width: int,
+        enter: Enter = _nothing,
+        deadlines: Deadlines = DEFAULTS,
+        chunks: Mapping[str, int | None] | None = None,
+    ):
+        self.group, self.width, self.version, self._enter = group, width, 0, enter
+        self.deadlines, self._chunks = deadlines, dict(chunks or {})
+        self.holds: int | None = None  # the version of the rows that its replicas hold
+
+    def here(self, stage: str) -> None:
+        """Have the rollout on its device in a stage."""
+        self._enter(stage, "rollout")
+
+    def generate(self, prompts: Prompts) -> GroupFuture:
+        """Beams of the published version for these prompts; a future, nothing passes through here."""
+        self.here(prompts.stage)
+        return self.group.generate(
+            Shard(prompts.users),
+            Shard(prompts.positions),
+            stage=prompts.stage,
+            step=prompts.step,
+            width=self.width,
+            version=self.version,
+            chunk=self._chunks.get(prompts.stage),
+        )
+
+
+class RewardPlayers:
+    """Every reward's group of one stage."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, WorkerGroup],
+        timeouts_s: Mapping[str, float],
+        stage: str = "",
+        enter: Enter = _nothing,
+        deadlines: Deadlines = DEFAULTS,
+    ):
+        self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
+        self._stage, self._enter = stage, enter
+
+    def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
+        """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
+
+        Rewards are asked at once, but their time counts from when the beams are there. Raises DeadlineExceeded that names
+        who is late: a reward, or whoever makes the beams.
+        """
+        self._enter(self._stage, "score")
+        scores = {name: group.score(beams, retries=1) for name, group in self.groups.items()}
+        beams.settle(self.deadlines.step)
+        for name, future in scores.items():
+            future.within(self._timeouts_s[name])
+        for name, future in scores.items():
+            try:
+                future.settle()
+            except DeadlineExceeded as error:
+                raise DeadlineExceeded(
+                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers "
+                    f"({error})"
+                ) from None
+        return scores
+
+    def mean(self, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
+        """Each reward's mean score a beam; a sum and a count a worker is all that comes here."""
+        asked = {name: self.groups[name].mean(future, retries=1) for name, future in scores.items()}
+        return {name: _mean(future.get(self.deadlines.step)) for name, future in asked.items()}
+
+    def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
+        """Each reward's mean score a beam by prompt [U]."""
+        asked = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
+        return {name: future.get(self.deadlines.step) for name, future in asked.items()}
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    """The mean of all from (mean, count) of parts."""
+    return sum(mean * count for mean, count in parts) / max(1, sum(count for _, count in parts))

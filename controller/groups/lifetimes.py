@@ -1,0 +1,124 @@
+"""How long a run's processes live, and who ends what is left of one.
+
+Controller, workers and placement groups of a run are detached and named `{run}/...` in the namespace `nonet`. A foreground
+run holds a lease that its driver renews; without it the run stops. Workers that hear nothing exit by themselves. `reap` removes
+what a killed controller left (CONTRACTS 2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from nonet.errors import ConfigError
+from nonet.workers.runtime import NAMESPACE, Hosts
+
+ORPHAN_TIMEOUT_S = 60.0
+CONTROLLER = "controller"
+_GONE_S = 20.0
+
+
+def orphan_timeout_s() -> float:
+    """Silence after which workers exit and a foreground run stops: $NONET_ORPHAN_TIMEOUT_S, 60 s by default."""
+    text = os.environ.get("NONET_ORPHAN_TIMEOUT_S", "")
+    try:
+        seconds = float(text or ORPHAN_TIMEOUT_S)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise ConfigError(
+            f"NONET_ORPHAN_TIMEOUT_S={text!r} is not a number of seconds above 0; leave it unset for {ORPHAN_TIMEOUT_S:g}"
+        )
+    return seconds
+
+
+class Lease:
+    """The right to go on. A run without a driver of its own (`detached`) holds it for ever."""
+
+    def __init__(self, timeout_s: float, *, detached: bool = False):
+        self._timeout_s, self._detached, self._renewed = timeout_s, detached, time.monotonic()
+
+    def renew(self) -> None:
+        """The driver lives."""
+        self._renewed = time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether the driver has been silent for too long."""
+        return not self._detached and time.monotonic() - self._renewed > self._timeout_s
+
+
+class Pulse:
+    """A thread that does something every `every_s` seconds until stopped; an exception of it ends nothing."""
+
+    def __init__(self, beat: Callable[[], object], every_s: float):
+        self._beat, self._every_s, self._ended = beat, every_s, threading.Event()
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            with contextlib.suppress(Exception):
+                self._beat()
+
+    def stop(self) -> None:
+        """No further beat."""
+        self._ended.set()
+
+
+def keep_alive(hosts: Mapping[str, Hosts], timeout_s: float) -> Pulse:
+    """Speak to every worker of the groups there are at each beat, six times as often as its patience lasts."""
+    return Pulse(lambda: [each.beat() for each in list(hosts.values())], timeout_s / 6)
+
+
+def left_of(run: str) -> tuple[list[str], list[str]]:
+    """Names of a run's workers and placement groups that still are; its controller is not counted."""
+    return (
+        [name for name in _named_actors() if name.startswith(f"{run}/") and name != f"{run}/{CONTROLLER}"],
+        [name for name in _groups() if name.startswith(f"{run}/")],
+    )
+
+
+def reap_run(run: str) -> int:
+    """End what is left of a run, its controller excepted, and wait until it is gone; how many things there were."""
+    import ray
+    from ray.util.placement_group import get_placement_group, remove_placement_group
+
+    actors, groups = left_of(run)
+    for name in actors:
+        with contextlib.suppress(ValueError):  # it ended meanwhile
+            ray.kill(ray.get_actor(name, NAMESPACE), no_restart=True)
+    for name in groups:
+        with contextlib.suppress(ValueError):
+            remove_placement_group(get_placement_group(name))
+    deadline = time.monotonic() + _GONE_S
+    while any(left_of(run)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return len(actors) + len(groups)
+
+
+def reap() -> list[str]:
+    """End what runs without a controller left behind; the runs it belonged to. Runs that are conducted are left alone."""
+    names = list(_named_actors())
+    conducted = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
+    found = {name.rsplit("/", 1)[0] for name in (*names, *_groups()) if "/" in name}
+    return [run for run in sorted(found - conducted) if reap_run(run)]
+
+
+def _named_actors() -> Iterator[str]:
+    import ray
+
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == NAMESPACE:  # pyright: ignore[reportArgumentType]
+            yield entry["name"]  # pyright: ignore[reportArgumentType]
+
+
+def _groups() -> Iterator[str]:
+    """Names of placement groups that have not been removed and are named like a run's."""
+    from ray.util.placement_group import placement_group_table
+
+    for entry in placement_group_table().values():
+        if entry["state"] != "REMOVED" and "/" in entry["name"]:
+            yield entry["name"]

@@ -1,0 +1,63 @@
+"""Moves: the turns of a plan, carried out on a run's groups; a run whose groups fit together has none, at no cost.
+
+Before a phase everybody who must be away is offloaded, then everybody who works is brought back; each move has ended on all
+ranks before the next begins, so a device never holds both. What moved is counted, and is in the trace and the report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nonet.controller.plan import Ledger, Move, Turns
+from nonet.controller.record import CONTROLLER, Trace
+from nonet.deadlines import Deadlines
+from nonet.workers.runtime import Hosts
+
+
+class Moves:
+    """hosts: the run's groups by name, as they are at each move; `stages`: those whose groups they are."""
+
+    def __init__(self, ledger: Ledger, hosts: Mapping[str, Hosts], trace: Trace, deadlines: Deadlines):
+        self._hosts, self._trace, self._deadlines = hosts, trace, deadlines
+        places = dict.fromkeys(line.place for line in ledger.turns())
+        self._turns = [Turns(ledger, place) for place in places]
+        self.stages: frozenset[str] = frozenset()
+        self._counted: dict[str, dict[str, Any]] = {}
+
+    def enter(self, stage: str, phase: str) -> None:
+        """Move what a phase of a stage needs moved; in a stage whose groups are not those there, everybody back.
+
+        Raises PlacementError, WorkerLost, DeadlineExceeded.
+        """
+        for turns in self._turns:
+            away = set(turns.offloaded)
+            known = stage in self.stages and turns.knows(stage)
+            for move in turns.enter(stage, phase) if known else turns.leave():
+                if move.group in self._hosts:
+                    away = away | {move.unit} if move.what == "offload" else away - {move.unit}
+                    self._carry_out(move, away, f"{stage}/{phase}")
+
+    def made_anew(self, group: str) -> None:
+        """A group's processes were started afresh, all of them resident."""
+        for turns in self._turns:
+            turns.made_anew(group)
+
+    def counted(self) -> dict[str, dict[str, Any]]:
+        """By unit: how many offloads and resumes, bytes and seconds of all of them."""
+        return {unit: dict(found) for unit, found in sorted(self._counted.items())}
+
+    def _carry_out(self, move: Move, away: set[str], phase: str) -> None:
+        began, hosts = time.time(), self._hosts[move.group]
+        roles = {unit.partition("/")[2] for unit in away if unit.startswith(f"{move.group}/")}
+        moved = hosts.move(
+            sorted(hosts.specs if move.group in away else roles), self._deadlines.step.times(2)
+        )
+        size = sum(getattr(each, move.what) for each in moved)
+        ended = time.time()
+        self._trace.add(CONTROLLER, move.what, began, ended, unit=move.unit, bytes=size, phase=phase)
+        found = self._counted.setdefault(move.unit, {"offload": 0, "resume": 0, "bytes": 0, "seconds": 0.0})
+        found[move.what] += 1
+        found["bytes"] += size
+        found["seconds"] = round(found["seconds"] + ended - began, 4)

@@ -1,0 +1,45 @@
+"""Publishing: rollout moves to the trainer's weights and rows, under one version for both.
+
+Weights go whole. Rows go as what was touched since the version that the replicas hold, everything the first time; tables
+over `replica_bytes` stay with their shards, which keep the published version readable by key while training goes on. A
+rollout in the process of the only trainer reads the live model and tables: nothing is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nonet.controller.groups.handles import RolloutPlayer, TrainerPlayer
+from nonet.workers.roles import StageSetup
+from nonet.workers.runtime import Replicate
+
+
+def publish(
+    trainer: TrainerPlayer, rollout: RolloutPlayer, version: int, replica_bytes: int, stage: StageSetup | None
+) -> dict[str, Any]:
+    """Move rollout to `version`; how its rows went: {"version", "rows": shared | full | delta | by key}.
+
+    `stage` is the RL stage that it is for: trainer and rollout that take turns are each on their device when asked.
+    """
+    if stage is not None:
+        trainer.here(stage)
+    fused = rollout.group.hosts is trainer.group.hosts
+    whole = fused and not trainer.apart and trainer.group.world == 1
+    dense = {} if fused else {"dense": trainer.group.weights()}
+    how, rows = ("shared", {}) if whole else _rows(trainer, rollout, version, replica_bytes)
+    if stage is not None:
+        rollout.here(stage.name)
+    rollout.group.apply(version, **dense, **rows).get(trainer.deadlines.step)
+    rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
+    return {"version": version, "rows": how}
+
+
+def _rows(
+    trainer: TrainerPlayer, rollout: RolloutPlayer, version: int, replica_bytes: int
+) -> tuple[str, dict[str, Any]]:
+    shards, step = trainer.shards, trainer.deadlines.step
+    if sum(shards.replica_bytes().get(step)) <= replica_bytes:
+        have = rollout.holds
+        return "delta" if have is not None else "full", {"sparse": shards.export(version, have)}
+    shards.publish(version).get(step)
+    return "by key", {"slices": shards.slice_map(), "shards": Replicate(list(shards.hosts.actors))}

@@ -1,0 +1,201 @@
+"""Crew: the groups of a run as players, bound, opened, and changed between stages.
+
+A stage that names roles of its own gets the groups of its re-plan: what is the same stays where it is, the rest ends and starts
+anew, opens the artifacts, meets in a new gang epoch and is loaded from the newest commit. Groups that don't fit on their
+device together take turns by `Moves`, which players enter phase by phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ray
+
+from nonet.controller.groups.binding import Binding
+from nonet.controller.groups.handles import RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.groups.lifetimes import keep_alive
+from nonet.controller.groups.offload import Moves
+from nonet.controller.groups.watchdog import Watchdog
+from nonet.controller.plan import GroupPlan, Plan
+from nonet.controller.record import RunFolder, Trace, check_shared
+from nonet.controller.scenario import Reinforced, Scenario
+from nonet.controller.setup import deadlines, reward_options, role_specs, targets
+from nonet.errors import NonetError
+from nonet.workers.roles import EvaluateSetup, StageSetup
+from nonet.workers.runtime import Life, WorkerGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a stage's own roles stop and start before it; `kept`: groups that stay with another number of threads."""
+
+    stops: tuple[str, ...]
+    starts: tuple[GroupPlan, ...]
+    kept: tuple[GroupPlan, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.stops or self.starts)
+
+    def words(self) -> str:
+        """ "stopped trainer; started trainer x1, rollout x2" """
+        started = ", ".join(f"{group.name} x{group.workers}" for group in self.starts)
+        return f"stopped {', '.join(self.stops) or 'nothing'}; started {started or 'nothing'}"
+
+
+class Crew:
+    """The groups of a run, first those of `stage`.
+
+    life_s   as a Session's
+    """
+
+    def __init__(
+        self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: Trace, stage: str
+    ):
+        self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
+        self._results = str(run.results)
+        ask = scenario.evaluate
+        asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
+        envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
+        specs = role_specs(scenario, run, asked)
+        self.deadlines = deadlines(scenario)
+        self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage, deadlines=self.deadlines)
+        self.hosts = self.binding.hosts
+        self.moves = Moves(plan.ledger, self.hosts, trace, self.deadlines)
+        self._run = run
+        self._watchdog = Watchdog(run.path, self.hosts)
+        self._watch()
+        self._pulse = keep_alive(self.hosts, life_s) if life_s else None
+        self._check_shared(self.hosts)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End every process, `at_once` without a word to its roles."""
+        if self._pulse:
+            self._pulse.stop()
+        if not at_once:
+            self._trace.collect(self.hosts.values())
+        self.binding.stop(at_once=at_once)
+
+    def group(self, role: str) -> WorkerGroup:
+        """The group that holds a role now. Raises KeyError."""
+        found = next(group.name for group in self.binding.groups if role in group.roles)
+        return WorkerGroup.of(self.hosts[found], role)
+
+    def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
+        """Open the artifacts everywhere and let the gang meet; the steps after which a table forgets a row, by table."""
+        self._ttl_steps = ttl_steps
+        self._open(folders, {group.name for group in self.binding.groups})
+
+    def due(self, stage: str) -> Change:
+        """What must change before a stage; nothing where its groups are there already."""
+        wanted = {group.name: group for group in self.plan.groups_at(stage)}
+        there = {group.name: group for group in self.binding.groups}
+        kept = {name for name, group in wanted.items() if name in there and _same(group, there[name])}
+        stops = tuple(name for name in there if name not in kept)
+        starts = tuple(group for name, group in wanted.items() if name not in kept)
+        other = tuple(wanted[name] for name in sorted(kept) if wanted[name] != there[name])
+        return Change(stops, starts, other)
+
+    def change(self, due: Change, folders: Mapping[str, str], commit: Path | None) -> None:
+        """Carry a change out, and go on from a commit. Where that fails, no process of the run is left."""
+        started, before = {group.name for group in due.starts}, self._gang()
+        self._trace.collect(self.hosts[name] for name in due.stops)
+        self.binding.change(due.stops, due.starts)
+        self._watch()
+        self._check_shared(started)
+        self.binding.steady(due.kept)
+        for name in started:
+            self.moves.made_anew(name)
+        anew = bool((started | set(due.stops)) & (before | self._gang()))
+        self._epoch += anew
+        self._open(folders, started)
+        if anew and commit is not None:
+            self.load(commit, None)
+
+    def load(self, commit: Path, going_on: StageSetup | None) -> None:
+        """Have trainers and shards read a commit, whatever the number of ranks that wrote it."""
+        waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
+        for wait in waits:
+            wait.get(self.deadlines.open)
+
+    def _check_shared(self, fresh: Collection[str]) -> None:
+        """Raise PlacementError, with no process left, where workers on another node do not reach the run's folder."""
+        nodes = {node for group in self.binding.groups if group.name in fresh for node in group.nodes}
+        here = ray.get_runtime_context().get_node_id()
+        try:
+            check_shared(self._run, [self.hosts[name] for name in fresh], {*nodes, here})
+        except NonetError:
+            self.stop(at_once=True)
+            raise
+
+    def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
+        """Make the players anew; groups that are fresh open the artifacts, before and after the gang meets where it is new."""
+        for name in fresh:
+            self.hosts[name].ready()
+        self.moves.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
+        self.trainer = TrainerPlayer(
+            self.group("trainer"), self.group("embedding"), self.moves.enter, self.deadlines
+        )
+        waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
+        self.rollout = RolloutPlayer(
+            self.group("rollout"), self._width(), self.moves.enter, self.deadlines, waves
+        )
+        self.evaluator = self.group("evaluator")
+        self.rewards = self._reward_players()
+        groups = [group for players in self.rewards.values() for group in players.groups.values()]
+        for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
+            if group.hosts.name in fresh:
+                group.settle(self._ttl_steps).get(self.deadlines.open)
+        first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
+        waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
+        if self.evaluator.hosts.name in fresh:
+            waits.append(self.evaluator.open(folders, self._results))
+        if first is not None:
+            self.parameters: int = first.get(self.deadlines.open)[0]["parameters"]
+        if self._gang() & set(fresh):
+            self._meet()
+        if self.rollout.group.hosts.name in fresh:
+            self.rollout.group.open(folders).get(self.deadlines.open)
+        for wait in waits:
+            wait.get(self.deadlines.open)
+
+    def _watch(self) -> None:
+        """Have whoever waits too long for a group told what it does."""
+        for hosts in self.hosts.values():
+            hosts.watchdog = self._watchdog
+
+    def _meet(self) -> None:
+        """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""
+        if self._epoch:
+            for name in sorted(self._gang()):
+                self.hosts[name].advance(self._epoch)
+        self.trainer.gather(self._epoch)
+
+    def _gang(self) -> set[str]:
+        """Names of the groups that train together."""
+        return {group.name for group in self.binding.groups if {"trainer", "embedding"} & set(group.roles)}
+
+    def _reward_players(self) -> dict[str, RewardPlayers]:
+        groups: dict[str, dict[str, WorkerGroup]] = {}
+        timeouts: dict[str, dict[str, float]] = {}
+        for stage, name, options in reward_options(self.scenario):
+            groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
+            timeouts.setdefault(stage, {})[name] = options.timeout_s
+        return {
+            stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter, self.deadlines)
+            for stage, named in groups.items()
+        }
+
+    def _width(self) -> int:
+        widths = [
+            body.rollout.options().get("width", 16)
+            for body in self.scenario.stages.values()
+            if isinstance(body, Reinforced)
+        ]
+        return widths[0] if widths else 16
+
+
+def _same(one: GroupPlan, other: GroupPlan) -> bool:
+    """Whether a group can stay; another number of threads is told to it."""
+    return replace(one, threads=bool(one.threads)) == replace(other, threads=bool(other.threads))

@@ -1,0 +1,75 @@
+"""Watchdog: when a wait runs out, who hangs, what that worker is doing, and who waits for it; all stacks go to a file.
+
+A rank in a collective is late because another one is: so ranks that train together are looked at together, and whoever is busy
+and waits for nobody, or does not even answer, is the one that hangs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nonet.workers import Doing
+from nonet.workers.runtime import Hosts
+
+_GANG = {"trainer", "embedding"}
+_MOST = 3  # workers named in a message
+
+
+class Watchdog:
+    """Looks at the groups of a run, `hosts` by name as they are then; `folder` is where stacks are written."""
+
+    def __init__(self, folder: Path, hosts: Mapping[str, Hosts]):
+        self._folder, self._hosts = folder, hosts
+
+    def tell(self, group: Hosts, ranks: Sequence[int]) -> str:
+        """What the late ranks of a group, and those they may wait for, are doing; to be added to an error."""
+        seen = {group.name: group.doing()} | {other.name: other.doing() for other in self._partners(group)}
+        late = [seen[group.name][rank] for rank in ranks]
+        others = [
+            one for name, ranked in seen.items() for one in ranked if name != group.name or one not in late
+        ]
+        return f"{verdict(late, others)}. Stacks: {self._write([*late, *others])}"
+
+    def _partners(self, group: Hosts) -> list[Hosts]:
+        """Other groups whose ranks meet this one's in collectives."""
+        if not _GANG & set(group.specs):
+            return []
+        return [other for other in self._hosts.values() if other is not group and _GANG & set(other.specs)]
+
+    def _write(self, seen: Sequence[Doing]) -> Path:
+        path = self._folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        text = "\n\n".join(f"# {_told(one)}\n{one.stacks}".rstrip() for one in seen)
+        path.write_text(text + "\n", encoding="utf-8")
+        return path
+
+
+def verdict(late: Sequence[Doing], others: Sequence[Doing] = ()) -> str:
+    """Who hangs and who waits for whom, in words: the late ranks' fault, or that of others they wait for.
+
+    No rank is late where all of a group gave up waiting; then it is one of the others.
+    """
+    busy = [one for one in (*late, *others) if one.call and not one.silent]
+    silent = [one for one in (*late, *others) if one.silent]
+    waiting = [one for one in busy if one.waits]
+    working = [one for one in busy if not one.waits and (one in late or waiting or not late)]
+    idle = [one for one in late if not one.call and not one.silent]
+    parts = [f"{one.who} does not even answer what it is doing" for one in silent[:_MOST]]
+    parts += [f"{_told(one)} and waits for nobody: it hangs, or needs longer" for one in working[:_MOST]]
+    whom = "for it" if silent or working else "for other ranks, all of them"
+    parts += [f"{_told(one)} and waits {whom}" for one in waiting[:_MOST]]
+    parts += [
+        f"{one.who} is idle: the call, or what it is to work on, has not reached it" for one in idle[:_MOST]
+    ]
+    left = len(silent) + len(working) + len(waiting) + len(idle) - len(parts)
+    parts = parts or ["nobody seems to hang now"]
+    return "; ".join([*parts, *([f"and {left} more"] if left > 0 else [])])
+
+
+def _told(one: Doing) -> str:
+    if one.silent:
+        return f"{one.who} does not answer"
+    if not one.call:
+        return f"{one.who} is idle"
+    return f"{one.who} is in {one.call} for {one.for_s:.0f} s" + (f" at {one.at}" if one.at else "")

@@ -1,0 +1,12 @@
+from .memory import largest_chunk as largest_chunk
+from .memory_ledger import Ledger as Ledger
+from .memory_ledger import gigabytes as gigabytes
+from .offload_schedule import Move as Move
+from .offload_schedule import Turns as Turns
+from .placement import MOST_THREADS as MOST_THREADS
+from .planner import GroupPlan as GroupPlan
+from .planner import Plan as Plan
+from .planner import plan as plan
+from .shortage import taken_since as taken_since
+from .sizes import feature_dims as feature_dims
+from .sizes import model_size as model_size

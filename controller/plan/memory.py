@@ -1,0 +1,160 @@
+"""Bytes that one worker keeps on its device in a stage, part by part, and in what chunks it computes so that they fit.
+
+A chunk is what the scenario says, positions of a supervised step and prompts of an RL one, halved until activations and
+key/value caches fit the share of the device that is theirs. Trainer and rollout compute such chunks, whatever comes: so
+everything is an upper bound from shapes; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nonet.controller.plan.requests import roles_of
+from nonet.controller.plan.sizes import ModelSize, feature_dims, hot_row_bytes
+from nonet.controller.scenario import Deepspeed, Reinforced, Role, Scenario, Supervised
+
+RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
+PROCESS_BYTES = 400_000_000  # Python, torch and Ray in host memory, a process
+_CUT_TO = 0.8  # of the room: the estimate is from shapes, and allocators need slack
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one worker keeps: `fixed` while it lives, `working` only while its phase runs; bytes by part.
+
+    chunks   what is computed at once, by role: positions of a supervised step, prompts of an RL one
+    """
+
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    working: Mapping[str, float] = field(default_factory=dict)
+    chunks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def idle_bytes(self) -> float:
+        return sum(self.fixed.values())
+
+    @property
+    def busy_bytes(self) -> float:
+        return self.idle_bytes + sum(self.working.values())
+
+
+def need(
+    scenario: Scenario, stage: str, roles: tuple[str, ...], workers: int, size: ModelSize, budget_bytes: float
+) -> Need:
+    """What a worker of a group with these roles keeps in a stage, in chunks that fit `budget_bytes` (0: unknown, then as large
+    as the scenario says)."""
+    body = scenario.stages[stage]
+    fixed: dict[str, float] = {}
+    working: dict[str, float] = {}
+    chunks: dict[str, int] = {}
+    if "trainer" in roles:
+        role = roles_of(scenario, stage)["trainer"]
+        fixed |= _trained(role, body, workers, size)
+    elif {"rollout", "evaluator"} & set(roles):
+        fixed["weights"] = float(size.parameters * size.weight_bytes)
+    if "embedding" in roles and (hot := hot_row_bytes(scenario)):
+        fixed["hot rows"] = float(hot)
+    room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
+    whole = largest_chunk(scenario, body, size)
+    if "trainer" in roles and isinstance(body, Reinforced):
+        prompt = prompt_tokens(scenario, body, size)
+        whole = min(whole, -(-body.users // workers))
+        chunks["trainer"] = _chunk(whole, lambda p: _stepping(scenario, p * prompt, size), 1, room)
+        working["activations"] = _stepping(scenario, chunks["trainer"] * prompt, size)
+    elif "trainer" in roles and cuts_steps(scenario):
+        least = scenario.data.history + 2
+        chunks["trainer"] = _chunk(whole, lambda t: _stepping(scenario, t, size), least, room)
+        working["activations"] = _stepping(scenario, chunks["trainer"], size)
+    elif "trainer" in roles:
+        working["activations"] = _stepping(scenario, step_tokens(scenario, body, size) / workers, size)
+    if "rollout" in roles and isinstance(body, Reinforced):
+        whole = min(largest_chunk(scenario, body, size), -(-body.users // workers))
+        chunks["rollout"] = _chunk(whole, lambda p: _beams(scenario, body, p, size), 1, room)
+        working["beams"] = _beams(scenario, body, chunks["rollout"], size)
+    return Need(fixed, working, chunks)
+
+
+def usual_share(scenario: Scenario, stage: str, workers: int, size: ModelSize) -> float:
+    """What a worker has of a step in which every user has one full history: positions, or prompts of an RL step."""
+    body = scenario.stages[stage]
+    if isinstance(body, Reinforced):
+        return body.users / workers
+    return min(step_tokens(scenario, body, size) / workers, body.chunk.tokens)
+
+
+def cuts_steps(scenario: Scenario) -> bool:
+    """Whether the trainer computes a step in chunks; a click model's steps are rows of bounded length, as many as asked."""
+    return scenario.model.use != "deepfm"
+
+
+def largest_chunk(scenario: Scenario, body: Supervised | Reinforced, size: ModelSize) -> int:
+    """What the scenario lets a worker compute at once: positions of a supervised step, prompts of an RL one."""
+    tokens = body.chunk.tokens
+    return (
+        int(tokens)
+        if isinstance(body, Supervised)
+        else max(1, int(tokens / prompt_tokens(scenario, body, size)))
+    )
+
+
+def prompt_tokens(scenario: Scenario, body: Reinforced, size: ModelSize) -> float:
+    """Positions of one prompt, at most: a full history and the codes of its beams."""
+    width = int(body.rollout.options().get("width", 16))
+    return sequence(scenario, size) + width * size.levels
+
+
+def step_tokens(scenario: Scenario, body: Supervised | Reinforced, size: ModelSize) -> float:
+    """Positions of one global step, at most: full histories, or the tokens that the stage names."""
+    if isinstance(body, Reinforced):
+        return body.users * prompt_tokens(scenario, body, size)
+    return body.batch.tokens or (body.batch.users or 1) * sequence(scenario, size)
+
+
+def sequence(scenario: Scenario, size: ModelSize) -> float:
+    """Positions of one full history."""
+    return float(scenario.data.history * size.positions_an_event + 1)
+
+
+def _trained(role: Role, body: Supervised | Reinforced, workers: int, size: ModelSize) -> dict[str, float]:
+    zero = _zero(role)
+    weights = size.parameters * size.weight_bytes
+    master = 4 if size.weight_bytes < 4 else 0
+    parts = {
+        "weights": weights / (workers if zero == 3 else 1),
+        "optimizer": size.parameters * (8 + master) / (workers if zero else 1),
+    }
+    if isinstance(body, Reinforced):
+        parts["reference"] = float(weights)
+    return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
+
+
+def _gradients(role: Role, workers: int, size: ModelSize) -> float:
+    return size.parameters * size.weight_bytes / (workers if _zero(role) >= 2 else 1)
+
+
+def _zero(role: Role) -> int:
+    if role.engine is None or role.engine.use != "deepspeed":
+        return 0
+    return int(role.engine.options().get("zero", Deepspeed().zero))
+
+
+def _stepping(scenario: Scenario, tokens: float, size: ModelSize) -> float:
+    """Activations of a chunk, and its sparse rows with their gradients."""
+    events = tokens / size.positions_an_event
+    return size.activation_bytes(tokens) + events * sum(feature_dims(scenario).values()) * 8
+
+
+def _beams(scenario: Scenario, body: Reinforced, users: float, size: ModelSize) -> float:
+    """Caches of a chunk of prompts: every history once, every beam's own tokens, and one level's logits."""
+    width = int(body.rollout.options().get("width", 16))
+    cached = sequence(scenario, size) + width * size.levels
+    codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
+    return users * (size.kv_bytes(cached) + width * codes * 8)
+
+
+def _chunk(whole: int, bytes_of: Callable[[float], float], least: int, room: float) -> int:
+    """`whole`, halved until it fits the room (0: not known), never below `least`."""
+    while room and bytes_of(whole) > _CUT_TO * room and whole // 2 >= least:
+        whole //= 2
+    return whole

@@ -1,0 +1,217 @@
+"""Groups on nodes: each draft of a scenario placed by best fit, the hardest to place first.
+
+Devices before CPUs, fixed sizes before elastic ones, required topology and gangs before the rest, large before small. Pure.
+
+Plans that change: groups that a stage's own roles, or a node that came or went, stop and start. Nothing moves needlessly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nonet.controller.cluster import ClusterView
+from nonet.controller.plan.packing import Capacity, Wanted
+from nonet.controller.plan.requests import Draft, drafts
+from nonet.controller.plan.shortage import shortage
+from nonet.controller.scenario import Scenario
+from nonet.errors import PlacementError
+
+MOST_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One group of processes.
+
+    roles      what each process holds (more than one: fused)
+    shares     the group whose bundles these workers sit in, "" for bundles of their own (collocate)
+    resource   what Ray counts its device as ("CPU" on cpu)
+    cpus, devices   what one worker asks Ray for
+    bundle     what is reserved for one worker and those that share with it; empty for sharers
+    threads    torch threads a worker, 0 for roles without torch
+    nodes      node of each rank, neighbours in rank on neighbouring nodes
+    level      the narrowest wanted level that all of them share: device_domain, host, rack, zone, "" for none
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    pool: str
+    device: str
+    resource: str
+    workers: int
+    cpus: float
+    devices: float
+    bundle: Mapping[str, float]
+    threads: int
+    nodes: tuple[str, ...]
+    shares: str = ""
+    level: str = ""
+
+    def on_nodes(self) -> Counter[str]:
+        """Workers by node."""
+        return Counter(self.nodes)
+
+
+def place_groups(
+    wanted: list[Draft], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
+) -> tuple[GroupPlan, ...]:
+    """Groups in the order of their drafts, taken from `capacity`; those in `kept` stay where they are."""
+    found = {group.name: group for group in kept}
+    todo = sorted((d for d in wanted if not d.shares and d.name not in found), key=_hardness)
+    for index, draft in enumerate(todo):
+        found[draft.name] = _place(draft, todo[index + 1 :], capacity, view, tuple(found.values()))
+    for draft in wanted:
+        if draft.shares and draft.name not in found:
+            host = found[draft.shares]
+            found[draft.name] = _group(draft, host.nodes, host.level, {})
+    return tuple(found[draft.name] for draft in wanted)
+
+
+def _hardness(draft: Draft) -> tuple[Any, ...]:
+    """Devices before CPUs, fixed sizes before elastic ones, required topology, gangs, then the largest."""
+    return (
+        draft.resource == "CPU",
+        draft.least != draft.most,
+        not draft.topology.require,
+        not draft.gang,
+        -draft.most * draft.bundle,
+    )
+
+
+def _place(
+    draft: Draft, later: list[Draft], capacity: Capacity, view: ClusterView, done: tuple[GroupPlan, ...]
+) -> GroupPlan:
+    most = draft.most
+    if draft.least < draft.most:  # leave to later groups what they need at least
+        nodes = capacity.matching(draft.labels)
+        others = sum(d.least * d.bundle for d in later if d.resource == draft.resource)
+        spare = capacity.total_free(draft.resource, nodes) - others
+        most = min(most, max(draft.least, int(spare / draft.bundle + 1e-6)))
+    ask = Wanted(draft.resource, draft.bundle, draft.least, most, draft.labels, draft.topology, draft.gang)
+    choice = capacity.choose(ask)
+    if choice is None:
+        raise PlacementError(shortage(draft, capacity, view, done))
+    spots, level = choice
+    for node, count in spots:
+        capacity.take(node.id, draft.resource, count * draft.bundle)
+    nodes = tuple(node.id for node, count in spots for _ in range(count))
+    return _group(draft, nodes, level, {draft.resource: draft.bundle})
+
+
+def _group(draft: Draft, nodes: tuple[str, ...], level: str, bundle: Mapping[str, float]) -> GroupPlan:
+    on_cpu = draft.resource == "CPU"
+    return GroupPlan(
+        draft.name,
+        draft.roles,
+        draft.pool,
+        draft.device,
+        draft.resource,
+        len(nodes),
+        draft.asks if on_cpu else 0.0,
+        0.0 if on_cpu else draft.asks,
+        bundle,
+        0 if draft.light else 1,
+        nodes,
+        draft.shares,
+        level,
+    )
+
+
+def with_threads(groups: tuple[GroupPlan, ...], view: ClusterView, given: int) -> tuple[GroupPlan, ...]:
+    """The same count for every torch role, so that fused and separate runs give the same bits."""
+    threads = given or _threads(groups, view)
+    return tuple(replace(group, threads=threads) if group.threads else group for group in groups)
+
+
+def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
+    """Cores of the tightest node over the torch workers busy at once on it: its evaluators beside its widest other group."""
+    widest: Counter[str] = Counter()
+    evaluators: Counter[str] = Counter()
+    for group in groups:
+        if group.threads:
+            evaluator = "evaluator" in group.roles and "trainer" not in group.roles
+            for node, count in group.on_nodes().items():
+                if evaluator:
+                    evaluators[node] += count
+                else:
+                    widest[node] = max(widest[node], count)
+    least = float(MOST_THREADS)
+    for node in {*widest, *evaluators}:
+        least = min(least, view.node(node).total.get("CPU", 1.0) / (evaluators[node] + widest[node]))
+    return max(1, int(least))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Groups that a stage of its own roles stops, and those it starts, before it begins; then torch threads a worker."""
+
+    stage: str
+    stops: tuple[str, ...]
+    starts: tuple[GroupPlan, ...]
+    threads: int = 0
+
+    def after(self, before: Iterable[GroupPlan]) -> tuple[GroupPlan, ...]:
+        """The groups that there are once this is done, those that stay with the threads they then have."""
+        kept = (group for group in before if group.name not in self.stops)
+        return (*(replace(g, threads=self.threads if g.threads else 0) for g in kept), *self.starts)
+
+
+def replan(scenario: Scenario, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]) -> Change:
+    """What must stop and start so that the groups `before` become those of `stage` on the view: nothing moves needlessly.
+
+    A group stays when its draft is the same and its nodes are still there; `view` says what is free beside them.
+    """
+    return _change(scenario, stage, tuple(before), Capacity(view), view, 0)[0]
+
+
+def make_changes(
+    scenario: Scenario, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
+) -> tuple[tuple[Change, ...], dict[str, tuple[GroupPlan, ...]]]:
+    """Re-plans before the stages that name roles of their own, and back after them; and the groups of every stage."""
+    found, by_stage, now, own = [], {}, groups, False
+    for stage, body in scenario.stages.items():
+        if body.roles or own:
+            change, now = _change(scenario, stage, now, capacity, view, threads)
+            if change.stops or change.starts:
+                found.append(change)
+        by_stage[stage], own = now, bool(body.roles)
+    return tuple(found), by_stage
+
+
+def _change(
+    scenario: Scenario,
+    stage: str | None,
+    now: tuple[GroupPlan, ...],
+    capacity: Capacity,
+    view: ClusterView,
+    threads: int,
+) -> tuple[Change, tuple[GroupPlan, ...]]:
+    wanted = drafts(scenario, stage)
+    by_name = {draft.name: draft for draft in wanted}
+    alive = {node.id for node in view.nodes}
+    kept = tuple(g for g in now if _stays(g, by_name.get(g.name), alive))
+    kept = tuple(g for g in kept if not g.shares or g.shares in {k.name for k in kept})
+    stops = tuple(g for g in now if g not in kept)
+    for group in stops:
+        for node in (n for n in group.nodes if n in alive):
+            for resource, amount in group.bundle.items():
+                capacity.take(node, resource, -amount)
+    after = with_threads(place_groups(wanted, capacity, view, kept), view, threads)
+    names = {group.name for group in kept}
+    starts = tuple(group for group in after if group.name not in names)
+    counts = max((group.threads for group in after), default=0)
+    return Change(stage or "", tuple(group.name for group in stops), starts, counts), after
+
+
+def _stays(group: GroupPlan, draft: Draft | None, alive: set[str]) -> bool:
+    return (
+        draft is not None
+        and (draft.roles, draft.pool, draft.shares) == (group.roles, group.pool, group.shares)
+        and draft.least <= group.workers <= draft.most
+        and draft.asks == (group.cpus or group.devices)
+        and (bool(group.shares) or group.bundle.get(draft.resource) == draft.bundle)
+        and set(group.nodes) <= alive
+    )

@@ -1,0 +1,187 @@
+"""The groups a scenario asks for, before anybody says where: fused roles in one, sharers beside the group they sit on.
+
+By default trainer, rollout and embedding are fused in one process; each reward and the evaluator have one of their own on
+cpu. On CPU the groups of a pipeline take turns, so a worker asks Ray for a quarter core and computes with the planned
+threads. k groups on the same devices ask 1/k of a device each, cut to Ray's four decimals so that the sum never passes 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import floor
+
+from nonet.controller.scenario import Elastic, Pool, Reinforced, Role, Scenario, Topology
+from nonet.errors import ConfigError
+from nonet.workers.devices import device
+
+TORCH_CPUS, LIGHT_CPUS = 0.25, 0.05
+_FIRST = ("trainer", "rollout", "embedding", "evaluator")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One group to be.
+
+    least, most   workers
+    asks          of one worker's own process, by resource; bundle: what is reserved for it and those that share it
+    shares        the group on whose bundles it sits, "" for bundles of its own
+    light         no torch of ours inside (rewards, steps between)
+    gang          its workers talk in a process group
+    where         the scenario's path, for messages
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    pool: str
+    device: str
+    resource: str
+    labels: Mapping[str, str]
+    topology: Topology
+    least: int
+    most: int
+    asks: float
+    bundle: float
+    light: bool
+    gang: bool
+    where: str
+    shares: str = ""
+
+
+def drafts(scenario: Scenario, stage: str | None = None) -> list[Draft]:
+    """Every group in the order people read them; `stage` takes that stage's own roles into account. Raises ConfigError."""
+    roles = roles_of(scenario, stage)
+    hosts = {name: _host(name, roles) for name in roles}
+    order = [*(r for r in _FIRST if r in roles), *(r for r in roles if r not in _FIRST)]
+    fused = {name: tuple(r for r in order if hosts[r][0] == name) for name in order}
+    sharers: dict[str, list[str]] = {}
+    for name in order:
+        if hosts[name][1]:
+            sharers.setdefault(hosts[hosts[name][1]][0], []).append(name)
+    found = []
+    for name in order:
+        if not fused[name]:
+            continue
+        held = (*fused[name], "tokenise") if "evaluator" in fused[name] else fused[name]
+        under = hosts[name][1] and hosts[hosts[name][1]][0]
+        found.append(_draft(scenario, roles, name, held, len(sharers.get(under or name, ())), under))
+    return found + list(_light(scenario))
+
+
+def roles_of(scenario: Scenario, stage: str | None = None) -> dict[str, Role]:
+    """All roles with their defaults, changed by what a stage says of its own."""
+    roles = dict(scenario.roles)
+    if stage is not None:
+        roles |= scenario.stages[stage].roles
+    roles.setdefault("trainer", Role())
+    for role in ("rollout", "embedding"):
+        roles.setdefault(role, Role(fuse="trainer"))
+    roles.setdefault("evaluator", Role())
+    return roles
+
+
+def _host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
+    """The role whose process this one lives in, and the role on whose devices that process sits ("" for its own)."""
+    seen = [name]
+    while roles[name].fuse:
+        name = roles[name].fuse or ""
+        if name in seen:
+            raise ConfigError(
+                f"roles.{seen[0]}: fuse goes in a circle ({' -> '.join([*seen, name])}); break it"
+            )
+        seen.append(name)
+    root, under = name, roles[name].collocate or ""
+    while under:
+        if under in seen:
+            raise ConfigError(
+                f"roles.{root}: sits on its own devices ({' -> '.join([*seen, under])}); break the circle"
+            )
+        seen.append(under)
+        name, under = under, roles[under].fuse or roles[under].collocate or ""
+    return root, name if name != root else ""
+
+
+def _draft(
+    scenario: Scenario, roles: Mapping[str, Role], name: str, held: tuple[str, ...], sharers: int, under: str
+) -> Draft:
+    host = under or name
+    role = roles[host]
+    for other in (r for r in held if r in roles and r != host):
+        _same("pool", other, roles[other].pool, host, role.pool or "cpu")
+        if "workers" in roles[other].model_fields_set:
+            _same("workers", other, roles[other].workers, host, role.workers)
+    least, most = _range(role.workers)
+    pool = scenario.pools.get(role.pool or "cpu", Pool())
+    resource = device(pool.device).resource or "CPU"
+    asks = TORCH_CPUS if resource == "CPU" else floor(1e4 / (1 + sharers)) / 1e4
+    bundle = TORCH_CPUS * (1 + sharers) if resource == "CPU" else 1.0
+    gang = bool({"trainer", "embedding"} & set(held)) or role.topology != Topology()
+    return Draft(
+        name,
+        held,
+        role.pool or "cpu",
+        pool.device,
+        resource,
+        pool.labels,
+        role.topology,
+        least,
+        most,
+        asks,
+        bundle,
+        light=False,
+        gang=gang,
+        where=f"roles.{host}",
+        shares=under,
+    )
+
+
+def _light(scenario: Scenario) -> Iterator[Draft]:
+    """Rewards and steps between: workers of the user's that work alone."""
+    for stage, body in scenario.stages.items():
+        if not isinstance(body, Reinforced):
+            continue
+        for reward, options in body.rewards.items():
+            yield _alone(
+                scenario,
+                f"{stage}.reward.{reward}",
+                f"stages.{stage}.rewards.{reward}",
+                options.pool,
+                options.workers,
+            )
+        for index, step in enumerate(body.between):
+            path = f"stages.{stage}.between.{index}"
+            yield _alone(scenario, f"{stage}.between.{index}", path, step.pool, step.workers)
+
+
+def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> Draft:
+    pool = scenario.pools.get(pool_name or "cpu", Pool())
+    resource = device(pool.device).resource or "CPU"
+    each = LIGHT_CPUS if resource == "CPU" else 1.0
+    return Draft(
+        name,
+        (name,),
+        pool_name or "cpu",
+        pool.device,
+        resource,
+        pool.labels,
+        Topology(),
+        workers,
+        workers,
+        each,
+        each,
+        light=True,
+        gang=False,
+        where=where,
+    )
+
+
+def _same(key: str, name: str, mine: object, host: str, its: object) -> None:
+    if mine is not None and mine != its:
+        raise ConfigError(
+            f"roles.{name}.{key} is {mine}, but it shares with {host}, whose {key} is {its}: "
+            f"leave it out, or give both the same"
+        )
+
+
+def _range(workers: int | Elastic) -> tuple[int, int]:
+    return (workers.min, workers.max) if isinstance(workers, Elastic) else (workers, workers)

@@ -1,0 +1,114 @@
+"""Why a group does not fit, in one line: asked, free, total, who holds it, and what to change.
+
+The same words at plan time (against a view) and at bind time (when somebody took it in between).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nonet.controller.cluster import ClusterView
+from nonet.controller.plan.packing import Capacity
+from nonet.controller.plan.requests import Draft
+
+_NAMED = 4
+
+
+def shortage(draft: Draft, capacity: Capacity, view: ClusterView, done: tuple[Any, ...]) -> str:
+    """The message for a group that `capacity` has no room for, after the groups `done` of the same plan."""
+    nodes = capacity.matching(draft.labels)
+    ids = {node.id for node in nodes}
+    total = sum(node.total.get(draft.resource, 0.0) for node in nodes)
+    before = sum(node.free.get(draft.resource, 0.0) for node in nodes)
+    left = capacity.total_free(draft.resource, nodes)
+    asked = draft.least * draft.bundle
+    text = (
+        f"group {draft.name!r} (pool {draft.pool}) needs {asked:g} {draft.resource}{_labels(draft)}{_near(draft)}, "
+        f"the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, {before:g} free before this plan"
+    )
+    if left < before - 1e-6:
+        text += f", {left:g} free after its other groups"
+    held = holders(view, draft.resource, ids)
+    mine = Counter[str]()
+    for group in done:
+        amount = sum(group.bundle.get(draft.resource, 0.0) for node in group.nodes if node in ids)
+        if amount:
+            mine[f"this plan's {group.name}"] += amount  # type: ignore[assignment]
+    return f"{text}. {held_by({**held, **mine})}{_way_out(draft, capacity, view, left)}"
+
+
+def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str, float]:
+    """Amount of a resource that each holder has on these nodes, the largest first."""
+    among, found = set(nodes), Counter[str]()
+    for held in view.held:
+        if held.resource == resource and held.node in among:
+            found[held.by] += held.amount  # type: ignore[assignment]
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def held_by(held: Mapping[str, float]) -> str:
+    """ "Held by run-a/rollout 4, ... ", or nothing."""
+    if not held:
+        return ""
+    named = [f"{name} {amount:g}" for name, amount in list(held.items())[:_NAMED]]
+    more = f" and {len(held) - _NAMED} more" if len(held) > _NAMED else ""
+    return f"Held by {', '.join(named)}{more}. "
+
+
+def _labels(draft: Draft) -> str:
+    return f" with labels {dict(draft.labels)}" if draft.labels else ""
+
+
+def _near(draft: Draft) -> str:
+    return f" in one {draft.topology.require[0].replace('_', ' ')}" if draft.topology.require else ""
+
+
+def _way_out(draft: Draft, capacity: Capacity, view: ClusterView, left: float) -> str:
+    key = f"{draft.where}.workers" + (".min" if draft.least != draft.most else "")
+    fits = int(left / draft.bundle + 1e-6)
+    ways = []
+    if draft.topology.require:
+        known = sum(
+            any(label in node.labels for label in (draft.topology.require[0],))
+            for node in capacity.matching(draft.labels)
+        )
+        if draft.topology.require[0] in ("rack", "zone"):
+            ways.append(f"prefer instead of require ({known} nodes say their {draft.topology.require[0]})")
+        else:
+            ways.append("prefer instead of require")
+    elif fits:
+        ways.append(f"lower {key} to {fits}")
+    elsewhere = capacity.total_free(draft.resource, view.nodes) - left
+    if draft.labels and elsewhere >= draft.bundle:
+        ways.append(
+            f"widen pools.{draft.pool}.labels ({elsewhere:g} more {draft.resource} are free elsewhere)"
+        )
+    ways += ["free what is held", "add nodes"] if left or view.total(draft.resource) else ["add nodes"]
+    return f"Lower its workers or change the cluster: {', '.join(ways)}; --cluster plans for another one."
+
+
+def taken_since(group: Any, view: ClusterView) -> str:
+    """The message for a planned group whose room somebody took before it was bound; `view` is how things stand."""
+    asked = group.workers * group.bundle[group.resource]
+    wanted: Counter[str] = Counter(group.nodes)
+    short = []
+    for name, count in wanted.items():
+        node = next((node for node in view.nodes if node.id == name), None)
+        free = node.free.get(group.resource, 0.0) if node else 0.0
+        if free < count * group.bundle[group.resource] - 1e-6:
+            short.append((name, free, node))
+    told = ", ".join(
+        f"node {name[:8]} has {free:g} free of {node.total.get(group.resource, 0.0):g}"
+        if node
+        else f"node {name[:8]} is gone"
+        for name, free, node in short[:_NAMED]
+    )
+    held = holders(view, group.resource, [name for name, _, _ in short] or list(wanted))
+    return (
+        f"group {group.name!r} (pool {group.pool}) was planned {asked:g} {group.resource} on {len(wanted)} nodes, and somebody "
+        f"took them before it was bound: {told or 'the scheduler has not placed it'}; in all nodes "
+        f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. {held_by(held)}"
+        "Nothing was kept. Start it again to plan on what is free now, lower its workers, or free what is held."
+    )

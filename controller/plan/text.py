@@ -1,0 +1,145 @@
+"""A plan as a person reads it: groups and where they are, stages with their sizes, memory with its numbers, what is left."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from nonet.controller.cluster import MEMORY
+from nonet.controller.plan.memory_ledger import Ledger, Line, gigabytes
+
+_SPOTS = 4
+_TFLOPS = 100  # a round number to scale by: what an accelerator does in training is 50 to 400
+
+
+def plan_text(plan: Any) -> str:
+    """All of a plan, as `nonet plan` prints it."""
+    lines = [f"{plan.name} (seed {plan.seed}) on {plan.cluster}", ""]
+    if plan.pools:
+        lines += ["pools", *_table([(name, words) for name, words in plan.pools.items()]), ""]
+    lines += ["groups"]
+    lines += _table([_group_row(group, plan.not_run) for group in plan.groups])
+    for change in plan.changes:
+        lines += ["", f"before {change.stage}: stop {', '.join(change.stops) or 'nothing'}; start"]
+        lines += _table([_group_row(group, plan.not_run) for group in change.starts]) or ["  nothing"]
+    lines += ["", "stages"]
+    for stage in plan.stages:
+        derived = ", ".join(f"{key} {_count(value)}" for key, value in stage.derived.items())
+        lines.append(
+            f"  {stage.name:<10} {stage.kind:<10} on {', '.join(stage.groups)}"
+            + (f": {derived}" if derived else "")
+        )
+        lines.append(f"  {'':<10} {', '.join(stage.takes)} -> {', '.join(stage.gives)}")
+    memory = list(_memory(plan.ledger))
+    lines += ["", "memory, the fullest phase of each stage", *memory] if memory else []
+    lines += _work(plan)
+    if plan.left:
+        told = ", ".join(f"{whole} of {of} {resource} nodes" for resource, (whole, of) in plan.left.items())
+        lines += ["", f"left whole for others: {told}"]
+    return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
+
+
+def _work(plan: Any) -> list[str]:
+    """Flops and bytes of a step where devices work: on cpu a calibration predicts instead (`--predict`)."""
+    if not any(part.resource != "CPU" for stage in plan.work for part in stage.flops):
+        return []
+    title = (
+        f"work of a step, from shapes: at most, and no prediction (time if a device does {_TFLOPS} TFLOP/s)"
+    )
+    return ["", title, *(line for stage in plan.work for line in _stage_work(stage))]
+
+
+def _stage_work(stage: Any) -> Iterator[str]:
+    first = stage.name
+    for part in stage.flops:
+        told = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
+        if part.resource != "CPU":
+            step_s = part.count / (_TFLOPS * 1e12 * part.devices)
+            whole = (
+                f", {_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
+            )
+            told += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
+        yield f"  {first:<10} {told}"
+        first = ""
+    for what, moved, way in stage.moves:
+        yield f"  {'':<10} moves {what}: {gigabytes(moved)} {way}"
+
+
+def _count(value: Any) -> str:
+    """ "40 B", "2 M", "62,500": a number as people say it; words stay."""
+    if not isinstance(value, int | float) or value < 1e4:
+        return str(value)
+    for unit, size in (("B", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:,.0f}"
+
+
+def _every_group(plan: Any) -> Iterator[Any]:
+    yield from plan.groups
+    for change in plan.changes:
+        yield from change.starts
+
+
+def _group_row(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
+    each = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
+    roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""
+    threads = f"{group.threads} thread{'s' if group.threads > 1 else ''}" if group.threads else ""
+    where = f"with {group.shares}" if group.shares else _spots(group.on_nodes())
+    where += ", not run" if set(group.roles) & set(not_run) else ""
+    return (group.name + roles, f"{group.workers} x {each}", f"pool {group.pool}", threads, where)
+
+
+def _spots(counts: Counter[str]) -> str:
+    """ "gpu-00..gpu-03 x8": runs of nodes with the same count, in the order of ranks."""
+    runs = []
+    for count, found in groupby(counts, key=lambda node: counts[node]):
+        nodes = list(found)
+        name = (
+            nodes[0]
+            if len(nodes) == 1
+            else f"{nodes[0]}..{nodes[-1]}"
+            if len(nodes) > 2
+            else ", ".join(nodes)
+        )
+        many = f" ({len(nodes)} nodes)" if len(nodes) > 2 else ""
+        runs.append(f"{name} x{count}{many}")
+    return ", ".join(runs[:_SPOTS]) + (f" and {len(runs) - _SPOTS} more" if len(runs) > _SPOTS else "")
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _memory(ledger: Ledger) -> Iterator[str]:
+    """One line a place and stage; stages whose fullest phase is the same are told once."""
+    by_place: dict[str, dict[str, Line]] = defaultdict(dict)
+    for line in ledger.lines:
+        by_place[line.place].setdefault(line.stage, ledger.peak(line.stage, line.place))
+    for place, by_stage in by_place.items():
+        told: dict[str, list[str]] = defaultdict(list)
+        for stage, line in by_stage.items():
+            told[_line(place, line)].append(
+                stage if line.phase in ("host", "train") else f"{stage} ({line.phase})"
+            )
+        for text, stages in told.items():
+            yield f"  {', '.join(stages)}: {text}"
+    for line in ledger.turns():
+        yield f"  {line.stage} ({line.phase}): {', '.join(line.offloaded)} wait in host memory, they take turns"
+
+
+def _line(place: str, line: Line) -> str:
+    article = "an" if line.resource.startswith("N") else "a"  # an NPU
+    device = f"{article} {'bundle' if line.resource == 'CPU' else line.resource} of {place}"
+    what = f"node {line.example}" if line.resource == MEMORY else device
+    limit = (
+        f" of {gigabytes(line.capacity)} usable" if line.capacity else ", the device's memory is not known"
+    )
+    big = sorted(line.parts.items(), key=lambda part: -part[1])
+    parts = [f"{name} {gigabytes(value)}" for name, value in big if value >= 0.01 * line.needed][:6]
+    return f"{what} holds {gigabytes(line.needed)}{limit}: {', '.join(parts)}"

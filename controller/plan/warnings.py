@@ -1,0 +1,188 @@
+"""What a reader of a plan should know beside its numbers: what rests, what is assumed, what is not known, what looks wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from nonet.controller.cluster import MEMORY, ClusterView
+from nonet.controller.plan.memory_ledger import gigabytes
+from nonet.controller.plan.sizes import model_size, table_bytes
+from nonet.controller.scenario import Elastic, Reinforced, Scenario, check_runnable
+from nonet.errors import ConfigError
+
+_LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
+
+
+def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+    """Sentences, the warnings first."""
+    yield from _not_run(scenario, groups)
+    yield from _warnings(scenario, view, groups)
+    yield from _placed(scenario, groups)
+    yield from _commits(scenario)
+    yield from _shared(groups)
+    yield from _unknown(scenario, view, groups)
+
+
+def cluster_words(view: ClusterView) -> str:
+    """ "70 nodes: 384 GPU (all free), ..." """
+    counted: Counter[str] = Counter()
+    for node in view.nodes:
+        for resource in node.total:
+            if ":" not in resource and "memory" not in resource:
+                counted[resource] += 1
+    told = []
+    for resource in sorted(counted, key=lambda name: (name == "CPU", name)):
+        total, free = view.total(resource), view.free(resource)
+        told.append(f"{total:g} {resource}" + (f" ({free:g} free)" if free < total else ""))
+    memory = view.total(MEMORY)
+    return ", ".join([f"{len(view.nodes)} node{'s' if len(view.nodes) > 1 else ''}", *told]) + (
+        f", {gigabytes(memory)}" if memory else ""
+    )
+
+
+def pool_words(scenario: Scenario, groups: tuple[Any, ...]) -> dict[str, str]:
+    """Each pool that is used and says something: its device, labels, environment."""
+    found = {}
+    for name, pool in scenario.pools.items():
+        if name in {group.pool for group in groups}:
+            words = [pool.device, *(f"{key}={value}" for key, value in pool.labels.items())]
+            env = pool.env.model_dump(exclude_none=True) if pool.env else {}
+            if names := env.pop("vars", None):
+                words.append(f"vars {', '.join(names)}")  # values are never shown
+            words += [f"{key} {value}" for key, value in env.items() if value]
+            found[name] = ", ".join(words)
+    return found
+
+
+def _not_run(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
+    """What stands between this plan and a run of it."""
+    try:
+        check_runnable(scenario)
+    except ConfigError as error:
+        yield f"warning: {str(error).removesuffix(' `nonet plan` still works.')}"
+    if any(group.device == "npu" for group in groups):
+        yield "warning: nothing of this has ever run on Ascend; docs/hardware.md says what was tried and how"
+
+
+def _copies(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+    """How a rollout apart comes by rows: copies, which its node must hold, or by key."""
+    rollout = next((group for group in groups if "rollout" in group.roles), None)
+    rows = sum(filter(None, table_bytes(scenario).values()))
+    reinforced = any(isinstance(body, Reinforced) for body in scenario.stages.values())
+    if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
+        return
+    limit = scenario.sparse.replica_bytes
+    if rows > limit:
+        yield (
+            f"rollouts read rows by key from the shards once the tables pass {gigabytes(limit)} (sparse.replica_bytes); "
+            f"they may grow to {gigabytes(rows)}"
+        )
+        return
+    node, count = max(rollout.on_nodes().items(), key=lambda item: item[1])
+    memory = view.node(node).total.get(MEMORY, 0.0)
+    if memory and count * rows > memory:
+        yield (
+            f"warning: each rollout worker keeps a copy of all sparse rows, up to {gigabytes(rows)}, {count} of them on {node}, "
+            f"which has {gigabytes(memory)}; lower sparse.replica_bytes and they read by key from the shards"
+        )
+
+
+def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+    yield from _copies(scenario, view, groups)
+    trainer = next(group for group in groups if "trainer" in group.roles)
+    for name, body in scenario.stages.items():
+        users = body.users if isinstance(body, Reinforced) else body.batch.users
+        if users and users < trainer.workers:
+            key = f"stages.{name}." + ("users" if isinstance(body, Reinforced) else "batch.users")
+            idle = trainer.workers - users
+            yield (
+                f"warning: {name} trains on {users} users a step, so {idle} of {trainer.workers} trainers "
+                f"have nothing to do; raise {key}"
+            )
+    evaluator = next((group for group in groups if "evaluator" in group.roles), None)
+    if evaluator and evaluator.resource == "CPU" and model_size(scenario).parameters >= _LARGE:
+        yield (
+            f"warning: the evaluator ranks with {model_size(scenario).parameters / 1e9:.2g} B parameters on cpu; "
+            "give roles.evaluator a pool with devices"
+        )
+    reinforced = [name for name, body in scenario.stages.items() if isinstance(body, Reinforced)]
+    resting = [name for name in scenario.stages if name not in reinforced]
+    for group in groups:
+        if (
+            group.resource != "CPU"
+            and not group.shares
+            and resting
+            and not {"trainer", "embedding", "evaluator"} & set(group.roles)
+        ):
+            stages = ", ".join(resting)
+            yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} rest during {stages}"
+
+
+def _commits(scenario: Scenario) -> Iterator[str]:
+    """What a commit writes and what stays: from budgets, so where rows are budgeted."""
+    rows, keep = sum(filter(None, table_bytes(scenario).values())), scenario.checkpoint.keep
+    if rows:
+        size = model_size(scenario)
+        dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
+        kept = keep.last + bool(keep.best)
+        yield (
+            f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
+            f"({gigabytes(rows)} of it rows); {kept} kept are {gigabytes(kept * (rows + dense))} of storage"
+        )
+
+
+def _shared(groups: tuple[Any, ...]) -> Iterator[str]:
+    nodes = {node for group in groups for node in group.nodes}
+    if len(nodes) > 1:
+        yield (
+            f"the run's folder (--run-dir, NONET_RUNS) must be one that all {len(nodes)} nodes reach; "
+            "a run tries it before it works"
+        )
+
+
+def _placed(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
+    for group in groups:
+        role = scenario.roles.get(group.roles[0])
+        if role is None or group.shares:
+            continue
+        if isinstance(role.workers, Elastic):
+            yield f"{group.name}: {group.workers} of {role.workers.min}..{role.workers.max} workers fit"
+        wanted = [*role.topology.require, *role.topology.prefer]
+        if wanted and group.level not in wanted:
+            where = f"within one {group.level}" if group.level else "without a common level"
+            yield f"{group.name}: no {' or '.join(wanted)} holds {group.workers} workers now; placed {where}"
+        elif wanted:
+            yield f"{group.name}: all in one {group.level.replace('_', ' ')}"
+
+
+def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+    size = model_size(scenario)
+    if size.assumed:
+        yield f"assumed: {size.assumed}"
+    unknown = sorted(
+        {g.resource for g in groups if g.resource != "CPU" and not _known(view, g.nodes[0], g.resource)}
+    )
+    if unknown:
+        yield f"not known: memory of {', '.join(unknown)} devices (devices: in the view); nothing was checked against it"
+    free = [name for name, size in table_bytes(scenario).items() if size is None]
+    if free and any(table_bytes(scenario).values()):
+        yield f"not counted: rows of {', '.join(free)} (no budget: they grow with the data)"
+    own = [g.name for g in groups if not g.threads and g.resource != "CPU"]
+    if own:
+        yield f"not counted: what {', '.join(own)} keep on their devices (your own code)"
+    unread = [name for name, body in scenario.stages.items() if getattr(body, "epochs", None)]
+    if unread and any(g.resource != "CPU" for g in groups):
+        yield f"not known: steps of {', '.join(unread)} (epochs over data that planning does not read)"
+    if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:
+        yield "CPU shares below 1 are what Ray reserves, no limit: a worker computes with the threads in its line"
+    if any(isinstance(body, Reinforced) for body in scenario.stages.values()):
+        apart = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
+        if len(apart) > 1:
+            yield "weights cross from trainer to rollout through host memory as safetensors bytes (different devices)"
+
+
+def _known(view: ClusterView, node: str, resource: str) -> bool:
+    facts = view.node(node).devices.get(resource)
+    return bool(facts and facts.memory_bytes)

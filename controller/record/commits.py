@@ -1,0 +1,99 @@
+"""History: the commits and the journal of a run, and what is forgotten when it goes on from a commit.
+
+A commit is what the groups save aside, under one manifest; the journal says which steps were applied between commits. After
+a resume both end where the restored commit ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.controller.record.journal import Journal, cut_journal
+from nonet.controller.record.run_folder import RunFolder
+from nonet.errors import CheckpointError, ConfigError
+from nonet.workers.roles import StageSetup
+
+
+class History:
+    """keep_last: how many commits are kept beside those that end a stage; scenario: its hash."""
+
+    def __init__(self, run: RunFolder, scenario: str, keep_last: int):
+        self._run, self._scenario, self._keep_last = run, scenario, keep_last
+        self.checkpoints, self.journal = Checkpoints(run.checkpoints), Journal(run.journal)
+        self.newest: tuple[Path, Manifest] | None = None
+        self._open_step: tuple[StageSetup, int] | None = None
+
+    def note(self, **record: Any) -> None:
+        """One record of the journal."""
+        self.journal.write(**record)
+
+    def applied(self, stage: StageSetup, step: int) -> None:
+        """A step has been applied; until the next commit it is open."""
+        self.note(applied=stage.first + step, stage=stage.name)
+        self._open_step = stage, step
+
+    @property
+    def open_step(self) -> tuple[StageSetup, int] | None:
+        """The newest applied step that no commit holds."""
+        return self._open_step
+
+    def commit(
+        self,
+        stage: StageSetup,
+        done: int,
+        version: int,
+        artifacts: Mapping[str, str],
+        worlds: Mapping[str, int],
+        save: Callable[[str], None],
+    ) -> Path:
+        """A commit after `done` steps of a stage; `save` has every participant write into a folder."""
+        aside = self.checkpoints.aside(stage.first + done)
+        save(str(aside))
+        manifest = Manifest(
+            run_id=self._run.id,
+            step=stage.first + done,
+            stage=stage.name,
+            stage_step=done,
+            last=done == stage.steps,
+            version=version,
+            scenario=self._scenario,
+            artifacts=dict(artifacts),
+            participants=dict(worlds),
+            journal=self.journal.records,
+        )
+        path = self.checkpoints.commit(aside, manifest)
+        self.note(committed=stage.first + done, stage=stage.name)
+        self.checkpoints.prune(self._keep_last)
+        self.newest, self._open_step = (path, manifest), None
+        return path
+
+    def find(self) -> tuple[Path, Manifest]:
+        """The commit to go on from. Raises ConfigError where there is none, CheckpointError where it is of another scenario."""
+        found = self.newest or self.checkpoints.newest()
+        if found is None:
+            raise ConfigError(f"{self._run.path} has no whole commit to resume from; run it afresh")
+        path, manifest = found
+        if manifest.scenario != self._scenario:
+            raise CheckpointError(f"{path} was trained from another scenario than {self._run.path} holds")
+        self.newest = found
+        return found
+
+    def forget_after(self, manifest: Manifest, stages: Sequence[str]) -> None:
+        """Drop commits, results and journal records that the restored commit does not know of."""
+        self.checkpoints.drop_after(manifest.step)
+        for name in stages[stages.index(manifest.stage) + manifest.last :]:
+            for path in (
+                *self._run.results.glob(f"{name}.json"),
+                *self._run.results.glob(f"{name}.npz"),
+                *self._run.results.glob(f"{name}.rewards.after.npz"),
+            ):
+                path.unlink()
+        self.journal.close()
+        cut_journal(self._run.journal, manifest.journal)
+        self.journal = Journal(self._run.journal)
+
+    def close(self) -> None:
+        self.journal.close()

@@ -1,0 +1,174 @@
+"""A run's folder: where everything of a run lies, and how a run is named and found.
+
+RUN is a folder, an id `<name>-<yyyymmdd-hhmmss>-<4 hex>` under `$NONET_RUNS` (default ./runs, of Ray jobs ~/nonet-runs), a
+unique prefix of one, or `last`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record.durable import make_folder, write_whole
+from nonet.controller.record.folder_lock import HOLDER, LOCK, Held, hold
+from nonet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def scenario(self) -> Path:
+        return self.path / "scenario.yaml"
+
+    @property
+    def sources(self) -> Path:
+        """Copies of the `file.py`s that the scenario names."""
+        return self.path / "sources"
+
+    @property
+    def sources_list(self) -> Path:
+        """Which copy stands for which file, with hashes."""
+        return self.path / "sources.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """Chrome trace of everybody's work."""
+        return self.path / "trace.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    def begin_anew(self) -> None:
+        """Forget the steps of a run that never got to a commit; its own files are copied anew."""
+        for path in (self.journal, self.metrics, self.sources_list):
+            path.unlink(missing_ok=True)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """A JSON file, whole or not at all, and on disk."""
+        path = self.path / name
+        make_folder(path.parent)
+        write_whole(path, json.dumps(value, indent=1, allow_nan=False).encode())
+        return path
+
+    def read_json(self, name: str) -> Any:
+        """What `write_json` wrote, None when there is none."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def in_job() -> bool:
+    """Whether this process is a Ray job's: it runs in the job's package, which Ray deletes after it."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ or _in_package(Path.cwd())
+
+
+def _in_package(path: Path) -> bool:
+    return "working_dir_files" in path.parts and "runtime_resources" in path.parts
+
+
+def runs_root() -> Path:
+    """The folder of all runs: $NONET_RUNS, else ./runs; of a Ray job's runs nonet-runs in the home directory of its node."""
+    beside, usual = (Path.home(), "nonet-runs") if in_job() else (Path.cwd(), "runs")
+    return beside / os.environ.get("NONET_RUNS", usual)
+
+
+def place_of(run: RunFolder) -> str:
+    """A run's folder with the host whose path it is, for who looks from another one."""
+    return f"{run.path} on {socket.gethostname()}"
+
+
+def claim(run: RunFolder) -> Held:
+    """Hold a run's folder until the answer is closed or this process ends. Raises ConfigError where another holds it."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    return hold(run.path)
+
+
+def new_run(name: str, folder: str | Path | None = None) -> RunFolder:
+    """A folder for a run that has no commit yet: the one asked for, or a new id under the root.
+
+    Raises ConfigError where the folder holds a run that is finished or can be resumed, or anything but a run: what a failed
+    start leaves is removed, so it must be nobody else's.
+    """
+    if folder is not None:
+        run = RunFolder(Path(folder).absolute())
+        if in_job() and _in_package(run.path):
+            raise ConfigError(
+                f"--run-dir {folder} is in the job's package, which Ray deletes after the job; "
+                "give an absolute path, or leave --run-dir out and set NONET_RUNS"
+            )
+        _check_unused(run)
+        return run
+    return RunFolder(runs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+
+
+def _check_unused(run: RunFolder) -> None:
+    if run.report.exists():
+        raise ConfigError(f"{run.path} holds a finished run; choose another --run-dir, or remove it")
+    if run.scenario.exists() and list(run.checkpoints.glob("step-*")):
+        raise ConfigError(
+            f"{run.path} holds a run with commits; go on with `nonet resume {run.path}`, or choose another --run-dir"
+        )
+    if run.path.exists() and not run.path.is_dir():
+        raise ConfigError(f"{run.path} is a file; choose a folder for --run-dir")
+    if (
+        run.path.exists()
+        and not run.scenario.exists()
+        and {path.name for path in run.path.iterdir()} - {LOCK, HOLDER}
+    ):
+        raise ConfigError(
+            f"{run.path} is not empty and holds no run; choose an empty or a new folder for --run-dir"
+        )
+
+
+def find_run(run: str | Path) -> RunFolder:
+    """The run of a folder, an id, a unique prefix, or `last`. Raises ConfigError that lists what there is."""
+    if (Path(run) / "scenario.yaml").is_file():
+        return RunFolder(Path(run).absolute())
+    known = list_runs()
+    if str(run) == "last" and known:
+        return known[-1]
+    matching = [folder for folder in known if folder.id.startswith(str(run))]
+    if len(matching) == 1:
+        return matching[0]
+    there = ", ".join(folder.id for folder in known[-5:]) or "none"
+    problem = f"{len(matching)} runs start with {str(run)!r}" if matching else f"there is no run {str(run)!r}"
+    raise ConfigError(f"{problem} under {runs_root()}; the newest: {there}")
+
+
+def list_runs() -> list[RunFolder]:
+    """All runs, oldest first."""
+    root = runs_root()
+    folders = [path for path in root.iterdir() if (path / "scenario.yaml").is_file()] if root.is_dir() else []
+    return [
+        RunFolder(path) for path in sorted(folders, key=lambda path: (path / "scenario.yaml").stat().st_mtime)
+    ]

@@ -1,0 +1,375 @@
+"""The parts of a scenario: one class a key, every key with its unit (`part.py` says what a part is)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nonet.controller.scenario.base import Count, Part, Positive, Rate, Replaceable, Share, Word
+from nonet.controller.scenario.units import Bytes, Seconds
+from nonet.deadlines import DEFAULTS
+from nonet.workers.roles import CHUNK_TOKENS
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+class Keep(Part):
+    item_events: Annotated[
+        Count, Field(description="items with fewer events are dropped, with their events")
+    ] = 0
+    user_events: Annotated[Count, Field(description="users with fewer events are dropped")] = 0
+
+
+class LeaveLastOut(Part):
+    test: Positive = 1
+    valid: Count = 1
+    rl: Count = 0
+
+
+class TimeSplit(Part):
+    test: str
+    valid: Seconds | None = None
+    rl: Seconds | None = None
+
+
+class Split(Replaceable):
+    default: ClassVar[str] = "leave_last_out"
+    shipped: ClassVar[dict[str, type[Part]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
+
+
+class Compress(Part):
+    compress: Seconds
+
+
+class Join(Part):
+    use: str
+    columns: list[str]
+    as_of: str | None = None
+
+
+class Data(Part):
+    interactions: str
+    items: str | None = None
+    columns: dict[str, str] = {}
+    keep: Keep = Keep()
+    where: str | None = None
+    events: Compress | None = None
+    join: dict[Word, Join] = {}
+    history: Annotated[Positive, Field(description="last events of a user that the model sees")] = 50
+    split: Split = Split()
+    repeats: Annotated[
+        Literal["allow", "mask"] | None,
+        Field(
+            description="whether items that a user has seen may be recommended again; mask: to nobody, and held-out events "
+            "that return to one are missed by all. By default allow where more than 1 % of the events but the test's return"
+        ),
+    ] = None
+
+
+# --- tokenizer, model -------------------------------------------------------------------------------------
+
+
+class RqKmeans(Part):
+    vectors: list[str | dict[str, float]] | str | dict[str, float] = ["title", "categories", "cooccurrence"]
+    levels: Annotated[int, Field(ge=1, le=8)] = 3
+    codes: Annotated[int, Field(ge=2, le=65536)] = 64
+    dim: Positive = 64
+
+
+class FileTokenizer(Part):
+    path: str
+
+
+class Tokenizer(Replaceable):
+    default: ClassVar[str] = "rq_kmeans"
+    shipped: ClassVar[dict[str, type[Part]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
+
+
+class SidDecoder(Part):
+    width: Positive = 64
+    layers: Positive = 3
+    heads: Positive = 4
+    dropout: Share = 0.1
+    block: Annotated[
+        Literal["attention", "hstu"],
+        Field(
+            description="of the history decoder: transformer blocks, or HSTU's gated pointwise attention with time bias"
+        ),
+    ] = "attention"
+    depth: Annotated[
+        Literal["mlp", "attention"],
+        Field(
+            description="how codes are decoded: from the last state alone, or attending to the whole history at every level"
+        ),
+    ] = "mlp"
+
+    @model_validator(mode="after")
+    def _divides(self) -> SidDecoder:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+
+class HfModel(Part):
+    path: str
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    attention: Literal["uni", "sdpa", "eager"] = "sdpa"
+
+
+class DeepFm(Part):
+    hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
+    dropout: Share = 0.2
+
+
+class Model(Replaceable):
+    default: ClassVar[str] = "sid_decoder"
+    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel, "deepfm": DeepFm}
+
+
+# --- pools and roles ----------------------------------------------------------------------------------------------
+
+
+class Env(Part):
+    python: str | None = None
+    image: str | None = None
+    pip: list[str] | None = None
+    vars: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _one(self) -> Env:
+        given = [name for name in ("python", "image", "pip") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"give one of python, image and pip, got {' and '.join(given)}")
+        return self
+
+
+class Pool(Part):
+    device: Annotated[str, Field(pattern=r"^[a-z]+$")] = "cpu"
+    labels: dict[str, str] = {}
+    env: Env | None = None
+    memory: Annotated[
+        Bytes | None,
+        Field(
+            gt=0,
+            description="bytes of one device, or on cpu of one bundle, for models, optimizers and activations; "
+            "groups of it that don't fit together take turns. By default what the cluster view knows",
+        ),
+    ] = None
+
+
+class Elastic(Part):
+    min: Positive
+    max: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Elastic:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+
+Level = Literal["device_domain", "host", "rack", "zone"]
+
+
+class Topology(Part):
+    require: list[Level] = []
+    prefer: list[Level] = []
+
+
+class Deepspeed(Part):
+    zero: Annotated[int, Field(ge=0, le=3)] = 1
+
+
+class Engine(Replaceable):
+    shipped: ClassVar[dict[str, type[Part]]] = {"ddp": Part, "deepspeed": Deepspeed}
+    default: ClassVar[str] = "ddp"
+
+
+class Role(Part):
+    pool: str | None = None
+    workers: Positive | Elastic = 1
+    topology: Topology = Topology()
+    engine: Engine | None = None
+    fuse: str | None = None
+    collocate: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Role:
+        if self.fuse and self.collocate:
+            raise ValueError(
+                "has both fuse and collocate; fuse shares the process, collocate only the device: choose one"
+            )
+        return self
+
+
+# --- stages -------------------------------------------------------------------------------------------------------
+
+
+class Schedule(Part):
+    peak: Rate
+    warmup: Share = 0.05
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+
+
+class BatchSize(Part):
+    tokens: Rate | None = None
+    users: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> BatchSize:
+        if (self.tokens is None) == (self.users is None):
+            raise ValueError("give one of tokens and users")
+        return self
+
+
+class Chunk(Part):
+    tokens: Annotated[
+        Rate,
+        Field(
+            description="positions that a worker computes at once, at most; a device with less room has fewer"
+        ),
+    ] = float(CHUNK_TOKENS)
+
+
+class Supervised(Part):
+    epochs: Positive | None = None
+    tokens: Rate | None = None
+    batch: BatchSize = BatchSize(users=8)
+    chunk: Chunk = Chunk()
+    lr: Rate | Schedule = 1e-3
+    target: str | None = None
+    ahead: Annotated[
+        Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
+    ] = 3
+    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
+
+    @model_validator(mode="after")
+    def _length(self) -> Supervised:
+        if (self.epochs is None) == (self.tokens is None):
+            raise ValueError("give one of epochs and tokens")
+        return self
+
+
+class Grpo(Part):
+    kl: Annotated[float, Field(ge=0)] = 0.01
+    clip: Rate | Annotated[list[Rate], Field(min_length=2, max_length=2)] = 0.2
+    normalise: Literal["group", "gdpo"] = "group"
+
+
+class Algorithm(Replaceable):
+    default: ClassVar[str] = "grpo"
+    shipped: ClassVar[dict[str, type[Part]]] = {"grpo": Grpo}
+
+
+class BeamRollout(Part):
+    width: Annotated[int, Field(ge=2)] = 16
+    catalogue: str | None = None
+    staleness: Count = 0
+
+
+class RolloutOptions(Replaceable):
+    default: ClassVar[str] = "beam"
+    shipped: ClassVar[dict[str, type[Part]]] = {"beam": BeamRollout}
+
+
+class RewardOptions(BaseModel):
+    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+    use: Any = None
+    weight: float = 1.0
+    at_least: float | None = None
+    timeout_s: Rate = 60.0
+    pool: str | None = None
+    workers: Positive = 1
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the reward itself."""
+        return dict(self.model_extra or {})
+
+
+class Mismatch(Part):
+    correct: Literal["none", "token_clip", "sequence_mask"] = "none"
+    cap: Rate = 2.0
+    stop_at_kl: Rate | None = None
+
+
+class Between(Part):
+    use: str
+    pool: str | None = None
+    workers: Positive = 1
+
+
+class Reinforced(Part):
+    steps: Positive
+    users: Positive = 64
+    chunk: Chunk = Chunk()
+    lr: Rate | Schedule = 1e-4
+    algorithm: Algorithm = Algorithm()
+    rollout: RolloutOptions = RolloutOptions()
+    rewards: dict[Word, RewardOptions]
+    mismatch: Mismatch | None = None
+    between: list[Between] = []
+    probe: Annotated[
+        Positive,
+        Field(
+            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
+        ),
+    ] = 2000
+    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
+
+    @model_validator(mode="after")
+    def _some(self) -> Reinforced:
+        if not self.rewards:
+            raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
+        return self
+
+
+class Init(Part):
+    source: Annotated[
+        str,
+        Field(alias="from", description="the run to start from: a folder, an id, a unique prefix, or last"),
+    ]
+    stage: Annotated[
+        str | None, Field(description="which of its finished stages; the last of them by default")
+    ] = None
+
+
+class Evaluate(Part):
+    metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
+    width: Annotated[int, Field(ge=1)] = 20
+    every: Positive | None = None
+
+
+Wait = Annotated[Seconds, Field(gt=0)]
+
+
+class Deadlines(Part):
+    start: Annotated[Wait, Field(description="until a group's processes are there, environment included")] = (
+        float(DEFAULTS.start)
+    )
+    step: Annotated[
+        Wait, Field(description="a training step, a rollout; what ranks wait for each other in is twice it")
+    ] = float(DEFAULTS.step)
+    open: Annotated[Wait, Field(description="opening the artifacts, or a commit, in every role")] = float(
+        DEFAULTS.open
+    )
+    save: Annotated[Wait, Field(description="writing a commit")] = float(DEFAULTS.save)
+    tokenise: Annotated[Wait, Field(description="reading and tokenising the tables")] = float(
+        DEFAULTS.tokenise
+    )
+    evaluate: Annotated[Wait, Field(description="ranking one stage or baseline")] = float(DEFAULTS.evaluate)
+    reshard: Annotated[Wait, Field(description="moving the rows of all tables")] = float(DEFAULTS.reshard)
+
+
+class KeepCommits(Part):
+    last: Positive = 3
+    best: str | None = None
+
+
+class Checkpoint(Part):
+    every: Positive = 200
+    keep: KeepCommits = KeepCommits()

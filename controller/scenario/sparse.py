@@ -1,0 +1,146 @@
+"""The `sparse` part of a scenario: tables, who gets a row and who loses it, and where rows lie."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from nonet.controller.scenario.base import Part, Positive, Rate, Word
+from nonet.controller.scenario.units import Bytes, Seconds
+
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
+Numbers = Literal["fp32", "bf16", "fp16"]
+AtLeast0 = Annotated[float, Field(ge=0)]
+
+
+class Admit(Part):
+    count: Annotated[
+        Positive | None, Field(description="steps in which an id must be asked for before it gets a row")
+    ] = None
+    probability: Annotated[
+        float | None, Field(gt=0, le=1, description="the chance that such a step then gives it one")
+    ] = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Admit:
+        if self.count is None and self.probability is None:
+            raise ValueError("give count or probability, or both; or leave admit out")
+        return self
+
+
+class Evict(Part):
+    by: Annotated[
+        Literal["lru", "lfu"] | None,
+        Field(
+            description="who goes when the budget is spent: seen longest ago, or least often; lru by default"
+        ),
+    ] = None
+    ttl: Annotated[
+        Seconds | None,
+        Field(
+            description="rows unseen while this much event time is trained go; the run turns it into steps"
+        ),
+    ] = None
+    ttl_steps: Annotated[Positive | None, Field(description="rows unseen for more steps than this go")] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Evict:
+        if self.ttl is not None and self.ttl_steps is not None:
+            raise ValueError("give one of ttl and ttl_steps")
+        if self.by is None and self.ttl is None and self.ttl_steps is None:
+            raise ValueError("give by with a budget, ttl or ttl_steps; or leave evict out")
+        return self
+
+
+class TierOptions(Part):
+    device: Annotated[Bytes | None, Field(gt=0, description="of hot rows on each shard's device")] = None
+    device_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
+    policy: Annotated[
+        Literal["lfu", "lru"], Field(description="which hot rows leave when no coming batch needs them")
+    ] = "lfu"
+    host: Annotated[
+        Bytes | None, Field(gt=0, description="of rows in each shard's memory; the others go to disk")
+    ] = None
+    host_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
+    folder: Annotated[
+        str | None, Field(description="scratch space on each shard's disk; the system's by default")
+    ] = None
+
+    @model_validator(mode="after")
+    def _some(self) -> TierOptions:
+        for name in ("device", "host"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_rows") is not None:
+                raise ValueError(f"give one of {name} and {name}_rows")
+        if not (self.device or self.device_rows or self.host or self.host_rows):
+            raise ValueError("give device or device_rows, host or host_rows, or both; or leave tiers out")
+        return self
+
+
+class RowOptions(Part):
+    """What a table says, or `sparse.defaults` for all that don't."""
+
+    init_scale: Annotated[
+        AtLeast0 | None, Field(description="first values are uniform within this of 0; 0.02 by default")
+    ] = None
+    weight_decay: Annotated[
+        AtLeast0 | None, Field(description="decoupled, of the rows a step touches; 0 by default")
+    ] = None
+    clip: Annotated[
+        AtLeast0 | None, Field(description="largest norm of a row's gradient in a step; 0, the default: any")
+    ] = None
+    eps: Annotated[AtLeast0 | None, Field(description="the optimizer's; ftrl's is McMahan's beta")] = None
+    l1: Annotated[AtLeast0 | None, Field(description="ftrl: what pulls numbers to exactly 0")] = None
+    l2: Annotated[AtLeast0 | None, Field(description="ftrl: what pulls numbers towards 0")] = None
+    dtype: Annotated[
+        Numbers | None,
+        Field(description="of a row's numbers in memory, fp32 by default; optimizer state stays fp32"),
+    ] = None
+
+
+class TableDefaults(RowOptions):
+    dim: Positive = 32
+    optimizer: Optimizer = "rowwise_adagrad"
+    lr: Rate = 0.02
+
+
+class Table(RowOptions):
+    features: Annotated[list[str] | None, Field(min_length=1)] = None
+    dim: Positive | None = None
+    optimizer: Optimizer | None = None
+    lr: Rate | None = None
+    combiner: Annotated[
+        Literal["sum", "mean"] | None, Field(description="how deepfm pools a bag of ids; mean by default")
+    ] = None
+    default: Annotated[
+        float | None, Field(description="every number of the row that an id without one reads; 0 by default")
+    ] = None
+    admit: Admit | None = None
+    evict: Evict | None = None
+    budget: Annotated[
+        Bytes | None, Field(gt=0, description="of the whole table, over all its shards; at least one row")
+    ] = None
+    tiers: TierOptions | None = None
+
+    @model_validator(mode="after")
+    def _spent(self) -> Table:
+        if self.evict and self.evict.by and not self.budget:
+            raise ValueError(
+                "evict.by says who goes when the budget is spent: give a budget, or leave it out"
+            )
+        return self
+
+
+class Sparse(Part):
+    defaults: TableDefaults = TableDefaults()
+    tables: dict[Word, Table] = {}
+    replica_bytes: Annotated[
+        Bytes,
+        Field(
+            description="rollouts hold copies of tables up to this size together, and read larger ones by key"
+        ),
+    ] = 1 << 30
+    in_flight: Annotated[
+        Positive | None,
+        Field(description="batches under way at once, 1: none overlaps; 3 where rows travel, else 1"),
+    ] = None

@@ -1,0 +1,118 @@
+"""From the scenario's tables to the arguments of a TableSpec; and what a time to live is in steps.
+
+Steps are the only clock of a run that a resume and every sharding agree on: epochs are shuffled, so a step has no event
+time of its own, and wall time differs from machine to machine. `ttl: 30d` is therefore the number of steps that train
+30 days' worth of events, at the first stage's pace through the training events; `ttl_steps` says it outright.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nonet.controller.scenario.document import Scenario
+from nonet.controller.scenario.options import Supervised
+from nonet.controller.scenario.sparse import RowOptions, Table, TableDefaults, TierOptions
+from nonet.embedding.tables import TableSpec
+from nonet.errors import ConfigError
+from nonet.suggest import did_you_mean
+
+_OF_DECODER = ("item", "user")
+
+
+def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
+    """What TableSpec takes, what the scenario leaves out left out; a ttl in time is settled later (`ttl_steps`)."""
+    given: dict[str, Any] = {
+        "dim": table.dim or defaults.dim,
+        "optimizer": table.optimizer or defaults.optimizer,
+        "lr": table.lr or defaults.lr,
+    }
+    inherited = {
+        name: getattr(defaults, name) if getattr(table, name) is None else getattr(table, name)
+        for name in RowOptions.model_fields
+    }
+    admit, evict = table.admit, table.evict
+    own = {
+        "default": table.default,
+        "admit_count": admit and admit.count,
+        "admit_probability": admit and admit.probability,
+        "ttl_steps": evict and evict.ttl_steps,
+        "evict": ((evict and evict.by) or "lru") if table.budget else None,
+        "budget_bytes": table.budget,
+    }
+    return given | {name: value for name, value in (inherited | own).items() if value is not None}
+
+
+def check_tables(scenario: Scenario) -> None:
+    """Raises ConfigError for a table that cannot be made, and for features that no model or two tables have."""
+    defaults = scenario.sparse.defaults
+    readers: dict[str, str] = {}
+    for name, table in scenario.sparse.tables.items():
+        try:
+            TableSpec(**table_arguments(defaults, table))
+        except ConfigError as error:
+            raise ConfigError(f"sparse.tables.{name}: {error}") from None
+        for feature in table.features or [name]:
+            if scenario.model.use == "sid_decoder" and feature not in _OF_DECODER:
+                raise ConfigError(
+                    f"sparse.tables.{name}: sid_decoder has no feature {feature!r}; there are "
+                    f"{', '.join(_OF_DECODER)}.{did_you_mean(feature, _OF_DECODER)} "
+                    f"A table of another name says features: [{_OF_DECODER[0]}]"
+                )
+            if feature in readers:
+                raise ConfigError(
+                    f"sparse.tables.{name}: feature {feature!r} is that of table {readers[feature]!r} too; "
+                    "a feature has one table"
+                )
+            readers[feature] = name
+    untaught = not any(isinstance(body, Supervised) for body in scenario.stages.values())
+    timed = [name for name, table in scenario.sparse.tables.items() if table.evict and table.evict.ttl]
+    if timed and untaught:
+        raise ConfigError(
+            f"sparse.tables.{timed[0]}.evict.ttl is counted in steps of the first supervised stage, and there is none: "
+            "give ttl_steps, or leave it out"
+        )
+
+
+def tier_arguments(tiers: TierOptions) -> dict[str, Any]:
+    """What nonet.embedding.Tiers takes, but for the device; `host_bytes` is turned into rows where the spec is known."""
+    given = {
+        "device_rows": tiers.device_rows,
+        "device_bytes": tiers.device,
+        "policy": tiers.policy,
+        "host_rows": tiers.host_rows,
+        "host_bytes": tiers.host,
+        "folder": tiers.folder,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def has_policy(scenario: Scenario) -> bool:
+    """Whether some table refuses or forgets rows."""
+    return any(table.admit or table.evict or table.budget for table in scenario.sparse.tables.values())
+
+
+def ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, int]:
+    """ttl_steps of each table whose ttl is a time. `data`: facts with "train_span_s"; `steps`: of each stage."""
+    timed = {
+        name: table.evict.ttl
+        for name, table in scenario.sparse.tables.items()
+        if table.evict and table.evict.ttl
+    }
+    if not timed:
+        return {}
+    name, stage = next((name, body) for name, body in scenario.stages.items() if isinstance(body, Supervised))
+    span_s, epochs = max(1.0, float(data["train_span_s"])), float(stage.epochs or 1)
+    return {table: _steps(table, ttl, span_s, steps[name] / epochs, epochs) for table, ttl in timed.items()}
+
+
+def _steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float) -> int:
+    found = max(1, math.ceil(ttl_s / span_s * epoch_steps))
+    if found < epoch_steps and epochs > 1:
+        raise ConfigError(
+            f"sparse.tables.{table}.evict.ttl: {ttl_s / 86400:g} days are {found} steps of this data, whose training "
+            f"events span {span_s / 86400:.1f} days in {epoch_steps:.0f} steps an epoch: rows would go before the next "
+            f"epoch asks for them. Give at least the data's span, train one epoch, or say evict.ttl_steps"
+        )
+    return found

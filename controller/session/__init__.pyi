@@ -1,0 +1,1 @@
+from .session import Session as Session

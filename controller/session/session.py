@@ -1,0 +1,321 @@
+"""Session: a run's groups, artifacts and commits, for a loop of your own. The shipped stages are such loops.
+
+    with nonet.Session("quickstart") as s:
+        for step, prompts in s.prompts("rl"):
+            beams = s.rollout.generate(prompts)      # references: nothing passes through here
+            s.trainer.update(beams, s.reward.score(beams))
+            s.publish()
+            s.commit(step)
+
+Entering plans, binds, tokenises and opens; leaving stops every process. A killed loop resumes from its newest whole commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nonet.controller.groups import (
+    Change,
+    Crew,
+    EmbeddingPlayer,
+    Prompts,
+    RewardPlayers,
+    RolloutPlayer,
+    TrainerPlayer,
+    plan_live,
+    publish,
+)
+from nonet.controller.record import CONTROLLER, History, Manifest, RunFolder, claim, new_run, open_trace
+from nonet.controller.scenario import Scenario, check_runnable, load_scenario, ttl_steps, with_values
+from nonet.controller.setup import (
+    data_setup,
+    deadlines,
+    settled,
+    stage_setups,
+    starting_from,
+    warm_start,
+    write_run,
+)
+from nonet.errors import CheckpointError, ConfigError, WorkerLost
+from nonet.workers.roles import StageSetup
+from nonet.workers.runtime import WorkerGroup, ensure_ray
+
+
+class Session:
+    """A run under way.
+
+    scenario   a Scenario, a path or a shipped name; folder: where its `file.py` references are (its own by default)
+    run        the run's folder; a new one by default. With `resume` it must hold a commit.
+    life_s     above 0: processes are detached and end themselves after so long without a sign of this one, and whoever
+               started it holds the folder; 0: they end with the process that holds the session, which holds the folder
+
+    from_run   start with the weights and rows of this run, at the end of its stage `stage` (the last that ended by
+               default): what `init: {from, stage}` says in a scenario
+
+    Raises ConfigError on entering where another process runs in the folder.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario | str | Path,
+        *,
+        folder: Path | None = None,
+        run: RunFolder | None = None,
+        resume: bool = False,
+        changes: list[str] | None = None,
+        life_s: float = 0.0,
+        from_run: str | Path | None = None,
+        stage: str | None = None,
+    ):
+        loaded, beside = (
+            (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
+        )
+        check_runnable(loaded)
+        if not resume:
+            loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
+        self.scenario, self.folder = with_values(loaded)[0], folder or beside
+        self.deadlines = deadlines(loaded)
+        self.run = run or new_run(loaded.name)
+        self.resume = resume
+        self._life_s = life_s
+        self.version = 0
+        self.restored: Manifest | None = None
+        self.seconds: dict[str, float] = {}
+        self.dead: list[str] = []
+        self._stage: str | None = None
+
+    # --- entering and leaving ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        try:
+            for step in (self.bind, self.tokenise, self.open, self.restore):
+                began = time.time()
+                step()
+                self.seconds[step.__name__] = time.time() - began
+                self.trace.add(CONTROLLER, step.__name__, began, time.time())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if value is not None and hasattr(self, "crew"):
+            self.dead = self.crew.binding.dead()
+        self.close(at_once=bool(self.dead))
+
+    def bind(self) -> None:
+        """Write the folder, plan on the live cluster, start every process of the first stage to do."""
+        if not self._life_s:
+            self._held = claim(self.run)
+            if not self.resume:
+                self.run.begin_anew()
+        ensure_ray()
+        scenario = write_run(self.scenario, self.folder, self.run)
+        self.history = History(self.run, scenario, self.scenario.checkpoint.keep.last)
+        self.trace = open_trace(self.run.trace)
+        first = next(iter(self.scenario.stages))
+        if self.resume:
+            first = self.history.find()[1].stage
+        self.plan = plan_live(self.scenario)
+        self.run.write_json("plan.json", self.plan.as_dict())
+        self.crew = Crew(self.scenario, self.run, self.plan, self._life_s, self.trace, first)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Stop every process of the run, `at_once` without a word to its roles; the folder stays resumable."""
+        if hasattr(self, "crew"):
+            self.crew.stop(at_once=at_once)
+        if hasattr(self, "history"):
+            self.history.close()
+            self.trace.close()
+        if hasattr(self, "_held"):
+            self._held.close()
+
+    def lost_because(self, error: Exception) -> str | None:
+        """What to say of a failure that a lost worker caused; None where all workers are well."""
+        if isinstance(error, WorkerLost):
+            return str(error)
+        dead = self.dead
+        return f"{', '.join(dead)} died: {error}" if dead else None
+
+    # --- artifacts --------------------------------------------------------------------------------------------------
+
+    def tokenise(self) -> dict[str, Any]:
+        """Sequences, semantic ids and catalogue; made once a run."""
+        self.facts = self.run.read_json("results/tokenise.json")
+        if self.facts is None:
+            start = warm_start(self.scenario)
+            data = data_setup(self.scenario, self.folder, start and start.known)
+            group = self.crew.group("tokenise")
+            group.hosts.ready()
+            found = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
+            if start is not None:
+                found["init"] = start.as_dict() | found.get("init", {})
+            self.run.write_json("results/tokenise.json", found)
+            self.facts = found
+        return self.facts
+
+    def open(self) -> None:
+        """Open the artifacts everywhere, let gangs meet."""
+        self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
+        trained = self.facts["data"]["trained_events"]
+        first = self.facts["init"]["step"] if "init" in self.facts else 0
+        chunks = {name: self.plan.chunk(name, "trainer") for name in self.scenario.stages}
+        users = self.facts["data"]["users"]
+        self.stages = stage_setups(self.scenario, users, trained, chunks, first)
+        steps = {name: stage.steps for name, stage in self.stages.items()}
+        self.crew.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
+
+    @property
+    def trainer(self) -> TrainerPlayer:
+        """The trainers, with the shards of the tables."""
+        return self.crew.trainer
+
+    @property
+    def embedding(self) -> EmbeddingPlayer:
+        """The sparse tables, over all shards."""
+        return EmbeddingPlayer(self.crew.trainer)
+
+    @property
+    def rollout(self) -> RolloutPlayer:
+        """The rollouts."""
+        return self.crew.rollout
+
+    @property
+    def evaluator(self) -> WorkerGroup:
+        """The evaluator."""
+        return self.crew.evaluator
+
+    def size(self) -> dict[str, int]:
+        """Dense parameters and sparse rows there are now."""
+        at = self.restored.stage if self.restored else next(iter(self.stages))
+        self.trainer.here(self.stages[self._stage or at])
+        rows = self.trainer.shards.rows().get(self.deadlines.step)
+        return {
+            "parameters": self.crew.parameters,
+            "sparse_rows": sum(sum(shard.values()) for shard in rows),
+        }
+
+    # --- stages -----------------------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> StageSetup:
+        """The stage under way. Raises ConfigError before the first."""
+        if self._stage is None:
+            raise ConfigError("no stage has begun: call begin(stage) or iterate prompts(stage) first")
+        return self.stages[self._stage]
+
+    @property
+    def reward(self) -> RewardPlayers:
+        """The rewards of the stage under way."""
+        return self.rewards_of(self.stage.name)
+
+    def rewards_of(self, stage: str) -> RewardPlayers:
+        """The rewards of a stage."""
+        return self.crew.rewards[stage]
+
+    def due(self, name: str) -> Change:
+        """What a stage's own roles change before it; falsy when its groups are there."""
+        return self.crew.due(name)
+
+    def prepare(self, name: str) -> Change:
+        """Have the groups of a stage: commit what is open, end and start what changes, go on from the commit. What changed.
+
+        Raises PlacementError where there is no room; then no process of the run is left, and it can be resumed.
+        """
+        due = self.due(name)
+        if due:
+            with self.trace.span("rebind", stage=name, what=due.words()):
+                if self.history.open_step is not None:
+                    stage, step = self.history.open_step
+                    self._commit(stage, step + 1)
+                self.crew.change(due, self._folders, self.history.newest and self.history.newest[0])
+                self.history.note(
+                    rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
+                )
+        return due
+
+    def begin(self, name: str) -> int:
+        """Enter a stage, afresh or where the restored commit left it; its next step."""
+        if name not in self.stages:
+            raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
+        self.prepare(name)
+        self._stage = name
+        if not self.stage.weights:
+            self.trainer.shards.unpublish().get(self.deadlines.step)
+        if self.restored is not None and self.restored.stage == name:
+            return self.restored.stage_step
+        self.trainer.begin(self.stage)
+        return 0
+
+    def prompts(self, name: str) -> Iterator[tuple[int, Prompts]]:
+        """(step, prompts) of an RL stage, from where it stands to its end."""
+        start = self.begin(name)
+        self.publish()
+        for step in range(start, self.stage.steps):
+            self.trainer.at = self.stage, step
+            self.rollout.here(name)
+            users, positions = self.rollout.group.lease(name, step, self.stage.users).get(self.deadlines.step)
+            yield step, Prompts(name, step, users, positions)
+
+    def publish(self, stage: str | None = None) -> int:
+        """Give rollout the trainer's weights and rows under a new version; it serves that version only.
+
+        `stage` is the RL stage that they are for, the one under way by default.
+        """
+        began = time.time()
+        self.version += 1
+        name = stage or self._stage
+        setup = self.stages[name] if name is not None and self.stages[name].weights else None
+        limit = self.scenario.sparse.replica_bytes
+        facts = publish(self.trainer, self.rollout, self.version, limit, setup)
+        self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
+        return self.version
+
+    # --- commits ----------------------------------------------------------------------------------------------------
+
+    def commit(self, step: int, *, now: bool = False) -> Path | None:
+        """Note step `step` of the stage as applied; write a commit when one is due, or `now`. Its folder, or None."""
+        stage, done = self.stage, step + 1
+        self.history.applied(stage, step)
+        last = done == stage.steps
+        if not (now or last or done % self.scenario.checkpoint.every == 0):
+            return None
+        with self.trace.span("commit", step=stage.first + done):
+            return self._commit(stage, done)
+
+    def _commit(self, stage: StageSetup, done: int) -> Path:
+        trainer = self.trainer
+        worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
+
+        def save(folder: str) -> None:
+            for write in [trainer.group.save(folder), trainer.shards.save(folder)]:
+                write.get(self.deadlines.save)
+
+        trainer.here(stage)
+        return self.history.commit(stage, done, self.version, self._artifacts(), worlds, save)
+
+    def restore(self) -> Manifest | None:
+        """Load the newest whole commit when resuming; what came after it is forgotten. Else what `init` names, if it does."""
+        if not self.resume:
+            if "init" in self.facts:
+                self.trainer.here(next(iter(self.stages.values())))
+                self.crew.load(Path(self.facts["init"]["commit"]), None)
+            return None
+        path, manifest = self.history.find()
+        if manifest.artifacts != self._artifacts():
+            raise CheckpointError(f"{path} was trained from other artifacts than {self.run.path} holds")
+        stage = self.stages[manifest.stage]
+        self.trainer.here(stage)
+        self.crew.load(path, None if manifest.last else stage)
+        self.history.forget_after(manifest, list(self.stages))
+        self.version, self.restored = manifest.version, manifest
+        return manifest
+
+    def _artifacts(self) -> dict[str, str]:
+        return {kind: artifact["sha256"] for kind, artifact in self.facts["artifacts"].items()}

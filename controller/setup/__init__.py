@@ -1,0 +1,5 @@
+"""What a run needs before its first step: checks, files, settings of workers, a warm start."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,144 @@
+"""Everything that can be wrong with a scenario, found before a process starts or a file is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.scenario import (
+    Reinforced,
+    RewardOptions,
+    Scenario,
+    Supervised,
+    check_runnable,
+    check_tables,
+)
+from nonet.controller.setup.run_files import data_setup
+from nonet.controller.setup.warm_start import warm_start
+from nonet.controller.setup.worker_setup import (
+    baselines_of,
+    predicts_clicks,
+    reward_options,
+    run_setup,
+    targets,
+)
+from nonet.embedding.tiers import Tiers
+from nonet.errors import ConfigError, DataError
+from nonet.models import parse_metric
+from nonet.models.click import check_metric
+from nonet.models.tokenizer import check_tokenizer
+from nonet.rl.rewards import check_options, columns_of, find_reward
+from nonet.samples.batches import rl_events
+from nonet.samples.sequences import RL, TEST, TRAIN
+from nonet.suggest import did_you_mean
+
+
+def check(scenario: Scenario, folder: Path) -> None:
+    """Read and split the data, find the rewards, parse the metrics. Raises ConfigError or DataError, one line."""
+    check_runnable(scenario)
+    check_tables(scenario)
+    _check_tiers(scenario)
+    for metric in scenario.evaluate.metrics:
+        check_metric(metric) if predicts_clicks(scenario) else parse_metric(metric)
+    _check_clicks(scenario) if predicts_clicks(scenario) else _check_width(scenario)
+    taken = ("tokenise", "evaluate", *baselines_of(scenario))
+    for name in scenario.stages:
+        if name in taken:
+            raise ConfigError(f"stages.{name}: {', '.join(taken)} are names of every run; choose another")
+    asked: list[tuple[str, str]] = []
+    for _, name, options in reward_options(scenario):
+        target = find_reward(options.use or name, folder, name=name)
+        _check_reward(target, name, options)
+        asked += [(name, column) for column in columns_of(target)]
+    _check_data(scenario, folder, asked)
+
+
+def _check_reward(target: Any, name: str, options: RewardOptions) -> None:
+    try:
+        check_options(target, options.options(), name=name)
+    except ConfigError as error:
+        general = ", ".join(key for key in RewardOptions.model_fields if key != "use")
+        raise ConfigError(f"{error} Every reward has {general}.") from None
+
+
+def _check_tiers(scenario: Scenario) -> None:
+    setup = run_setup(scenario)
+    specs = setup.specs()
+    for name, tiers in setup.tiers.items():
+        try:
+            Tiers.of(specs[name], tiers).check(specs[name])
+        except ConfigError as error:
+            raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
+
+
+def _check_width(scenario: Scenario) -> None:
+    """A beam narrower than a metric's k would make it a lower bound, without a word."""
+    width = scenario.evaluate.width
+    for metric in scenario.evaluate.metrics:
+        _, k = parse_metric(metric)
+        if k and k > width:
+            raise ConfigError(
+                f"evaluate.width: a beam of {width} recommends {width} items, which {metric} looks beyond; "
+                f"set evaluate.width to {k} or more, or ask for fewer items"
+            )
+
+
+def _check_clicks(scenario: Scenario) -> None:
+    if scenario.data.repeats is not None:
+        raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
+    for name, body in scenario.stages.items():
+        if not isinstance(body, Supervised):
+            continue
+        if not body.target:
+            raise ConfigError(
+                f'stages.{name}: deepfm wants target: a condition that says what a click is, e.g. "rating >= 4"'
+            )
+        if body.batch.tokens is None:
+            raise ConfigError(
+                f"stages.{name}: deepfm wants batch: {{tokens: N}}, the events of a step, e.g. 256"
+            )
+    dims = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
+    if len(dims) != 1 or min(dims) < 2:
+        raise ConfigError(
+            f"sparse.tables: deepfm wants one dim of at least 2 for all tables, got {sorted(dims)}"
+        )
+
+
+def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str]]) -> None:
+    """`asked`: (reward, column of the items)."""
+    start = warm_start(scenario)
+    data = data_setup(scenario, folder, start and start.known)
+    seq, items = data.build()
+    if data.known and not data.known.counts(seq)["known_items"]:
+        raise DataError(
+            f"init: none of the {len(items)} items is known to run {data.known.run}, so there is nothing to start from; "
+            "name a run on items of these ids, or leave init out"
+        )
+    if not (seq.split == TEST).any():
+        raise DataError(
+            f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
+            f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
+        )
+    for name, column in asked:
+        if column not in items.column_names:
+            there = items.column_names
+            raise ConfigError(
+                f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
+            )
+    if not predicts_clicks(scenario):
+        check_tokenizer(items, data.tokenizer, folder)
+    for name, mask in seq.targets.items():
+        if not (mask & (seq.split == TRAIN)).any():
+            raise DataError(
+                f"stages.{name}.target: {targets(scenario)[name]!r} holds for none of the {int((seq.split == TRAIN).sum())} "
+                "training events: the stage would train on nothing. Widen it, or leave it out"
+            )
+    for name, body in scenario.stages.items():
+        if isinstance(body, Reinforced) and not (seq.split == RL).any():
+            raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
+        if isinstance(body, Reinforced) and not len(rl_events(seq)):
+            raise ConfigError(
+                f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
+                "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
+            )

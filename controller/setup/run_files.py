@@ -1,0 +1,62 @@
+"""What a scenario names beside itself: its tables for the tokenise stage, and its own files, copied into the run."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from nonet.controller.record import RunFolder, make_folder, write_whole
+from nonet.controller.scenario import Scenario, bound, document, load_scenario, yaml
+from nonet.controller.setup.own_files import keep_copies
+from nonet.controller.setup.worker_setup import predicts_clicks, targets
+from nonet.errors import ConfigError
+from nonet.samples.sequences import MASK
+from nonet.workers.roles import DataSetup, KnownRun
+
+
+def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) -> DataSetup:
+    """What the tokenise stage is told; `known`: of the run that weights start from."""
+    data = scenario.data
+    return DataSetup(
+        interactions=_beside(folder, data.interactions),
+        items=_beside(folder, data.items) if data.items else None,
+        columns=dict(data.columns),
+        keep=data.keep.model_dump(),
+        where=data.where,
+        split={"use": data.split.use, **data.split.options()},
+        targets=targets(scenario),
+        tokenizer={"use": scenario.tokenizer.use, **scenario.tokenizer.options()},
+        folder=str(folder),
+        seed=scenario.seed,
+        known=known,
+        repeats=MASK if predicts_clicks(scenario) else data.repeats,  # clicks make no lists
+    )
+
+
+def _beside(folder: Path, path: str) -> str:
+    """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are."""
+    return path if ":" in path or Path(path).is_absolute() else str(folder / path)
+
+
+def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
+    """Put the scenario and its own files into the run's folder, or find them there; the hash of what is there.
+
+    Raises ConfigError where the folder is that of another scenario, or a file is missing.
+    """
+    make_folder(run.path)
+    if run.scenario.exists():
+        check_same(scenario, run)
+    if not run.sources_list.exists():
+        keep_copies(scenario, folder, run)
+    if not run.scenario.exists():
+        write_whole(run.scenario, yaml.dump(document(scenario)).encode())
+    return hashlib.sha256(run.scenario.read_bytes()).hexdigest()
+
+
+def check_same(scenario: Scenario, run: RunFolder) -> None:
+    """Raise ConfigError where a run's folder is that of another scenario, deadlines and values of env.vars left aside."""
+    if bound(document(load_scenario(run.scenario)[0])) != bound(document(scenario)):
+        raise ConfigError(
+            f"{run.path} is a run of another scenario ({run.scenario}); "
+            "choose another --run-dir, or resume it with `nonet resume`"
+        )

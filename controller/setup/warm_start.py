@@ -1,0 +1,135 @@
+"""Warm start: dense weights and sparse rows of a run's finished stage, for a run on other data.
+
+`init: {from: RUN, stage: NAME}` in a scenario and `Session(from_run=, stage=)` both end here. Rows are named by hashed ids, so
+old users and items find theirs and new ones start as new rows; semantic ids of known items are kept
+(`nonet.models.tokenizer.known_sids`). Steps are counted on from the source's, for rows remember when they were trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record import Checkpoints, RunFolder, find_run, read_manifest
+from nonet.controller.scenario import Init, Scenario, load_scenario
+from nonet.controller.setup.worker_setup import run_setup
+from nonet.errors import CheckpointError, ConfigError
+from nonet.samples.sequences import item_keys
+from nonet.workers.roles import KnownRun
+
+_FREE = ("dropout",)  # options that change no weight's shape
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """Where a run starts: the source's id, stage, commit's folder, global step, and what is known of its data."""
+
+    run: str
+    stage: str
+    commit: str
+    step: int
+    known: KnownRun
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `results/tokenise.json` keeps it."""
+        return {name: value for name, value in asdict(self).items() if name != "known"}
+
+
+def starting_from(scenario: Scenario, run: str | Path, stage: str | None = None) -> Scenario:
+    """The scenario with `init`, named outright. Raises ConfigError."""
+    return settled(
+        scenario.model_copy(update={"init": Init.model_validate({"from": str(run), "stage": stage})})
+    )
+
+
+def settled(scenario: Scenario) -> Scenario:
+    """The scenario with the folder and the stage that its `init` means now. Raises ConfigError where there is none such."""
+    if scenario.init is None:
+        return scenario
+    folder = _source(scenario.init.source)
+    stage = scenario.init.stage or _newest_stage(folder)
+    named = Init.model_validate({"from": str(folder.path), "stage": stage})
+    return scenario.model_copy(update={"init": named})
+
+
+def warm_start(scenario: Scenario) -> WarmStart | None:
+    """What `init` names, checked against the scenario; None without it. Raises ConfigError that says what differs."""
+    named = settled(scenario).init
+    if named is None or named.stage is None:
+        return None
+    folder, stage = _source(named.source), named.stage
+    try:
+        commit = Checkpoints(folder.checkpoints).end_of(stage)
+    except CheckpointError as error:
+        raise ConfigError(f"init: {error}") from None
+    source, _ = load_scenario(folder.scenario)
+    _check_alike(scenario, source, folder.id)
+    facts = folder.read_json("results/tokenise.json")
+    paths = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    if item_keys(Path(paths["sequences"])) is None:
+        raise ConfigError(
+            f"init: {folder.id} is of a version whose sparse rows are named by their places in its own data, so no other "
+            "run can tell whose they are; train it again with this version"
+        )
+    known = KnownRun(
+        folder.id, paths["sequences"], paths.get("sids"), tuple(facts["tokenizer"].get("codes", ()))
+    )
+    return WarmStart(folder.id, stage, str(commit), read_manifest(commit).step, known)
+
+
+def _source(run: str) -> RunFolder:
+    try:
+        return find_run(run)
+    except ConfigError as error:
+        raise ConfigError(f"init.from: {error}") from None
+
+
+def _newest_stage(folder: RunFolder) -> str:
+    """The last stage of a run that has ended."""
+    scenario, _ = load_scenario(folder.scenario)
+    for name in reversed(scenario.stages):
+        try:
+            Checkpoints(folder.checkpoints).end_of(name)
+            return name
+        except CheckpointError:
+            continue
+    raise ConfigError(
+        f"init: {folder.id} has finished none of its stages {', '.join(scenario.stages)}; name a run that has"
+    )
+
+
+def _check_alike(scenario: Scenario, source: Scenario, name: str) -> None:
+    """Raises ConfigError where weights or rows of the source would not fit."""
+    for what, ours, theirs in _shapes(scenario, source):
+        if ours != theirs:
+            raise ConfigError(
+                f"init: {what} is {ours!r} here and was {theirs!r} in {name}; its weights fit no other. "
+                f"Say {what}: {theirs!r}, or leave init out"
+            )
+
+
+def _shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
+    ours, theirs = run_setup(scenario), run_setup(source)
+    pairs = [("model.use", ours.model["use"], theirs.model["use"])]
+    pairs += _each("model", _shaping(ours.model), _shaping(theirs.model))
+    pairs += _each("sparse feature", ours.features, theirs.features)
+    for table in ours.tables:
+        mine, other = ours.specs()[table], theirs.specs().get(table)
+        for key in ("dim", "optimizer", "dtype") if other is not None else ():
+            pairs.append((f"sparse.tables.{table}.{key}", getattr(mine, key), getattr(other, key)))
+    if scenario.model.use == "sid_decoder":
+        pairs.append(("tokenizer.use", scenario.tokenizer.use, source.tokenizer.use))
+        for key in ("levels", "codes"):
+            wanted, had = scenario.tokenizer.options().get(key), source.tokenizer.options().get(key)
+            pairs.append((f"tokenizer.{key}", wanted, had))
+    return pairs
+
+
+def _shaping(model: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in model.items() if key not in _FREE}
+
+
+def _each(what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    return [(f"{what}.{key}", ours.get(key), theirs.get(key)) for key in dict.fromkeys([*ours, *theirs])]

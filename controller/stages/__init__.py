@@ -1,0 +1,5 @@
+"""Stages: the loops that a run goes through."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,142 @@
+"""The shipped stages: supervised (pretrain, finetune) and reinforced (rl), as loops over a `Session`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from nonet.controller.groups import Prompts
+from nonet.controller.record import Recorder
+from nonet.controller.scenario import Reinforced, Supervised, has_policy
+from nonet.controller.session import Session
+
+# A call per chunk, not per step, keeps the controller out of a 20 ms step's way.
+CHUNK_STEPS = 10
+_REHEARSAL_USERS = 8
+
+Stopped = Callable[[], bool]
+
+
+def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+    """Run a stage from where it stands. False when asked to stop before its end; then it is committed."""
+    body = session.scenario.stages[name]
+    run = _supervised if isinstance(body, Supervised) else _reinforced
+    return run(session, name, recorder, stopped)
+
+
+def _supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+    step, stage = session.begin(name), session.stages[name]
+    recorder.begin(name, stage.steps, step)
+    every = session.scenario.checkpoint.every
+    while step < stage.steps:
+        if stopped():
+            if step:
+                session.commit(step - 1, now=True)
+            return False
+        stop = min(step + CHUNK_STEPS, stage.steps, (step // every + 1) * every)
+        began = time.perf_counter()
+        with session.trace.span(f"{name}.train", first=step, last=stop - 1):
+            records = session.trainer.train(stage, step, stop)
+        seconds = time.perf_counter() - began
+        events = sum(record["events"] for record in records)
+        mean = sum(record["loss"] * record["events"] for record in records) / max(1.0, events)
+        shown = {
+            "loss": mean,
+            "rows/s": events / seconds,
+            "lr": records[-1]["lr"],
+            "norm": records[-1]["norm"],
+            "events": events,
+        }
+        _tables(session, recorder, name, stop, shown)
+        recorder.step(name, stop, shown)
+        for passed in range(step, stop):
+            session.commit(passed)
+        step = stop
+    return True
+
+
+def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+    stage = session.stages[name]
+    shown_start = False
+    for step, prompts in session.prompts(name):
+        if not shown_start:
+            recorder.begin(name, stage.steps, step)
+            shown_start = True
+        began = time.perf_counter()
+        with session.trace.span(f"{name}.generate and score", step=step):
+            beams = session.rollout.generate(prompts)
+            scores = session.reward.score(beams)
+        with session.trace.span(f"{name}.update", step=step):
+            record = session.trainer.update(beams, scores)
+        session.publish()
+        means = {f"reward.{reward}": mean for reward, mean in session.reward.mean(scores).items()}
+        total = sum(stage.weights[reward] * means[f"reward.{reward}"] for reward in scores)
+        shown = {
+            **record,
+            **means,
+            "reward": total,
+            "rows/s": len(prompts.users) / (time.perf_counter() - began),
+        }
+        absent = session.rollout.group.absent()  # asked while the shards count
+        _tables(session, recorder, name, step + 1, shown)
+        found = float(absent.get(session.deadlines.step))
+        recorder.metrics(name, step + 1, {"absent": found}, role="rollout")
+        recorder.step(name, step + 1, shown)
+        halt = stopped() and step + 1 < stage.steps
+        session.commit(step, now=halt)
+        if halt:
+            return False
+    return True
+
+
+def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: dict[str, float]) -> None:
+    """Note what the sparse tables did; where some refuse or forget rows, show it too."""
+    counts = session.trainer.counts()
+    recorder.tables(stage, step, counts)
+    if has_policy(session.scenario):
+        sums = {
+            what: sum(every[what] for every in counts.values()) for what in ("rows", "refused", "evicted")
+        }
+        shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
+
+
+def rehearse(session: Session) -> None:
+    """Score a few beams of the untrained model with every reward, so that a broken reward fails now and not after hours."""
+    for name in session.scenario.stages:
+        if session.stages[name].weights:
+            session.publish(name)
+            few = next(_probe(session, name, _REHEARSAL_USERS))
+            session.rewards_of(name).score(session.rollout.generate(few))
+
+
+def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
+    """Each reward's mean score a beam, and their weighted total, for prompts of the users RL never trains on.
+
+    No more at once than a step asks, so that what is enough for a step is enough here. Arrays [P] by reward, "total" among
+    them, and "user" [P]; "of", how many prompts these were drawn from.
+    """
+    session.publish(name)
+    rewards, parts, users = session.rewards_of(name), [], []
+    for prompts in _probe(session, name, session.stages[name].users):
+        parts.append(rewards.means(rewards.score(session.rollout.generate(prompts))))
+        users.append(prompts.users)
+    means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
+    user = np.concatenate(users)
+    total = sum(
+        (weight * means[reward] for reward, weight in session.stages[name].weights.items()),
+        np.zeros(len(user)),
+    )
+    of = session.rollout.group.probes().get(session.deadlines.step)
+    return means | {"total": total, "user": user, "of": np.array(of)}
+
+
+def _probe(session: Session, name: str, size: int) -> Iterator[Prompts]:
+    """The prompts that a stage's rewards are probed with, so many at a time."""
+    body = session.scenario.stages[name]
+    most = body.probe if isinstance(body, Reinforced) else None
+    users, positions = session.rollout.group.probe(most).get(session.deadlines.step)
+    for start in range(0, max(1, len(users)), size):
+        part = slice(start, start + size)
+        yield Prompts(name, 0, users[part], positions[part])

@@ -1,0 +1,2 @@
+from . import doctor as doctor
+from .calibrate import calibrate as calibrate

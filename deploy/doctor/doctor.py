@@ -1,0 +1,205 @@
+"""`nonet doctor`: is this machine ready? Versions, devices, Ray, a compiler, memory, writable folders; a way out for each lack.
+
+A check is ok, a warning (it runs, with less) or a failure (it will not run). Nothing is started: seconds, no processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from nonet.controller.cluster import host_memory_bytes
+from nonet.controller.plan import gigabytes
+from nonet.controller.predict import calibration
+from nonet.errors import ConfigError
+
+OK, WARNING, FAILURE = "ok", "warning", "failure"
+_OPTIONAL = {"triton": "attention kernels (interpreter on cpu)", "transformers": "Hugging Face backbones"}
+_COMPILERS = ("c++", "g++", "clang++")
+_FILES, _SHM_BYTES, _MEMORY_BYTES = 4096, 200 << 20, 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: ok, warning or failure, what was found, and what to do about it."""
+
+    name: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Check]:
+    """Every check, in the order people read them."""
+    return [*_versions(), *_devices(), _ray(), _compiler(), *_room(), *_folders(), _calibrated()]
+
+
+def main(measure: bool, as_json: bool) -> int:
+    """Print the checks, or measure and keep a calibration; the exit code."""
+    if measure:
+        from nonet.deploy.doctor.calibrate import calibrate
+
+        found = calibrate(lambda line: print(line, file=sys.stderr, flush=True))
+        kept = calibration.save(found)
+        print(json.dumps(asdict(found), indent=1) if as_json else f"kept in {kept}")
+        return 0
+    checks = examine()
+    print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else text(checks))
+    return 1 if any(check.state == FAILURE for check in checks) else 0
+
+
+def text(checks: list[Check]) -> str:
+    """The checks as lines, and a verdict."""
+    marks = {OK: "ok     ", WARNING: "warning", FAILURE: "FAILURE"}
+    wide = max(len(check.name) for check in checks)
+    lines = [
+        f"{marks[c.state]}  {c.name.ljust(wide)}  {c.found}" + (f": {c.advice}" if c.advice else "")
+        for c in checks
+    ]
+    bad, odd = (sum(c.state == state for c in checks) for state in (FAILURE, WARNING))
+    verdict = "ready" if not bad else f"not ready: {bad} failure{'s' if bad > 1 else ''}"
+    return "\n".join([*lines, "", verdict + (f", {odd} warning{'s' if odd > 1 else ''}" if odd else "")])
+
+
+def _versions() -> Iterator[Check]:
+    python = platform.python_version_tuple()[:2]
+    good = ("3", "11") <= python < ("3", "13")
+    yield Check(
+        "python", OK if good else FAILURE, platform.python_version(), "" if good else "3.11 or 3.12 is needed"
+    )
+    for line in requires("nonet") or ():
+        if "extra ==" in line:
+            continue
+        name, wanted = re.fullmatch(
+            r"([A-Za-z0-9_.\-]+)(?:\[[^\]]*\])?\s*(.*)", line.split(";")[0].strip()
+        ).groups()  # type: ignore[union-attr]
+        try:
+            have = version(name)
+        except PackageNotFoundError:
+            yield Check(name, FAILURE, "not installed", f"pip install '{name}{wanted}'")
+            continue
+        fits = _fits(have, wanted)
+        yield Check(name, OK if fits else FAILURE, have, "" if fits else f"{wanted} is needed")
+    for name, use in _OPTIONAL.items():
+        try:
+            yield Check(name, OK, version(name))
+        except PackageNotFoundError:
+            yield Check(name, WARNING, "not installed", f"wanted only for {use}")
+
+
+def _fits(have: str, wanted: str) -> bool:
+    """Whether a version is in `>=a,<b`."""
+
+    def number(text: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", text.split("+")[0])][:3]
+
+    for bound in filter(None, wanted.split(",")):
+        low = bound.startswith(">=") and number(have) < number(bound)
+        if low or (bound.startswith("<") and number(have) >= number(bound)):
+            return False
+    return True
+
+
+def _devices() -> Iterator[Check]:
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    yield Check("cores", OK, f"{cores}, {platform.machine()}, torch {torch.__version__}")
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if count:
+        kind = torch.accelerator.current_accelerator()
+        yield Check("devices", OK, f"{count} x {kind.type if kind else 'unknown'}")
+    else:
+        yield Check("devices", OK, "none besides cpu")
+
+
+def _ray() -> Check:
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        return Check("ray", OK, "no RAY_ADDRESS: each run starts a local Ray that ends with it")
+    from nonet.deploy.run import knock
+
+    try:
+        knock(address)
+    except (OSError, ValueError) as error:
+        advice = "unset RAY_ADDRESS, or start the cluster"
+        return Check("ray", FAILURE, f"RAY_ADDRESS is {address}, where nobody answers ({error})", advice)
+    return Check("ray", OK, f"RAY_ADDRESS is {address}")
+
+
+def _compiler() -> Check:
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if found:
+        return Check("compiler", OK, found)
+    return Check(
+        "compiler",
+        WARNING,
+        f"none of {', '.join(_COMPILERS)}",
+        "sparse tables run on NumPy, several times slower",
+    )
+
+
+def _room() -> Iterator[Check]:
+    memory = host_memory_bytes()
+    small = memory < _MEMORY_BYTES
+    yield Check(
+        "memory", WARNING if small else OK, gigabytes(memory), "2 GB is little for a run" if small else ""
+    )
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+        tight = free < _SHM_BYTES
+        advice = (
+            "Ray's object store falls back to disk; start the container with --shm-size=1g" if tight else ""
+        )
+        yield Check("/dev/shm", WARNING if tight else OK, f"{gigabytes(free)} free", advice)
+    except OSError:
+        yield Check("/dev/shm", WARNING, "not there", "Ray's object store falls back to disk")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = files < _FILES and files != resource.RLIM_INFINITY
+    yield Check("open files", WARNING if few else OK, f"{files}", f"ulimit -n {_FILES}" if few else "")
+
+
+def _folders() -> Iterator[Check]:
+    runs = Path(os.environ.get("NONET_RUNS", "runs")).absolute()
+    for name, folder in (
+        ("runs", runs),
+        ("cache", calibration.path().parent),
+        ("temporary", Path(tempfile.gettempdir())),
+    ):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.access(there, os.W_OK | os.X_OK):
+            yield Check(f"{name} folder", OK, f"{folder}, {gigabytes(shutil.disk_usage(there).free)} free")
+        else:
+            advice = (
+                "set NONET_RUNS"
+                if name == "runs"
+                else "set XDG_CACHE_HOME"
+                if name == "cache"
+                else "set TMPDIR"
+            )
+            yield Check(f"{name} folder", FAILURE, f"{folder} cannot be written", advice)
+
+
+def _calibrated() -> Check:
+    try:
+        found = calibration.load()
+    except ConfigError as error:
+        return Check("calibration", WARNING, "unreadable", str(error))
+    if found is calibration.NOMINAL:
+        return Check(
+            "calibration", WARNING, "none", "predictions are nominal until `nonet doctor --calibrate`"
+        )
+    factors = ", ".join(f"{kind} x{found.factor(kind):.2f}" for kind in found.seen)
+    return Check(
+        "calibration", OK, f"{found.source}, {found.runs} runs learned" + (f" ({factors})" if factors else "")
+    )

@@ -1,0 +1,235 @@
+"""How far two sides agree: per module, per gradient, per distribution, per ranking; and against which limits.
+
+Pure NumPy. Errors are relative in the Euclidean norm. The limits of a pair are those of its lower precision: float32 sums in
+another order drift by some 1e-6 a layer, bfloat16 keeps 8 bits, so 0.4 % a rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from nonet.errors import ConfigError
+from nonet.models import paired, per_event, rank_of_target_np
+from nonet.samples.batches import event_at, masked
+from nonet.samples.sequences import Sequences
+
+# Shapes: P prompts, I items.
+
+LIMITS = {
+    "fp32": {"module": 1e-4, "gradient": 1e-4, "kl": 1e-6, "overlap": 0.99, "metric": 0.005},
+    "bf16": {"module": 5e-2, "gradient": 5e-2, "kl": 1e-2, "overlap": 0.85, "metric": 0.02},
+    "fp16": {"module": 1e-2, "gradient": 1e-2, "kl": 1e-3, "overlap": 0.95, "metric": 0.01},
+}
+TOP = 10
+_ORDER = ("bf16", "fp16", "fp32")  # the loosest first
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleError:
+    """One call of a module on both sides, or one gradient: relative error in the norm, largest difference."""
+
+    name: str
+    relative: float
+    largest: float
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What was compared and found. `beyond` holds a sentence a limit that was passed; empty when the sides agree."""
+
+    sides: list[dict[str, str]]
+    weights: str
+    prompts: int
+    same_bits: bool
+    first_different: str | None
+    first_beyond: str | None
+    modules: list[ModuleError]
+    gradients: list[ModuleError]
+    gradient: float
+    loss: tuple[float, float]
+    kl: dict[str, float]
+    overlap: float
+    metrics: dict[str, dict[str, float]]
+    limits: dict[str, float]
+    beyond: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def text(self) -> str:
+        """What a person reads: the two sides, where they part, the worst of each, the verdict."""
+        names = [
+            f"{side['pool']} ({side['device']}, {side['precision']}, {side['torch']})" for side in self.sides
+        ]
+        lines = [f"{names[0]} against {names[1]}", f"weights: {self.weights}; {self.prompts} prompts", ""]
+        parts = [*_worst("modules", self.modules), *_worst("gradients", self.gradients)]
+        lines += [f"first module that differs   {self.first_different or 'none: every bit is the same'}"]
+        lines += [f"first module beyond limit   {self.first_beyond or 'none'}", *parts]
+        lines += [
+            f"gradient as a whole         off by {self.gradient:.2e} of its norm (limit {self.limits['gradient']:g})",
+            f"loss                        {self.loss[0]:.6f} and {self.loss[1]:.6f} nats",
+            f"KL over the catalogue       mean {self.kl['mean']:.2e}, most {self.kl['most']:.2e} nats "
+            f"(limit of the mean {self.limits['kl']:g})",
+            f"overlap of the first {TOP}     {self.overlap:.4f} (limit {self.limits['overlap']:g})",
+        ]
+        for name, found in self.metrics.items():
+            lines.append(
+                f"{name:<27} {found['a']:.4f} and {found['b']:.4f}, difference {found['diff']:+.4f} "
+                f"[{found['low']:+.4f}, {found['high']:+.4f}] (limit {self.limits['metric']:g})"
+            )
+        verdict = (
+            ["", *(f"BEYOND: {sentence}" for sentence in self.beyond)]
+            if self.beyond
+            else ["", "within every limit"]
+        )
+        return "\n".join([*lines, *verdict])
+
+
+def limits_for(precisions: Sequence[str], given: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The limits of a pair; `given` overrules. Raises ConfigError on an unknown one."""
+    limits = dict(LIMITS[min(precisions, key=_ORDER.index)])
+    for name, value in (given or {}).items():
+        if name not in limits:
+            raise ConfigError(f"--limit {name!r} is not one of {', '.join(limits)}")
+        limits[name] = value
+    return limits
+
+
+def compare(
+    answers: Sequence[Mapping[str, Any]],
+    seq: Sequences,
+    users: np.ndarray,
+    positions: np.ndarray,
+    tie: np.ndarray,
+    *,
+    metrics: Sequence[str],
+    limits: Mapping[str, float],
+    weights: str,
+    seed: int,
+) -> Agreement:
+    """The agreement of two sides' answers on the same prompts."""
+    a, b = answers
+    modules = errors(a["modules"], b["modules"])
+    gradients, whole = errors(a["gradients"], b["gradients"]), error_of_all(a["gradients"], b["gradients"])
+    kl_P = divergence(a["scores"], b["scores"])
+    shared = overlap(a["scores"], b["scores"], TOP)
+    ranks = [_ranks(side["scores"], seq, users, positions, tie) for side in answers]
+    moved = {name: _metric(name, ranks, users, seed) for name in metrics}
+    kl = {"mean": float(kl_P.mean()), "most": float(kl_P.max())}
+    first_beyond = next((m for m in modules if not m.relative <= limits["module"]), None)
+    return Agreement(
+        sides=[dict(side["side"]) for side in answers],
+        weights=weights,
+        prompts=len(users),
+        same_bits=all(m.same for m in [*modules, *gradients]) and np.array_equal(a["scores"], b["scores"]),
+        first_different=next((m.name for m in modules if not m.same), None),
+        first_beyond=first_beyond and first_beyond.name,
+        modules=modules,
+        gradients=gradients,
+        gradient=whole,
+        loss=(a["loss"], b["loss"]),
+        kl=kl,
+        overlap=shared,
+        metrics=moved,
+        limits=dict(limits),
+        beyond=_beyond(first_beyond, whole, kl, shared, moved, limits),
+    )
+
+
+def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
+    """Error of each output by name, in the order of `a`; what only one side has is infinitely far."""
+    found = []
+    for name in [*a, *(name for name in b if name not in a)]:
+        if name not in a or name not in b or a[name].shape != b[name].shape:
+            found.append(ModuleError(name, float("inf"), float("inf"), False))
+            continue
+        x, y = a[name].astype(np.float64), b[name].astype(np.float64)
+        difference = np.linalg.norm(x - y)
+        norm = max(np.linalg.norm(x), np.finfo(np.float32).tiny)
+        relative = float(difference / norm) if difference else 0.0
+        largest = float(np.abs(x - y).max(initial=0.0))
+        found.append(ModuleError(name, relative, largest, np.array_equal(a[name], b[name])))
+    return found
+
+
+def error_of_all(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
+    """Relative error of everything as one vector; infinite where one side lacks a part.
+
+    The measure of gradients: that of a single bias is a sum over positions that all but cancels, and was 31 % off in bf16
+    (quickstart, depth.norm.0.bias) where the step as a whole was sound.
+    """
+    if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
+        return float("inf")
+    pairs = [(a[name].astype(np.float64), b[name].astype(np.float64)) for name in a]
+    difference = np.sqrt(sum(np.square(x - y).sum() for x, y in pairs))
+    norm = np.sqrt(sum(np.square(x).sum() for x, _ in pairs))
+    return float(difference / max(norm, np.finfo(np.float32).tiny)) if difference else 0.0
+
+
+def divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
+    """KL(a || b) [P] nats over the catalogue; items that neither side knows count nothing."""
+    a, b = logp_a_PI.astype(np.float64), logp_b_PI.astype(np.float64)
+    known = np.isfinite(a)
+    change = np.where(known, np.where(known, a, 0.0) - np.where(known, b, 0.0), 0.0)
+    probability = np.where(known, np.exp(np.where(known, a, 0.0)), 0.0)
+    # E[d + exp(-d) - 1] is the KL of normalised sides, and never negative where rounding leaves them not quite so
+    return (probability * (change + np.expm1(-change))).sum(1)
+
+
+def overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
+    """Mean share of the k best items of one side that are among the other's; equals by index."""
+    best = [np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (a_PI, b_PI)]
+    return float(np.mean([len(np.intersect1d(x, y)) / max(1, len(x)) for x, y in zip(*best, strict=True)]))
+
+
+def _ranks(
+    scores_PI: np.ndarray, seq: Sequences, users: np.ndarray, positions: np.ndarray, tie: np.ndarray
+) -> np.ndarray:
+    target = seq.item[event_at(seq, users, positions)].astype(np.int64)
+    return rank_of_target_np(scores_PI, target, masked(seq, users, positions), tie)
+
+
+def _metric(name: str, ranks: Sequence[np.ndarray], users: np.ndarray, seed: int) -> dict[str, float]:
+    a, b = (per_event(name, side) for side in ranks)
+    return {"a": float(a.mean()), "b": float(b.mean()), **paired(a, b, users, seed)}
+
+
+def _beyond(
+    first: ModuleError | None,
+    gradient: float,
+    kl: Mapping[str, float],
+    shared: float,
+    moved: Mapping[str, Mapping[str, float]],
+    limits: Mapping[str, float],
+) -> list[str]:
+    """A sentence for every limit that was passed; NaN passes all of them."""
+    said = []
+    if first:
+        said.append(f"module {first.name} differs by {first.relative:.2e}, the limit is {limits['module']:g}")
+    if not gradient <= limits["gradient"]:
+        said.append(f"the gradient differs by {gradient:.2e}, the limit is {limits['gradient']:g}")
+    if not kl["mean"] <= limits["kl"]:
+        said.append(f"the mean KL is {kl['mean']:.2e} nats, the limit is {limits['kl']:g}")
+    if not shared >= limits["overlap"]:
+        said.append(f"{shared:.4f} of the first {TOP} are shared, the limit is {limits['overlap']:g}")
+    for name, found in moved.items():
+        if not abs(found["diff"]) <= limits["metric"]:
+            said.append(f"{name} differs by {found['diff']:+.4f}, the limit is {limits['metric']:g}")
+    return said
+
+
+def _worst(what: str, found: Sequence[ModuleError]) -> list[str]:
+    if not found:
+        return []
+    worst = max(found, key=lambda m: np.nan_to_num(m.relative, nan=np.inf))
+    same = sum(m.same for m in found)
+    if same == len(found):
+        return [f"{what:<27} all {same} the same bits"]
+    return [
+        f"{what:<27} {same} of {len(found)} the same bits; the worst, {worst.name}, by {worst.relative:.2e} of its norm"
+    ]

@@ -1,0 +1,249 @@
+"""`nonet parity SCENARIO --pools a,b`: the same weights, batches and seeds through two pools, and where they part.
+
+Compared are every module's output in the order of execution, the loss and its gradients, the distribution over the
+catalogue, the ranking and its metrics. The limits are stated beside what was found; beyond one of them the verb exits 1.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.controller.record import Checkpoints, find_run
+from nonet.controller.scenario import Pool, Scenario
+from nonet.controller.setup import data_setup, run_setup, stage_setups
+from nonet.deploy.parity.compare import Agreement, compare, limits_for
+from nonet.deploy.run import ScenarioFile
+from nonet.errors import ConfigError, PlacementError
+from nonet.models import Popularity, of_events, tie_order
+from nonet.models.generation import Corpus
+from nonet.samples.batches import prompts
+from nonet.samples.sequences import TEST, TRAIN
+from nonet.workers.devices import HOST, PRECISIONS, Environment, device
+from nonet.workers.runtime import Hosts, Place, RoleSpec, Seat, WorkerGroup, ensure_ray
+
+_WAIT_S = 600.0
+_READY_S = 30.0
+_SCORES = 16_000_000  # scores a side that are compared: 64 MB
+_PROMPTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: a pool of the scenario (or the name of a device) and a precision."""
+
+    name: str
+    pool: Pool
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What both sides are given: artifacts, a commit, and how its weights came to be."""
+
+    folders: Mapping[str, str]
+    commit: str
+    weights: str
+
+
+def parity(
+    made: ScenarioFile,
+    pools: str = f"{HOST},{HOST}",
+    precision: str = "fp32,fp32",
+    *,
+    run: str | None = None,
+    steps: int = 50,
+    limits: Mapping[str, float] | None = None,
+) -> Agreement:
+    """Compare two pools on a scenario. `run`: its newest commit; else weights trained here for `steps` steps."""
+    scenario = made.scenario
+    sides = _sides(scenario, pools, precision)
+    bounds = limits_for([side.precision for side in sides], limits)
+    _check_there(sides)
+    with tempfile.TemporaryDirectory(prefix="nonet-parity-") as scratch:
+        material = _of_run(run) if run else _fresh(made, Path(scratch), steps)
+        corpus = Corpus.load(material.folders)
+        users, positions = _prompts(corpus)
+        answers = _ask(scenario, sides, material, corpus, users, positions)
+    tie = tie_order(Popularity(len(corpus.items)).fit(corpus.seq).popularity, scenario.seed)
+    return compare(
+        answers,
+        corpus.seq,
+        users,
+        positions,
+        tie,
+        metrics=of_events(scenario.evaluate.metrics),
+        limits=bounds,
+        weights=material.weights,
+        seed=scenario.seed,
+    )
+
+
+def parse_limits(given: Sequence[str]) -> dict[str, float]:
+    """["kl=1e-3"] -> {"kl": 1e-3}. Raises ConfigError."""
+    limits = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"--limit {text!r}: wanted NAME=NUMBER, as in kl=1e-3") from None
+    return limits
+
+
+def _sides(scenario: Scenario, pools: str, precision: str) -> list[Side]:
+    names, precisions = _pair("--pools", pools), _pair("--precision", precision)
+    for word in precisions:
+        if word not in PRECISIONS:
+            raise ConfigError(f"--precision {word!r} is not one of {', '.join(PRECISIONS)}")
+    return [Side(name, _pool(scenario, name), word) for name, word in zip(names, precisions, strict=True)]
+
+
+def _pair(option: str, text: str) -> Sequence[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) == 1:
+        parts *= 2
+    if len(parts) != 2 or not all(parts):
+        raise ConfigError(f"{option} {text!r}: give two, as in a,b, or one for both sides")
+    return parts
+
+
+def _pool(scenario: Scenario, name: str) -> Pool:
+    if name in scenario.pools:
+        return scenario.pools[name]
+    try:
+        device(name)
+    except ConfigError:
+        known = ", ".join(scenario.pools) or "none"
+        raise ConfigError(
+            f"--pools: {name!r} is neither a pool of {scenario.name} ({known}) nor a device"
+        ) from None
+    return Pool(device=name)
+
+
+def _check_there(sides: Sequence[Side]) -> None:
+    """Raises PlacementError where the cluster has no such device at all, before anything is trained."""
+    import ray
+
+    ensure_ray()
+    there = ray.cluster_resources()
+    for side in sides:
+        resource = device(side.pool.device).resource or "CPU"
+        if there.get(resource, 0.0) < 1:
+            raise PlacementError(
+                f"pool {side.name!r} needs 1 {resource}, the cluster has {there.get(resource, 0.0):g}: "
+                "join one that has it (RAY_ADDRESS), or compare other pools"
+            )
+
+
+def _of_run(run: str) -> Material:
+    folder = find_run(run)
+    facts = folder.read_json("results/tokenise.json")
+    found = Checkpoints(folder.checkpoints).newest()
+    if facts is None or found is None:
+        raise ConfigError(
+            f"{folder.id} has no commit to compare with; leave --run out to train a few steps here"
+        )
+    path, manifest = found
+    folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    return Material(folders, str(path), f"{folder.id}, step {manifest.step} ({manifest.stage})")
+
+
+def _fresh(made: ScenarioFile, scratch: Path, steps: int) -> Material:
+    """Artifacts and a few supervised steps, made in this process on the host, on one thread as a planned run would."""
+    import torch
+
+    torch.set_num_threads(1)
+    from nonet.workers.roles import EmbeddingShard, Tokeniser, Trainer
+
+    facts = Tokeniser().prepare(data_setup(made.scenario, made.folder), str(scratch))
+    folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    setup = run_setup(made.scenario)
+    trainer, shard = Trainer(setup), EmbeddingShard(setup)
+    trainer.place = Place(role="trainer", peers={"embedding": shard})
+    trainer.open(folders)
+    stages = stage_setups(made.scenario, facts["data"]["users"], facts["data"]["trained_events"])
+    stage = next(iter(stages.values()))
+    done = 0 if stage.weights else min(steps, stage.steps)
+    trainer.begin(stage)
+    trainer.train(stage, 0, done)
+    commit = scratch / "commit"
+    trainer.save(str(commit))
+    shard.save(str(commit))
+    return Material(
+        folders, str(commit), f"{done} steps of {stage.name} on {HOST} in fp32, seed {setup.seed}"
+    )
+
+
+def _prompts(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out test events, evenly spread: as many as keep the scores of a side at 64 MB."""
+    users, positions = prompts(corpus.seq, TEST)
+    most = min(_PROMPTS, max(8, _SCORES // max(1, len(corpus.items))), len(users))
+    chosen = np.linspace(0, len(users) - 1, most).round().astype(int)
+    return users[chosen], positions[chosen]
+
+
+def _ask(
+    scenario: Scenario,
+    sides: Sequence[Side],
+    material: Material,
+    corpus: Corpus,
+    users: np.ndarray,
+    positions: np.ndarray,
+) -> list[dict[str, Any]]:
+    """Both sides' answers: what they are, a step's modules, loss and gradients, scores of the prompts."""
+    trained = int((corpus.seq.split == TRAIN).sum())
+    stage = next(iter(stage_setups(scenario, len(corpus.seq), trained).values()))
+    answers = []
+    for side in sides:
+        with _probe(scenario, side) as probe:
+            what = probe.open(dict(material.folders), material.commit).get(_WAIT_S)[0]
+            learnt = probe.learn(stage, 0).get(_WAIT_S)
+            scores = probe.score(users, positions).get(_WAIT_S)
+            answers.append({"side": {"pool": side.name, **what}, **learnt, "scores": scores})
+    return answers
+
+
+@contextmanager
+def _probe(scenario: Scenario, side: Side) -> Iterator[WorkerGroup]:
+    """A worker of the side's pool: on its device, with its labels, in its environment."""
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    from nonet.workers.roles import Probe
+
+    kind = device(side.pool.device)
+    bundle = {kind.resource or "CPU": 1.0}
+    spot = placement_group([bundle], bundle_label_selector=[dict(side.pool.labels)])
+    try:
+        if not spot.wait(_READY_S):
+            raise PlacementError(
+                f"pool {side.name!r} needs 1 {next(iter(bundle))}"
+                + (f" on a node with labels {dict(side.pool.labels)}" if side.pool.labels else "")
+                + f"; free now: {ray.available_resources()}"
+            )
+        env = side.pool.env.model_dump() if side.pool.env else None
+        nodes = placement_group_table(spot)["bundles_to_node_id"].values()
+        Environment.of(env).check(side.name, nodes)
+        hosts = Hosts(
+            {"probe": RoleSpec(Probe, (run_setup(scenario), side.precision))},
+            name=f"probe of {side.name}",
+            seat=Seat(
+                device=side.pool.device,
+                cpus=0.0 if kind.resource else 1.0,
+                devices=1.0 if kind.resource else 0.0,
+                placement_group=spot,
+                env=env,
+            ),
+        )
+        hosts.ready()
+        yield WorkerGroup.of(hosts, "probe")
+        hosts.stop()
+    finally:
+        remove_placement_group(spot)

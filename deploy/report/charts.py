@@ -1,0 +1,181 @@
+"""Charts as inline SVG: no script, no file, colours from the page's style sheet, so dark and print just work.
+
+Every function returns markup whose texts are escaped. Coordinates are rounded to a tenth of a pixel and lines
+thinned to 300 points, which keeps a report of twenty curves under 200 KB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from nonet.deploy.report.scores import Difference, label, number
+
+_POINTS = 300
+_WIDTH, _HEIGHT = 340, 170
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 8, 22
+
+
+def line_chart(title: str, steps: Sequence[float], values: Sequence[float], unit: str = "") -> str:
+    """One curve over steps: points faint, their moving average bold where there are 30 or more."""
+    points = thin([(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)])
+    heading = f"{escape(title)}<small>{escape(unit)}</small>"
+    if len(points) < 2:
+        only = f" {_short(points[0][1])} at step {points[0][0]:.0f}" if points else " no points"
+        return f'<figure class="chart"><figcaption>{heading}</figcaption><p class="muted">{only}</p></figure>'
+    smooth = moving_average([y for _, y in points])
+    frame = _Frame(points)
+    body = frame.axes()
+    if smooth:
+        body += f'<path class="line faint" d="{frame.path(points)}"/>'
+    bold = [(x, y) for (x, _), y in zip(points, smooth, strict=True)] if smooth else points
+    body += f'<path class="line" d="{frame.path(bold)}"/>'
+    last = _short(points[-1][1])
+    described = f"{title}: from {_short(points[0][1])} to {last} over {len(points)} points"
+    svg = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(described)}">{body}</svg>'
+    return f'<figure class="chart"><figcaption>{heading}<b>{last}</b></figcaption>{svg}</figure>'
+
+
+def forest_plot(found: Sequence[Difference]) -> str:
+    """Differences with their intervals around a line at zero; one row each."""
+    row_height, left, right, width = 26, 330, 230, 960
+    low, high = min(0.0, *(d.low for d in found)), max(0.0, *(d.high for d in found))
+    span = (high - low) or 1.0
+
+    def place(value: float) -> float:
+        return round(left + 16 + (value - low) / span * (width - left - right - 32), 1)
+
+    height = row_height * len(found) + 26
+    zero = place(0.0)
+    parts = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="4" y2="{height - 20}"/>']
+    parts.append(
+        f'<text class="tick" x="{zero}" y="{height - 6}" text-anchor="middle">0: no difference</text>'
+    )
+    before = None
+    for index, d in enumerate(found):
+        y = row_height * index + 18
+        if before not in (None, (d.left, d.right)):
+            parts.append(f'<line class="rule" x1="0" x2="{width}" y1="{y - 13}" y2="{y - 13}"/>')
+        if before != (d.left, d.right):
+            who = f"{label(d.left)} − {label(d.right)}"
+            parts.append(f'<text x="0" y="{y + 4}">{escape(who)}</text>')
+        before = (d.left, d.right)
+        parts.append(_whisker(d, place, y, left, width))
+    described = "Paired differences with 95 % intervals"
+    head = f'<svg class="forest" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">'
+    return f'<div class="wide">{head}{"".join(parts)}</svg></div>'
+
+
+def bar(share: float) -> str:
+    """A bar of this share [0, 1] of its cell, for a table."""
+    return f'<span class="bar" style="width:calc((100% - 20px) * {min(max(share, 0.0), 1.0):.3f})"></span>'
+
+
+def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most 300 points: means of neighbours."""
+    size = math.ceil(len(points) / _POINTS) or 1
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [
+        (sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups
+    ]
+
+
+def moving_average(values: Sequence[float]) -> list[float]:
+    """Centred means over a tenth of the values, of fewer at the ends; empty below 30 values."""
+    if len(values) < 30:
+        return []
+    reach = max(1, len(values) // 20)
+    windows = [values[max(0, at - reach) : at + reach + 1] for at in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers in [low, high], about `count` of them."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """The ticks' texts, with as many decimals as tell them apart."""
+    unit, suffix = (1000.0, "k") if max(map(abs, values)) >= 10_000 else (1.0, "")
+    for digits in range(9):
+        texts = [f"{value / unit:.{digits}f}{suffix}" for value in values]
+        if all(
+            math.isclose(float(f"{value / unit:.{digits}f}") * unit, value, abs_tol=1e-12) for value in values
+        ):
+            return [text.replace("-", "−") for text in texts]
+    return [_short(value) for value in values]
+
+
+class _Frame:
+    """From data to pixels."""
+
+    def __init__(self, points: Sequence[tuple[float, float]]):
+        self.x_low, self.x_high = points[0][0], points[-1][0]
+        low, high = min(y for _, y in points), max(y for _, y in points)
+        margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+        # Curves that are never negative, such as a KL, show no room below zero.
+        self.y_low = max(low - margin, 0.0) if low >= 0 else low - margin
+        self.y_high = high + margin
+
+    def x(self, value: float) -> float:
+        share = (value - self.x_low) / ((self.x_high - self.x_low) or 1.0)
+        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    def y(self, value: float) -> float:
+        share = (value - self.y_low) / (self.y_high - self.y_low)
+        return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
+
+    def path(self, points: Sequence[tuple[float, float]]) -> str:
+        return "M" + " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
+
+    def axes(self) -> str:
+        parts = []
+        levels = ticks(self.y_low, self.y_high)
+        for value, text in zip(levels, tick_labels(levels), strict=True):
+            y = self.y(value)
+            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
+            parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5}" text-anchor="end">{text}</text>')
+        at = ticks(self.x_low, self.x_high)
+        for value, text in zip(at, tick_labels(at), strict=True):
+            x = self.x(value)
+            parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}" text-anchor="middle">{text}</text>')
+        return "".join(parts)
+
+
+def _whisker(d: Difference, place, y: float, left: int, width: int) -> str:
+    tone = {1: "good", -1: "bad"}.get(d.direction, "even")
+    words = "not significant" if d.direction == 0 else "significant"
+    interval = f"{number(d.diff, sign=True)}  [{number(d.low, sign=True)}, {number(d.high, sign=True)}]"
+    middle = place(d.diff)
+    return (
+        f'<text class="muted" x="{left}" y="{y + 4}" text-anchor="end">{escape(d.metric)}</text>'
+        f'<g class="{tone}"><line x1="{place(d.low)}" x2="{place(d.high)}" y1="{y}" y2="{y}"/>'
+        f'<circle cx="{middle}" cy="{y}" r="4.5"/></g>'
+        f'<text class="number" x="{width}" y="{y + 4}" text-anchor="end">{interval}'
+        f"<title>{words}</title></text>"
+    )
+
+
+def _short(value: float) -> str:
+    if value == 0:
+        return "0"
+    magnitude = abs(value)
+    if magnitude >= 10_000:
+        text = f"{value / 1000:.0f}k"
+    elif magnitude < 0.001:
+        text = f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    else:
+        text = (
+            f"{value:.{max(0, 2 - math.floor(math.log10(magnitude)))}f}"
+            if magnitude < 100
+            else f"{value:.0f}"
+        )
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text.replace("-", "−")

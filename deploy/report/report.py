@@ -1,0 +1,48 @@
+"""A finished run as one HTML page that needs no network, no script and no other file.
+
+`write_report` reads what the run left in its folder and leaves report.html beside it, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from nonet.deploy.report.curves import read_curves
+from nonet.deploy.report.page import page
+from nonet.errors import ConfigError
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write RUN/report.html from RUN's report.json, metrics.jsonl and scenario.yaml; returns its path.
+
+    Only report.json must be there; sections whose numbers are missing are left out.
+    """
+    run_dir = Path(run_dir)
+    report = _read(run_dir / "report.json")
+    curves, unread = read_curves(run_dir / "metrics.jsonl")
+    scenario = run_dir / "scenario.yaml"
+    text = scenario.read_text(encoding="utf-8") if scenario.exists() else ""
+    written = run_dir / "report.html"
+    draft = run_dir / "report.html.tmp"
+    draft.write_text(page(report, curves=curves, scenario=text, unread=unread), encoding="utf-8")
+    os.replace(draft, written)
+    return written
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path.parent} has no report.json; a run writes it when it evaluates: resume it first"
+        ) from None
+    except ValueError as cause:
+        raise ConfigError(f"{path} is not JSON ({cause}); resume the run to write it again") from None
+    if not isinstance(report, dict):
+        raise ConfigError(
+            f"{path} must hold an object, got {type(report).__name__}; resume the run to write it again"
+        )
+    return report

@@ -1,0 +1,178 @@
+"""What a run's report says, in words.
+
+A difference is called better or worse only where the 95 % interval of the paired bootstrap leaves out 0;
+otherwise it is called not significant, however large it looks. A reward without an interval is told as a fact
+about its prompts alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from nonet.controller.predict import repeats_text
+from nonet.deploy.report.scores import Difference, differences, headline_metrics, label, number, stage_table
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence, and 1, 0 or -1: good news, neither, bad news."""
+
+    text: str
+    tone: int
+
+
+def verdict(report: Mapping[str, Any]) -> list[str]:
+    """The findings' sentences, most important first; never empty."""
+    return [finding.text for finding in findings(report)]
+
+
+def findings(report: Mapping[str, Any]) -> list[Finding]:
+    """Stages against baselines and each other, the reward that RL trained, then what repeats mean, where there are some."""
+    if not report.get("stages"):
+        return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
+    found = _comparisons(report) or [_plain(report)]
+    return found + _rewards(report) + _repeats(report)
+
+
+def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
+    metrics = headline_metrics(report)
+    if not metrics:
+        return []
+    by_pair: dict[tuple[str, str], dict[str, Difference]] = {}
+    for difference in differences(report):
+        by_pair.setdefault((difference.left, difference.right), {})[difference.metric] = difference
+    stages, found = list(report.get("stages") or {}), []
+    for pair in _worth_telling(report, list(by_pair)):
+        told = [by_pair[pair][metric] for metric in metrics if metric in by_pair[pair]]
+        if told:
+            found.append(_comparison(report, told, against_stage=pair[1] in stages))
+    return found
+
+
+def _worth_telling(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The comparisons that make up a verdict; the others stand in the report's own section.
+
+    The last stage before RL against every baseline, every stage against the one before it, and the last stage
+    against the strongest baseline. Pairs that name something else are a user's own, and told.
+    """
+    stages, baselines = list(report.get("stages") or {}), list(report.get("baselines") or {})
+    focus = next((name for name in reversed(stages) if name != "rl"), stages[-1])
+    chosen = [(focus, baseline) for baseline in baselines]
+    chosen += list(pairwise(reversed(stages)))[::-1]
+    chosen += [(stages[-1], name) for name in _strongest(report, baselines)]
+    known = {*stages, *baselines}
+    chosen += [pair for pair in pairs if not set(pair) <= known]
+    return [pair for pair in dict.fromkeys(chosen) if pair in pairs] or pairs
+
+
+def _strongest(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
+    metric = headline_metrics(report)[0]
+    scores = {row.name: row.scores.get(metric, 0.0) for row in stage_table(report) if row.name in baselines}
+    return [max(scores, key=lambda name: scores[name])] if scores else []
+
+
+def _comparison(report: Mapping[str, Any], told: list[Difference], *, against_stage: bool) -> Finding:
+    first, *others = told
+    left, right = label(first.left), label(first.right)
+    same = f"{left} against {right}: the difference is not significant"
+    if first.left == "rl" and against_stage:
+        words = {1: f"RL helped, over {right}", -1: f"RL hurt, against {right}"}
+        same = f"RL neither helped nor hurt: its difference from {right} is not significant"
+    elif against_stage:
+        words = {1: f"{left} improves on {right}", -1: f"{left} is worse than {right}"}
+    else:
+        words = {1: f"{left} beats {right}", -1: f"{left} loses to {right}"}
+    text = f"{words.get(first.direction, same)}: {_evidence(report, first)}"
+    for other in others:
+        if other.direction != first.direction:
+            text += f"; in {other.metric} the difference {_significance(other)} ({_interval(other)})"
+    return Finding(f"{text[0].upper()}{text[1:]}.", first.direction)
+
+
+def _evidence(report: Mapping[str, Any], difference: Difference) -> str:
+    scores = {row.name: row.scores.get(difference.metric) for row in stage_table(report)}
+    left, right = scores.get(difference.left), scores.get(difference.right)
+    if left is None or right is None:
+        return f"{difference.metric} {_interval(difference)}"
+    times = f", {left / right:.1f} times as much" if right > 0 and left / right >= 1.5 else ""
+    return f"{difference.metric} {number(left)} against {number(right)}{times} ({_interval(difference)})"
+
+
+def _interval(difference: Difference) -> str:
+    low, high = number(difference.low, sign=True), number(difference.high, sign=True)
+    return f"{number(difference.diff, sign=True)}, 95 % interval {low} to {high}"
+
+
+def _significance(difference: Difference) -> str:
+    return {1: "is significant and up", -1: "is significant and down"}.get(
+        difference.direction, "is not significant"
+    )
+
+
+def _plain(report: Mapping[str, Any]) -> Finding:
+    rows = stage_table(report)
+    metric = next(iter(headline_metrics(report)), None)
+    if metric is None:
+        return Finding("The stages have no scores, so there is nothing to compare.", 0)
+    scores = ", ".join(f"{label(row.name)} {number(row.scores.get(metric))}" for row in rows)
+    return Finding(
+        f"{metric}: {scores}. Nothing was compared pairwise, so none of these is called better.", 0
+    )
+
+
+def _rewards(report: Mapping[str, Any]) -> list[Finding]:
+    rewards = {name: list(values) for name, values in (report.get("rewards") or {}).items()}
+    rewards = {name: values for name, values in rewards.items() if _finite(values[:2])}
+    if not rewards:
+        return []
+    on, _, _ = str(report.get("rewards_on") or "").partition(";")
+    where = f" on {on}" if on else ""
+    total = rewards.pop("total", None)
+    parts = [f"{label(name)} {_change(values)}" for name, values in rewards.items()]
+    if total is None:
+        return [Finding(f"Rewards{where}: {'; '.join(parts)}.", 0)]
+    text = f"The trained reward {_change(total)}{where}"
+    return [Finding(f"{text}{': ' if parts else ''}{'; '.join(parts)}.", reward_direction(total))]
+
+
+def _repeats(report: Mapping[str, Any]) -> list[Finding]:
+    data = report.get("data") or {}
+    text = repeats_text(data)
+    return [Finding(text, 0)] if text and any(data["repeats"]["share"].values()) else []
+
+
+def reward_direction(values: list[float]) -> int:
+    """1, 0 or -1 for [before, after] or, with the interval of the difference, [before, after, low, high]."""
+    before, after, *interval = values
+    if len(interval) == 2 and _finite(interval):
+        return int(interval[0] > 0) - int(interval[1] < 0)
+    return int(after > before) - int(after < before)
+
+
+def reward_digits(values: list[float]) -> int:
+    """Decimals that show a change: four, or six where both means are below 0.01."""
+    return 4 if max(abs(value) for value in values[:2]) >= 0.01 else 6
+
+
+def _change(values: list[float]) -> str:
+    digits = reward_digits(values)
+    before, after, *interval = values
+    if len(interval) == 2 and reward_direction(values) == 0:
+        low, high = (number(bound, digits, sign=True) for bound in interval)
+        span = f"{number(before, digits)} to {number(after, digits)}"
+        return f"did not change significantly ({span}, 95 % interval {low} to {high})"
+    if number(before, digits) == number(after, digits):
+        return f"stayed at {number(after, digits)}"
+    verb = "rose" if after > before else "fell"
+    share = f" ({number(100 * (after / before - 1), 0, sign=True)} %)" if before > 0 else ""
+    return f"{verb} from {number(before, digits)} to {number(after, digits)}{share}"
+
+
+def _finite(values: list[Any]) -> bool:
+    return len(values) == 2 and all(
+        isinstance(value, int | float) and math.isfinite(value) for value in values
+    )

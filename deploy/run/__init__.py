@@ -1,0 +1,5 @@
+"""Runs from the driver's side: the Python calls, the panel, the plan."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,91 @@
+"""The live face of a panel: what is over scrolls away above, what runs stays in place below.
+
+Texts go to Rich as `Text`, never as markup: an item's title may hold brackets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from nonet.deploy.run.panel import metrics_text, steps_text
+
+if TYPE_CHECKING:
+    from nonet.deploy.run.panel import Progress
+
+_REFRESHES_PER_S = 4
+
+
+class LiveFace:
+    """Stage, bar, time and metrics, redrawn four times a second, below the notes and tables so far."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float], console: Console | None = None):
+        self._clock = clock
+        self._console = console or Console(file=stream)
+        self._live: Live | None = None
+        self._progress: Progress | None = None
+
+    def begin(self, progress: Progress) -> None:
+        self._progress = progress
+        if self._live is None:
+            self._live = Live(
+                console=self._console,
+                refresh_per_second=_REFRESHES_PER_S,
+                get_renderable=self._view,
+                transient=True,
+            )
+            self._live.start()
+
+    def progress(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def end(self, progress: Progress) -> None:
+        self._progress = None
+        ran = progress.step - progress.first
+        steps = f"{steps_text(ran)}, " if ran else ""
+        told = f"{steps}{progress.elapsed_s:.1f} s  {metrics_text(progress.metrics)}"
+        self._console.print(Text.assemble(("✓ ", "green"), (progress.stage, "bold"), "  ", told))
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        drawn = Table(title=Text(title, "bold"), title_justify="left")
+        for at, name in enumerate(columns):
+            drawn.add_column(Text(name), justify="right" if at else "left")
+        for row in rows:
+            drawn.add_row(*(Text(cell) for cell in row))
+        self._console.print(drawn)
+
+    def users(self, title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
+        drawn = Table(title=Text(title, "bold"), title_justify="left")
+        for user, _ in rows:
+            drawn.add_column(Text(user))
+        for place in range(max((len(titles) for _, titles in rows), default=0)):
+            cells = [titles[place] if place < len(titles) else "" for _, titles in rows]
+            drawn.add_row(*(Text(cell, "green" if "✓" in cell else "") for cell in cells))
+        self._console.print(drawn)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _view(self) -> Group | Text:
+        progress = self._progress
+        if progress is None:
+            return Text("")
+        progress.elapsed_s = self._clock() - progress.started
+        total = f"/{progress.total:,}" if progress.total else ""
+        left = f", about {progress.left_s:.0f} s left" if progress.left_s else ""
+        grid = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=progress.total, completed=progress.step, width=32, pulse=not progress.total)
+        told = f"{progress.step:,}{total}  {progress.elapsed_s:.0f} s{left}"
+        grid.add_row(Text(progress.stage, "bold"), bar, Text(told))
+        return Group(grid, Text(metrics_text(progress.metrics), "cyan"))

@@ -1,0 +1,17 @@
+from .all_to_all import NOTHING as NOTHING
+from .all_to_all import Asked as Asked
+from .all_to_all import Wire as Wire
+from .codec import Codec as Codec
+from .codec import codec as codec
+from .header import MOVE as MOVE
+from .header import PULL as PULL
+from .header import PUSH as PUSH
+from .header import READ as READ
+from .header import STOP as STOP
+from .header import TAKE as TAKE
+from .header import Header as Header
+from .layout import Layout as Layout
+from .routes import Route as Route
+from .routes import Router as Router
+from .routes import best_router as best_router
+from .routes import route as route

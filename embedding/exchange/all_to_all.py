@@ -1,0 +1,336 @@
+"""The exchanges of a sparse world: keys to the owners with the header in front, rows or gradients after them.
+
+An exchange is two all-to-alls where header, counts, keys and rows would be four: a block of fixed length carries the
+header, the count and the keys, and its length is the most keys that lately followed the same exchange, plus an eighth. Both
+ends know that count, so they agree without asking; keys that do not fit follow in one more all-to-all. Buffers are kept
+between exchanges; ranks that are all on one machine may exchange through shared memory (`local_wire`). The waits' deadline is
+the process group's timeout; a rank that is gone is named in WorkerLost.
+"""
+
+# Shapes: W ranks, U keys of this rank, M keys that this rank is asked for, D width, B bytes a row on the wire.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nonet.embedding.exchange.codec import Codec
+from nonet.embedding.exchange.header import COUNT, MORE, PULL, READ, SAME, WORDS, Header, agreed
+from nonet.embedding.exchange.layout import Layout, gone
+from nonet.embedding.exchange.routes import Route
+from nonet.embedding.exchange.shared_memory import LocalWire, connect
+from nonet.errors import WorkerLost
+
+NOTHING = np.empty(0, dtype=np.uint8)
+_NO_KEYS = np.empty(0, dtype=np.int64)
+Fill = Callable[[Tensor, Callable[[int], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What this rank is asked for: the header, keys [M] in rank order, how many each rank asks [W]."""
+
+    header: Header
+    keys: np.ndarray
+    counts: list[int]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that this rank gave to the wire, headers and padding included, and the collectives it took part in."""
+
+    key_bytes: int = 0
+    row_bytes: int = 0
+    collectives: int = 0
+
+
+@dataclass(slots=True)
+class _Room:
+    """Keys a block has room for, by rank [W]: given to each, got from each."""
+
+    given: list[int]
+    got: list[int]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Memory that is kept between exchanges and only grows."""
+
+    data: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        need = math.prod(shape) * dtype.itemsize
+        if need > len(self.data):
+            self.data = torch.empty(max(need, 3 * len(self.data) // 2), dtype=torch.uint8)
+        return self.data[:need].view(dtype).view(shape)
+
+
+class Wire:
+    """This rank's end of the exchanges; all ranks call `ask` and then `rows` in the same order."""
+
+    def __init__(self, layout: Layout, group: Any, names: Sequence[str], local: bool = False):
+        self._layout, self._group, self._names = layout, group, names
+        self._local: LocalWire | None = None
+        self._may_be_local = local  # asked once, before the first exchange, which all ranks take part in
+        self._rooms: dict[tuple[int, int], _Room] = {}
+        self._last = (0, 0)
+        self._pulled: dict[int, tuple[Asked, np.ndarray]] = {}
+        self._nobody = [0] * layout.world
+        self._buffers = {name: _Buffer() for name in ("given", "got", "more", "rows")}
+        self.traffic = Traffic()
+
+    def ask(
+        self,
+        header: Header | None,
+        route: Route | None,
+        same: bool = False,
+        own: np.ndarray = _NO_KEYS,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Asked:
+        """Send keys to their owners; a shard gives None twice. `same`: the keys of this rank's last pull of the table.
+
+        `own`: keys of the route that this rank looks up itself, in `meanwhile`, while the others' keys travel.
+        """
+        keys, counts = (_NO_KEYS, self._nobody) if route is None or same else (route.keys, route.counts)
+        if len(own):
+            keys, counts = self._without_own(keys, counts)
+        room = self._rooms.get(self._last) or _Room(self._nobody, self._nobody)
+        more = any(count > space for count, space in zip(counts, room.given, strict=True))
+        given = self._fill(header, keys, counts, room.given, (int(same), int(more)))
+        blocks = self._blocks(given, room, meanwhile)
+        heads = [block[:WORDS].tolist() for block in blocks]
+        settled = agreed(header, [heads[rank][:COUNT] for rank in self._layout.trainers], self._names)
+        coming = [head[COUNT] for head in heads]
+        parts = [
+            block[WORDS : WORDS + min(n, len(block) - WORDS)] for block, n in zip(blocks, coming, strict=True)
+        ]
+        if any(head[MORE] for head in heads):
+            parts = [part.copy() for part in parts]  # the next exchange may overwrite them
+            parts = self._rest(parts, coming, keys, counts, room)
+        self._rooms[self._last] = _Room(_grown(counts, room.given), _grown(coming, room.got))
+        self._last = (settled.op, settled.table)
+        return self._asked(settled, parts, [bool(head[SAME]) for head in heads], own)
+
+    def rows(
+        self,
+        given: Tensor,
+        codec: Codec,
+        given_counts: list[int],
+        got_counts: list[int],
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """Send rows [sum(given_counts), D] and receive [sum(got_counts), D], `into` where given.
+
+        Else the result lives until the next call.
+        """
+        dim = given.shape[1]
+        exact = codec.name == "fp32"
+        sent = given.contiguous() if exact else codec.encode(given)
+        shape = (sum(got_counts), sent.shape[1])
+        got = self._buffers["rows"].take(shape, sent.dtype) if into is None or not exact else into
+        self._all_to_all(got, sent, got_counts, given_counts)
+        return got if exact else codec.decode(got, dim)
+
+    def room(self, count: int, dim: int) -> Tensor:
+        """float32 [count, dim] that lives until the next exchange of rows."""
+        return self._buffers["rows"].take((count, dim), torch.float32)
+
+    def streams(self, codec: Codec) -> bool:
+        """Whether rows go by `answer` and `gather`, later ones still looked up while earlier ones are read: all ranks agree."""
+        return codec.name == "fp32" and self._met() is not None
+
+    def answer(self, counts: list[int], dim: int, fill: Fill) -> None:
+        """Send every rank its rows, float32 [counts, dim], which `fill` writes into the tensor it is given.
+
+        `fill` says how many of the first ones are there whenever it likes. `gather` or `done` must follow.
+        """
+        local, width = self._streaming(), 4 * dim
+        out = torch.from_numpy(local.outgoing(sum(counts) * width).view(np.float32).reshape(-1, dim))
+        self._count(out.nbytes, keys=False)
+        with self._naming_the_lost():
+            local.announce([count * width for count in counts])
+        fill(out, lambda rows: local.tell(rows * width))
+
+    def gather(self, route: Route, own: Tensor) -> Tensor:
+        """Rows [N, D] of the asked keys, as the others send them; `own` [.., D] are those of this rank's own keys."""
+        out = torch.empty(len(route.place), own.shape[1])
+        with self._naming_the_lost():
+            self._streaming().gather(route.place, route.counts, own, out)
+        return out
+
+    def done(self) -> None:
+        """End an exchange whose rows go to others."""
+        with self._naming_the_lost():
+            self._streaming().done()
+
+    def bytes_of(self, given: Tensor, given_counts: list[int], got_counts: list[int]) -> Tensor:
+        """Send and receive opaque rows, uint8 [M, B]."""
+        got = torch.empty(sum(got_counts), given.shape[1], dtype=torch.uint8)
+        self._all_to_all(got, given.contiguous(), got_counts, given_counts)
+        return got
+
+    def blobs(self, given: list[np.ndarray]) -> list[np.ndarray]:
+        """Send uint8 arrays, one to each rank [W], and receive one of each."""
+        sizes = torch.tensor([len(blob) for blob in given], dtype=torch.int64)
+        coming = torch.empty_like(sizes)
+        every = [1] * self._layout.world
+        self._all_to_all(coming, sizes, every, every)
+        got = torch.empty(int(coming.sum()), dtype=torch.uint8)
+        self._all_to_all(got, torch.from_numpy(np.concatenate(given)), coming.tolist(), sizes.tolist())
+        return _cut(got.numpy(), coming.tolist())
+
+    def forget(self) -> None:
+        """No push may refer to a pull from before this: the keys' owners have changed."""
+        self._pulled.clear()
+
+    def _fill(
+        self,
+        header: Header | None,
+        keys: np.ndarray,
+        counts: list[int],
+        room: list[int],
+        flags: tuple[int, int],
+    ) -> np.ndarray:
+        blocks = self._block_room(sum(room) + WORDS * len(room))
+        words = header.words() if header else [0] * COUNT
+        at, start = 0, 0
+        for count, space in zip(counts, room, strict=True):
+            blocks[at : at + WORDS] = [*words, count, *flags]
+            fits = min(count, space)
+            blocks[at + WORDS : at + WORDS + fits] = keys[start : start + fits]
+            at, start = at + WORDS + space, start + count
+        return blocks
+
+    def _block_room(self, words: int) -> np.ndarray:
+        """int64 [words], to be sent without a copy where that can be."""
+        local = self._met()
+        if local is None:
+            return self._buffers["given"].take((words,), torch.int64).numpy()
+        return local.outgoing(8 * words).view(np.int64)
+
+    def _blocks(
+        self, given: np.ndarray, room: _Room, meanwhile: Callable[[], None] | None
+    ) -> list[np.ndarray]:
+        """The blocks, int64, that all ranks send; they last until the next exchange."""
+        sent, came = ([space + WORDS for space in spaces] for spaces in (room.given, room.got))
+        local = self._met()
+        if local is None:
+            got = self._buffers["got"].take((sum(came),), torch.int64)
+            self._all_to_all(got, torch.from_numpy(given), came, sent, meanwhile)
+            return _cut(got.numpy(), came)
+        self._count(given.nbytes, keys=True)
+        with self._naming_the_lost():
+            blocks = local.swap([8 * words for words in sent], meanwhile)
+        return [block.view(np.int64) for block in blocks]
+
+    def _count(self, nbytes: int, keys: bool) -> None:
+        if keys:
+            self.traffic.key_bytes += nbytes
+        else:
+            self.traffic.row_bytes += nbytes
+        self.traffic.collectives += 1
+
+    def _met(self) -> LocalWire | None:
+        """The wire through shared memory, where it is wanted and can be."""
+        if self._may_be_local:
+            self._may_be_local = False
+            with self._naming_the_lost():
+                self._local = connect(self._layout.rank, self._group)
+        return self._local
+
+    def _streaming(self) -> LocalWire:
+        assert self._local is not None, "ask `streams` first"
+        return self._local
+
+    def _rest(
+        self, parts: list[np.ndarray], coming: list[int], keys: np.ndarray, counts: list[int], room: _Room
+    ) -> list[np.ndarray]:
+        """The keys that had no room in the blocks, in one more all-to-all."""
+        left = [max(count - space, 0) for count, space in zip(counts, room.given, strict=True)]
+        late = [max(count - space, 0) for count, space in zip(coming, room.got, strict=True)]
+        pieces = zip(_cut(keys, counts), left, strict=True)
+        rest = np.concatenate([piece[len(piece) - count :] for piece, count in pieces])
+        got = self._buffers["more"].take((sum(late),), torch.int64)
+        self._all_to_all(got, torch.from_numpy(rest), late, left)
+        return [np.concatenate(pair) for pair in zip(parts, _cut(got.numpy(), late), strict=True)]
+
+    def _without_own(self, keys: np.ndarray, counts: list[int]) -> tuple[np.ndarray, list[int]]:
+        """Keys and counts less those of this rank."""
+        rank = self._layout.rank
+        start = sum(counts[:rank])
+        left = np.concatenate([keys[:start], keys[start + counts[rank] :]])
+        return left, [0 if other == rank else count for other, count in enumerate(counts)]
+
+    def _asked(self, header: Header, parts: list[np.ndarray], same: list[bool], own: np.ndarray) -> Asked:
+        if any(same):
+            before, before_own = self._pulled[header.table]
+            pulled = _cut(before.keys, before.counts)
+            if len(before_own):
+                pulled[self._layout.rank] = before_own
+            parts = [old if flag else part for old, part, flag in zip(pulled, parts, same, strict=True)]
+        asked = Asked(header, np.concatenate(parts), [len(part) for part in parts])
+        if header.op in (PULL, READ):
+            self._pulled[header.table] = asked, own
+        return asked
+
+    def _all_to_all(
+        self,
+        got: Tensor,
+        given: Tensor,
+        got_counts: list[int],
+        given_counts: list[int],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        self._count(given.nbytes, keys=given.dtype == torch.int64)
+        local = self._met()
+        with self._naming_the_lost():
+            if local is not None:
+                local.all_to_all(got, given, got_counts, given_counts, meanwhile)
+                return
+            work = dist.all_to_all_single(
+                got, given, got_counts, given_counts, group=self._group, async_op=meanwhile is not None
+            )
+            if meanwhile is not None:
+                meanwhile()
+                work.wait()  # type: ignore[union-attr]
+
+    @contextmanager
+    def _naming_the_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as cause:
+            raise self._lost(cause) from cause
+
+    def _lost(self, cause: RuntimeError) -> WorkerLost:
+        first_line = str(cause).splitlines()[0]
+        missing = gone(self._layout.rank, self._layout.world)
+        who = f"; no sign of life from {missing}" if missing else ""
+        return WorkerLost(
+            f"{self._layout} of the sparse world waited for the other ranks in vain{who}: {first_line}; "
+            "one of them is gone or late: restart the whole gang from the last commit"
+        )
+
+
+def _cut(array: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    """Views of consecutive parts."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(array[start : start + size])
+        start += size
+    return parts
+
+
+def _grown(counts: list[int], room: list[int]) -> list[int]:
+    """Room for these counts and an eighth more; what is not used shrinks slowly."""
+    return [
+        max(count + count // 8 + 16 if count else 0, space - (space + 7) // 8)
+        for count, space in zip(counts, room, strict=True)
+    ]

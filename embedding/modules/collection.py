@@ -1,0 +1,218 @@
+"""Embedding modules over a sparse source: rows per position, or pooled into a row a bag.
+
+    bags = EmbeddingBagCollection(table_configs({"item": {"dim": 16, "features": ["item", "history"]}}), world)
+    pooled = bags({"item": ids_B, "history": Jagged(values, offsets)})      # {"item": [B, 16], "history": [B, 16]}
+    loss(pooled).backward()
+    bags.push(step)                                                         # one optimizer step on the rows asked for
+
+A forward asks each table once, for the ids of all its features together; the table or the world finds equal ids. Gradients
+are those of the rows pulled, one a position, and go to the source by `push`: there is no dense parameter, so
+`parameters()` is empty. Rows are made only in training mode with gradients on; `eval()` and `no_grad` read.
+
+`EmbeddingBagCollection.pull` looks rows up and is kept out of `torch.compile`; `pool` and what follows are plain tensor work
+that compiles whole (`fullgraph=True`). Compiled together, the one graph break is the look-up.
+"""
+
+# Shapes: B bags, N ids of all features of a table, D width, F features of a table.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nonet.embedding.modules.features import jagged_keys
+from nonet.embedding.modules.table_config import TableConfig
+from nonet.errors import ConfigError, DataError
+from nonet.types import Jagged
+
+_MOST_WAITING = 1024
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _uncompiled(function: _F) -> _F:
+    """A look-up changes tables, which a traced graph would not see."""
+    return torch.compiler.disable(function)  # type: ignore[return-value]
+
+
+class Rows(Protocol):
+    """Where rows come from and gradients go: a `SparseWorld`, tables in `LocalRows`, or a reader in `ReadRows`."""
+
+    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor: ...
+
+    def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None: ...
+
+
+class LocalRows:
+    """Sparse tables of this process, by name, as a source."""
+
+    def __init__(self, tables: Mapping[str, Any]):
+        self.tables = dict(tables)
+
+    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
+        """Rows [N, D] of keys [N]; `train` makes absent ones."""
+        return self.tables[table].lookup(keys, train=train)
+
+    def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """One optimizer step with the gradients [N, D] of keys [N]."""
+        self.tables[table].apply(keys, grads, step, lr)
+
+
+class ReadRows:
+    """A `SparseReader` as a source that is only read: for rollout, evaluation and serving."""
+
+    def __init__(self, reader: Any):
+        self.reader = reader
+
+    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
+        """Rows [N, D] of keys [N]. Raises ConfigError in training mode."""
+        if train:
+            raise ConfigError(f"table {table!r} is behind a reader, which makes no rows; call eval() first")
+        return self.reader.rows(table, keys)
+
+    def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Raises ConfigError: a reader takes no gradients."""
+        raise ConfigError(f"table {table!r} is behind a reader, which takes no gradients")
+
+
+@dataclass(slots=True)
+class Pulled:
+    """The rows of a batch by table: rows [N, D], offsets [F * B + 1] with the table's features one after another."""
+
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    offsets: dict[str, Tensor] = field(default_factory=dict)
+
+
+class _Collection(nn.Module):
+    """What both collections share: asking, and sending gradients back."""
+
+    def __init__(self, tables: Mapping[str, TableConfig], source: Rows):
+        super().__init__()
+        self.tables, self.source = dict(tables), source
+        self.features = {name: table for table, config in tables.items() for name in config.features}
+        self.dims = {name: tables[table].spec.dim for name, table in self.features.items()}
+        self._waiting: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in tables}
+
+    @_uncompiled
+    def push(self, step: int, lr: float | Mapping[str, float] | None = None) -> None:
+        """Send the gradients of every forward since the last push: one optimizer step a table, at `lr` or its own rate.
+
+        Rows that no loss reached are left alone. Every rank of a sparse world calls it, with gradients or without.
+        """
+        for name, config in self.tables.items():
+            reached = [(keys, rows.grad) for keys, rows in self._waiting[name] if rows.grad is not None]
+            self._waiting[name] = []
+            keys = torch.cat([torch.empty(0, dtype=torch.int64), *(keys for keys, _ in reached)])
+            grads = torch.cat([torch.empty(0, config.spec.dim), *(grad.cpu() for _, grad in reached)])
+            self.source.push(name, keys, grads, step, lr.get(name) if isinstance(lr, Mapping) else lr)
+
+    def asked(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The keys [N] that a forward of this batch asks each table for, in that order."""
+        return {
+            table: torch.cat([ids for ids, _ in self._asked(batch, table, config).values()])
+            for table, config in self.tables.items()
+        }
+
+    def forget(self) -> None:
+        """Drop the forwards that no push took up, as after a batch that is left out."""
+        for waiting in self._waiting.values():
+            waiting.clear()
+
+    def _rows(self, batch: Mapping[str, Any], device: Any) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
+        """(table, rows [N, D] of all its features, offsets [B + 1] of each): one pull a table, in the tables' order."""
+        making = self.training and torch.is_grad_enabled()
+        asked = {table: self._asked(batch, table, config) for table, config in self.tables.items()}
+        for table, features in asked.items():
+            keys = torch.cat([ids for ids, _ in features.values()])
+            rows = self.source.pull(table, keys, train=making).to(device)
+            if making:
+                rows = rows.detach().requires_grad_()
+                self._wait(table, keys, rows)
+            yield table, rows, {name: offsets for name, (_, offsets) in features.items()}
+
+    def _wait(self, table: str, keys: Tensor, rows: Tensor) -> None:
+        if len(self._waiting[table]) >= _MOST_WAITING:
+            raise ConfigError(
+                f"{_MOST_WAITING} forwards in training mode and no push: call push(step) after backward(), "
+                "forget() to drop them, or eval() to read"
+            )
+        self._waiting[table].append((keys, rows))
+
+    def _asked(
+        self, batch: Mapping[str, Any], table: str, config: TableConfig
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        for name in config.features:
+            if name not in batch:
+                raise DataError(
+                    f"the batch has no feature {name!r}, which table {table!r} reads; it has: "
+                    f"{', '.join(batch) or 'nothing'}"
+                )
+        return {name: jagged_keys(name, batch[name], text=config.text) for name in config.features}
+
+
+class EmbeddingCollection(_Collection):
+    """Per position: a row an id, ragged as the ids are."""
+
+    @_uncompiled
+    def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Jagged]:
+        """Jagged of rows [N, D] by feature, of ids int64 [B] or Jagged; text where the table says so."""
+        found: dict[str, Jagged] = {}
+        for _, rows, features in self._rows(batch, device):
+            parts = rows.split([int(offsets[-1]) for offsets in features.values()])
+            for (name, offsets), part in zip(features.items(), parts, strict=True):
+                found[name] = Jagged(part, offsets.to(device))
+        return {name: found[name] for name in self.features}
+
+
+class EmbeddingBagCollection(_Collection):
+    """Pooled: a row a bag and feature, the sum or mean of its ids' rows; an empty bag is zeros."""
+
+    def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Tensor]:
+        """Rows [B, D] by feature, of ids int64 [B] or Jagged; text where the table says so."""
+        return self.pool(self.pull(batch, device))
+
+    @_uncompiled
+    def pull(self, batch: Mapping[str, Any], device: Any = "cpu") -> Pulled:
+        """The rows of every feature; all must have equally many bags. Raises DataError that names the feature."""
+        pulled, bags = Pulled(), {}
+        for table, rows, features in self._rows(batch, device):
+            bags |= {name: len(offsets) - 1 for name, offsets in features.items()}
+            cuts, count = [torch.zeros(1, dtype=torch.int64)], 0
+            for offsets in features.values():
+                cuts.append(offsets[1:] + count)
+                count += int(offsets[-1])
+            pulled.rows[table], pulled.offsets[table] = rows, torch.cat(cuts).to(device)
+        _check_bags(bags)
+        return pulled
+
+    def pool(self, pulled: Pulled) -> dict[str, Tensor]:
+        """Rows [B, D] by feature, from what `pull` gave; plain tensor work."""
+        found: dict[str, Tensor] = {}
+        for name, config in self.tables.items():
+            pooled = pool(pulled.rows[name], pulled.offsets[name], config.combiner)
+            found |= zip(config.features, pooled.chunk(len(config.features)), strict=True)
+        return {name: found[name] for name in self.features}
+
+
+def pool(rows_ND: Tensor, offsets_B1: Tensor, combiner: str) -> Tensor:
+    """The sum or mean [B, D] of each bag's rows, in position order; zeros for an empty bag."""
+    if not len(rows_ND):  # torch's kernel refuses a weight without rows
+        return rows_ND.new_zeros(len(offsets_B1) - 1, rows_ND.shape[1]) + rows_ND.sum()
+    each_N = torch.arange(len(rows_ND), device=rows_ND.device)
+    return functional.embedding_bag(each_N, rows_ND, offsets_B1, mode=combiner, include_last_offset=True)
+
+
+def _check_bags(bags: Mapping[str, int]) -> None:
+    if len(set(bags.values())) > 1:
+        (first, count), other = (
+            next(iter(bags.items())),
+            next((name, n) for name, n in bags.items() if n != next(iter(bags.values()))),
+        )
+        raise DataError(
+            f"feature {other[0]!r} has {other[1]} bags and feature {first!r} has {count}; "
+            "all features of a batch are of the same rows"
+        )

@@ -1,0 +1,5 @@
+"""Readers: rows of one published version, as a replica or by key."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,10 @@
+from .publisher import Answer as Answer
+from .publisher import Publisher as Publisher
+from .reader import LocalReader as LocalReader
+from .reader import ReplicaReader as ReplicaReader
+from .reader import SparseReader as SparseReader
+from .reader import join_updates as join_updates
+from .reader import make_update as make_update
+from .reader import wire_tables as wire_tables
+from .remote import Published as Published
+from .remote import RemoteReader as RemoteReader

@@ -1,0 +1,209 @@
+"""A shard's side of reading: the published version, whole, as a delta, or by key, while training goes on.
+
+Publishing opens a snapshot of every table, so rows asked for later are those of the version, whatever was trained or moved
+since: `slices` is the map that goes with the version. A
+reader that holds a version published before gets what was touched, made or gone since; any other gets everything.
+"""
+
+# Shapes: N keys asked for, D width, B bytes a row on the wire.
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from nonet.embedding import SliceMap, within
+from nonet.embedding.exchange import codec
+from nonet.embedding.reading.reader import wire_tables
+from nonet.embedding.tables import RowColumns
+from nonet.embedding.versions import History, Snapshot, open_all
+from nonet.errors import ConfigError, StaleVersion
+
+_REMEMBERED = 64
+_OPEN = 2
+_HOT_ROOM = 8
+
+
+class Shard(Protocol):
+    """What holds the rows: a SparseWorld."""
+
+    histories: dict[str, History]
+
+    @property
+    def slices(self) -> SliceMap: ...
+    @property
+    def ranges(self) -> list[range]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows as bytes [N, B] in a codec, and which keys had one [N] bool."""
+
+    data: np.ndarray
+    there: np.ndarray
+
+
+@dataclass(slots=True)
+class _Version:
+    """A published version: a snapshot of every table, which slices were here, and how many calls are reading it."""
+
+    tables: dict[str, Snapshot]
+    slices: SliceMap
+    ranges: list[range]
+    readers: int = 0
+
+    def close(self) -> None:
+        for snapshot in self.tables.values():
+            snapshot.close()
+
+
+class Publisher:
+    """Publishes the tables of one shard. `publish` is called between steps; the rest at any time, from any thread."""
+
+    def __init__(self, world: Shard):
+        self._world, self._lock = world, threading.Lock()
+        self._open: OrderedDict[int, _Version] = OrderedDict()
+        self._steps: OrderedDict[int, dict[str, int]] = OrderedDict()
+        self._hot = {name: HotKeys() for name in world.histories}
+
+    @property
+    def version(self) -> int:
+        """The published version, -1 before the first."""
+        with self._lock:
+            return next(reversed(self._open), -1)
+
+    @property
+    def slices(self) -> SliceMap:
+        """The slice map that goes with the published version."""
+        with self._reading() as (_, now):
+            return now.slices
+
+    def publish(self, version: int) -> None:
+        """Make the tables as they are now the version that readers get.
+
+        The one before stays for batches under way, an older one until the last call that reads it ends.
+        """
+        if version <= self.version:
+            raise ConfigError(
+                f"version {version} cannot be published after version {self.version}; count them up"
+            )
+        tables = open_all(self._world.histories)
+        old = []
+        with self._lock:
+            self._open[version] = _Version(tables, self._world.slices, self._world.ranges)
+            self._steps[version] = {name: snapshot.step for name, snapshot in tables.items()}
+            while len(self._open) > _OPEN:
+                _, gone = self._open.popitem(last=False)
+                if not gone.readers:
+                    old.append(gone)
+            while len(self._steps) > _REMEMBERED:
+                self._steps.popitem(last=False)
+        for gone in old:
+            gone.close()
+
+    def close(self) -> None:
+        """Let go of every version; one that is being read when its last call ends. Nothing is published then."""
+        with self._lock:
+            gone = list(self._open.values())
+            self._open.clear()
+            idle = [version for version in gone if not version.readers]
+        for version in idle:
+            version.close()
+
+    def update(self, have: int | None = None, wire: str = "fp32") -> dict[str, Any]:
+        """What moves a replica at version `have` to the published one: a delta where that version is remembered."""
+        steps = self._steps.get(have) if have is not None else None
+        with self._reading() as (version, now):
+            if steps and not all(snapshot.knows(steps[name]) for name, snapshot in now.tables.items()):
+                steps = None
+            parts = {
+                name: snapshot.changes(steps[name] if steps else None)
+                for name, snapshot in now.tables.items()
+            }
+        return _update(version, have if steps else None, parts, wire)
+
+    def rows(self, table: str, keys: np.ndarray, version: int, wire: str = "fp32") -> Answer:
+        """The rows of keys [N] at `version`. Raises StaleVersion when it is not open any more or a key lives elsewhere."""
+        with self._reading(version, table) as (_, now):
+            if table not in now.tables:
+                raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(now.tables)}")
+            elsewhere = ~within(keys, now.ranges)
+            if elsewhere.any():
+                raise StaleVersion(
+                    f"{int(elsewhere.sum())} of {len(keys)} keys of table {table!r} live on other shards by slice "
+                    f"map {now.slices.version}, which was published with version {version}; the reader's map is another"
+                )
+            rows, there = now.tables[table].rows(keys)
+        self._hot[table].count(keys)
+        return Answer(codec(wire).encode(rows).numpy(), there)
+
+    def hot(self, count: int, wire: str = "fp32") -> dict[str, Any]:
+        """A full update of the keys that were asked for most: for replicas of a hot set."""
+        parts = {}
+        with self._reading() as (version, now):
+            for name, snapshot in now.tables.items():
+                keys = self._hot[name].most(count)
+                rows, there = snapshot.rows(keys)
+                none = np.zeros((len(keys), 0), np.float32)
+                zero = np.zeros(len(keys), np.int64)
+                part = RowColumns(keys, rows.numpy(), none, zero, np.zeros(len(keys), bool))
+                parts[name] = part.where(there)
+        return _update(version, None, parts, wire)
+
+    @contextmanager
+    def _reading(self, version: int | None = None, table: str = "") -> Iterator[tuple[int, _Version]]:
+        """A version, the newest by default, which is not closed meanwhile, whatever is published."""
+        with self._lock:
+            if not self._open:
+                raise StaleVersion("nothing is published yet; publish a version before readers ask")
+            newest = next(reversed(self._open))
+            number = newest if version is None else version
+            if number not in self._open:
+                raise StaleVersion(
+                    f"version {number} of table {table!r} was asked for, version {newest} is published"
+                )
+            held = self._open[number]
+            held.readers += 1
+        try:
+            yield number, held
+        finally:
+            with self._lock:
+                held.readers -= 1
+                over = not held.readers and number not in self._open
+            if over:
+                held.close()
+
+
+class HotKeys:
+    """The keys that come most, roughly: counts of the most frequent so far, the rare ones dropped now and then."""
+
+    def __init__(self, room: int = 1 << 16):
+        self._room, self._lock = room, threading.Lock()
+        self._keys, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def count(self, keys: np.ndarray) -> None:
+        """Note a batch of keys [N]."""
+        with self._lock:
+            every = np.concatenate([self._keys, keys])
+            weights = np.concatenate([self._counts, np.ones(len(keys), np.int64)])
+            self._keys, inverse = np.unique(every, return_inverse=True)
+            self._counts = np.bincount(inverse, weights).astype(np.int64)
+            if len(self._keys) > _HOT_ROOM * self._room:
+                kept = np.argsort(-self._counts, kind="stable")[: self._room]
+                self._keys, self._counts = self._keys[kept], self._counts[kept]
+
+    def most(self, count: int) -> np.ndarray:
+        """At most `count` keys, the most frequent first."""
+        with self._lock:
+            return self._keys[np.argsort(-self._counts, kind="stable")[:count]]
+
+
+def _update(version: int, base: int | None, parts: Mapping[str, RowColumns], wire: str) -> dict[str, Any]:
+    tables = {name: list(wire_tables(part, wire)) for name, part in parts.items()}
+    return {"version": version, "base": base, "tables": tables}

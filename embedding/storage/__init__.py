@@ -1,0 +1,5 @@
+"""Sparse checkpoints: segments of slices with checksums, read by any number of shards."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,238 @@
+"""Files of sparse rows: a segment a range of slices, with everything a row owns, checked one by one.
+
+    magic, then the segments' columns one after the other, then a JSON footer, its length, its checksum, magic
+
+A reader opens a file by its end, so a truncated file is refused before a row is used; a segment whose bytes do not have the
+footer's checksum is refused by name. Slices do not depend on shards: any number of shards reads what any number wrote.
+
+The checksum of checkpoint segments, in C++ at memory speed or in NumPy; both give the same 64 bits.
+
+Each 64-bit word is mixed with its place by a bijection and the results are added: one changed word always changes the sum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+# Shapes: R rows of a segment, D width, S numbers of optimizer state in a row.
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from nonet.embedding import splitmix64
+from nonet.embedding.tables import NativeUnavailable, RowColumns, TableSpec, library, state_width
+from nonet.embedding.versions import write_out
+from nonet.errors import CheckpointError
+
+FORMAT = 1
+_MAGIC = b"NONETSEG"
+_TAIL = len(_MAGIC) + 16
+_WRITE_OUT_BYTES = 8 << 20  # the disk works while the next rows are read, not all at once in the last fsync
+_OP = {"upsert": 0, "delete": 1, "wait": 2}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Slices [start, stop), where their bytes are, how many rows, and the checksum of each column."""
+
+    start: int
+    stop: int
+    offset: int
+    rows: int
+    policy: bool
+    sums: list[int]
+
+
+@dataclass
+class Footer:
+    """What a file holds: rows of `table` in `slices` ([start, stop) each) changed after step `since` (None: all), as they
+    were at step `step`.
+    """
+
+    table: str
+    dim: int
+    state: int
+    step: int
+    since: int | None = None
+    slices: list[list[int]] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    format: int = FORMAT
+
+
+class SegmentWriter:
+    """Writes one file; nobody can read it before `close`, which makes it durable."""
+
+    def __init__(
+        self,
+        path: Path,
+        table: str,
+        spec: TableSpec,
+        step: int,
+        ranges: Iterable[range],
+        since: int | None = None,
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        slices = [[block.start, block.stop] for block in ranges]
+        self.path, self.footer = path, Footer(table, spec.dim, state_width(spec), step, since, slices)
+        self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
+        self._offset, self._handed_on = self._file.write(_MAGIC), 0
+
+    def add(self, slices: range, part: RowColumns) -> None:
+        """Write a range of slices; nothing where there are no rows."""
+        if not len(part.key):
+            return
+        arrays = [np.ascontiguousarray(array) for array in _arrays(part)]
+        sums = [checksum(array) for array in arrays]
+        policy = part.seen is not None
+        start = self._offset
+        self.footer.segments.append(Segment(slices.start, slices.stop, start, len(part.key), policy, sums))
+        for array in arrays:
+            self._write(array)
+        if self._offset - self._handed_on >= _WRITE_OUT_BYTES:
+            write_out(self._file.fileno(), self._handed_on, self._offset - self._handed_on)
+            self._handed_on = self._offset
+
+    def close(self) -> int:
+        """Put the footer in and wait until the disk has everything; how many bytes the file has."""
+        text = np.frombuffer(_text(self.footer), dtype=np.uint8)
+        tail = np.array([len(text), checksum(text)], dtype=np.uint64)
+        for piece in (text, tail):
+            self._write(piece)
+        self._offset += self._file.write(_MAGIC)
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._offset
+
+    def abandon(self) -> None:
+        """Close without a footer: what is there is no segment file."""
+        self._file.close()
+
+    def _write(self, array: np.ndarray) -> None:
+        view = array.reshape(-1).view(np.uint8).data
+        while len(view):
+            written = self._file.write(view)
+            self._offset, view = self._offset + written, view[written:]
+
+
+def read_footer(path: Path) -> Footer:
+    """What a file holds. Raises CheckpointError when it is truncated, corrupted or of another format."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < len(_MAGIC) + _TAIL:
+                raise _torn(path, f"it has {size} bytes")
+            file.seek(size - _TAIL)
+            tail = file.read(_TAIL)
+            length, expected = (int(word) for word in np.frombuffer(tail[:16], dtype=np.uint64))
+            if tail[16:] != _MAGIC or length > size - _TAIL:
+                raise _torn(path, "its end is not that of a segment file")
+            file.seek(size - _TAIL - length)
+            text = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if checksum(np.frombuffer(text, dtype=np.uint8)) != expected:
+        raise _torn(path, "its footer does not have its checksum")
+    body: dict[str, Any] = json.loads(text)
+    if body.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has segment format {body.get('format')}, this version reads {FORMAT}")
+    body["segments"] = [Segment(**segment) for segment in body["segments"]]
+    return Footer(**body)
+
+
+def read_segments(path: Path, ranges: Iterable[range], footer: Footer | None = None) -> Iterator[RowColumns]:
+    """The segments that touch one of these ranges of slices, checked. Raises CheckpointError that names a bad one."""
+    footer = footer or read_footer(path)
+    wanted = [block for block in ranges if len(block)]
+    for segment in footer.segments:
+        if any(segment.start < block.stop and block.start < segment.stop for block in wanted):
+            yield _read(path, footer, segment)
+
+
+def check_spec(path: Path, footer: Footer, spec: TableSpec) -> None:
+    """Raises CheckpointError when the file's rows cannot be those of this table."""
+    mine = (spec.dim, state_width(spec))
+    if (footer.dim, footer.state) != mine:
+        raise CheckpointError(
+            f"{path} holds rows of width {footer.dim} with {footer.state} numbers of state, table {footer.table!r} "
+            f"wants {mine[0]} and {mine[1]}; was it saved with another dim or optimizer?"
+        )
+
+
+def _text(footer: Footer) -> bytes:
+    """As JSON; dataclasses.asdict takes six times as long, 5 ms that a step waits for."""
+    return json.dumps(vars(footer), default=vars).encode()
+
+
+def _arrays(part: RowColumns) -> list[np.ndarray]:
+    waiting = part.waiting if part.waiting is not None else np.zeros(len(part.key), dtype=bool)
+    op = part.deleted * np.uint8(_OP["delete"]) + waiting * np.uint8(_OP["wait"])
+    policy = [] if part.seen is None or part.uses is None else [part.seen, part.uses]
+    return [part.key, part.row, part.state, part.step, op.astype(np.uint8), *policy]
+
+
+def _read(path: Path, footer: Footer, segment: Segment) -> RowColumns:
+    count = segment.rows
+    shapes: list[tuple[tuple[int, ...], type]] = [
+        ((count,), np.int64),
+        ((count, footer.dim), np.float32),
+        ((count, footer.state), np.float32),
+        ((count,), np.int64),
+        ((count,), np.uint8),
+        *([((count,), np.int64)] * (2 if segment.policy else 0)),
+    ]
+    arrays = []
+    with path.open("rb") as file:
+        file.seek(segment.offset)
+        for (shape, dtype), expected in zip(shapes, segment.sums, strict=True):
+            array = np.empty(shape, dtype=dtype)
+            got = file.readinto(array.reshape(-1).view(np.uint8).data) if array.size else 0
+            if got != array.nbytes or checksum(array) != expected:
+                raise CheckpointError(
+                    f"{path}: the segment of slices {segment.start} to {segment.stop - 1} is corrupted at byte "
+                    f"{segment.offset}; load an older commit"
+                )
+            arrays.append(array)
+    key, row, state, step, op, *policy = arrays
+    seen, uses = policy or (None, None)
+    return RowColumns(key, row, state, step, op == _OP["delete"], seen, uses, op == _OP["wait"])
+
+
+def _torn(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path} is truncated or corrupted: {why}; load an older commit")
+
+
+_ODD = np.uint64(0xD1342543DE82EF95)
+
+
+def checksum(data: np.ndarray) -> int:
+    """64 bits for a contiguous array's bytes."""
+    native = _native()
+    if native is not None:
+        return native(data.ctypes.data, data.nbytes)
+    return checksum_numpy(data)
+
+
+def checksum_numpy(data: np.ndarray) -> int:
+    """The same, slowly."""
+    raw = data.reshape(-1).view(np.uint8)
+    padded = np.zeros(8 * (len(raw) // 8 + 1), dtype=np.uint8)
+    padded[: len(raw)] = raw
+    words = padded.view(np.uint64)
+    mixed = splitmix64(words ^ (np.arange(len(words), dtype=np.uint64) * _ODD))
+    return (int(mixed.sum(dtype=np.uint64)) + len(raw)) % (1 << 64)
+
+
+@cache
+def _native() -> Callable[[int, int], int] | None:
+    try:
+        call = library().nonet_checksum
+    except NativeUnavailable:
+        return None
+    call.restype, call.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_int64]
+    return call

@@ -1,0 +1,258 @@
+"""What the native table and its NumPy twin share: names, first values, export, load and the hash of everything.
+
+The twins differ in how rows are found, moved and forgotten; whatever leaves or enters a table goes through here, so
+the bytes are the same.
+"""
+
+# Shapes: N keys, R rows held, D width, S numbers of optimizer state in a row.
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from nonet.embedding import SLICES, slice_of, splitmix64
+from nonet.embedding.tables.optimizer import row_optimizer
+from nonet.embedding.tables.protocol import DELETE
+from nonet.embedding.tables.rows import WAIT, RowColumns, columns_of, table_of
+from nonet.embedding.tables.spec import TableSpec
+from nonet.embedding.tables.tombstones import Deleted
+from nonet.errors import ConfigError, DataError
+from nonet.random import key as random_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor
+
+ALL_SLICES = range(SLICES)
+EXPORT_ROWS = 1 << 16
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class BaseTable(ABC):
+    """A sparse table's public face; how rows are found, moved and forgotten is the subclass's.
+
+    `evicted` counts the rows that the table's own policy has let go. `step` is the last step applied; steps count over
+    the whole run and never go back, since `export(since=...)` relies on them.
+    """
+
+    def __init__(self, name: str, dim: int, *, seed: int, **settings):
+        self.name, self.dim, self.seed = name, dim, seed
+        self.spec = TableSpec(dim, **settings)
+        self.step, self.evicted = 0, 0
+        self.deleted = Deleted()
+        self._optimizer = row_optimizer(self.spec.optimizer)
+        self._state_width = self._optimizer.state_width(dim)
+        self._eps = self._optimizer.eps if self.spec.eps is None else self.spec.eps
+        self._base = np.uint64(random_key(seed, "embedding", name))
+
+    @classmethod
+    def of(cls, name: str, spec: TableSpec, seed: int) -> Self:
+        """The table that `spec` describes."""
+        return cls(name, seed=seed, **{field.name: getattr(spec, field.name) for field in fields(spec)})
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def keys(self) -> np.ndarray:
+        """The keys held [R], in no promised order; not to be written to."""
+
+    @property
+    @abstractmethod
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row, answered with the default row."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget every row, and count steps from 0 again."""
+
+    @abstractmethod
+    def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
+        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+
+    @abstractmethod
+    def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+
+    @abstractmethod
+    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
+        """Set the scores [N] that evict="score" goes by; returns how many keys have no row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows held, their state, keys and steps (and what the policy counts)."""
+        return len(self) * self.spec.row_bytes
+
+    def export(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[pa.Table]:
+        """The rows of these slices made or changed after step `since`, by slice and key, 65,536 at a time.
+
+        Before them, given `since`, the keys that went after it (op delete); after them, where admission counts, the
+        keys that still wait for a row (op wait). The order depends on the keys alone: equal tables export equal bytes.
+        """
+        if since is not None:
+            yield from self._exported_deletes(slices, since)
+        for part in self._chosen(slices, since):
+            yield table_of(part.key, part.row, part.state, part.step, part.seen, part.uses)
+        if not self.spec.admits_all:
+            yield from self._exported_waits(slices, since)
+
+    def load(self, tables: Iterable[pa.Table], slices: range = ALL_SLICES) -> None:
+        """Upsert or delete the rows of `export`'s tables whose key lies in `slices`; later tables win."""
+        for table in tables:
+            part = columns_of(table, self.name, self.dim, self._state_width, waiting=True)
+            place = slice_of(part.key)
+            mine = (place >= slices.start) & (place < slices.stop)
+            waits = part.waiting if part.waiting is not None else np.zeros(len(mine), dtype=bool)
+            gone, kept = part.where(mine & part.deleted), part.where(mine & ~part.deleted & ~waits)
+            if len(gone.key):
+                self._delete(gone.key)
+                self.deleted.add(gone.key, gone.step)
+            self._upsert(kept)
+            self.step = max(self.step, int(kept.step.max(initial=0)))
+            queue = part.where(mine & waits)
+            if len(queue.key) and not self.spec.admits_all:
+                self._set_waiting(queue.key, queue.step)
+
+    def touched_since(self, step: int) -> np.ndarray:
+        """Keys of the rows made or changed after `step`, sorted."""
+        parts = [part.key for part in self._chosen(ALL_SLICES, step)]
+        return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
+
+    def state_hash(self) -> str:
+        """A sha256 over keys, rows, optimizer state and steps, the same for any order of arrival."""
+        parts = list(self._chosen(ALL_SLICES, None))
+        empty = RowColumns(
+            np.empty(0, np.int64), np.empty((0, self.dim), np.float32), np.empty((0, self._state_width), np.float32),
+            np.empty(0, np.int64), np.empty(0, bool),
+        )  # fmt: skip
+        key, row, state, step = (
+            np.concatenate([getattr(part, column) for part in parts or [empty]])
+            for column in ("key", "row", "state", "step")
+        )
+        order = np.argsort(key)
+        digest = hashlib.sha256(f"{self.name}/{self.dim}/{self.spec.optimizer}".encode())
+        for column in (key, row, state, step):
+            digest.update(np.ascontiguousarray(column[order]).tobytes())
+        return digest.hexdigest()
+
+    def initial(self, keys: np.ndarray) -> np.ndarray:
+        """The first values [N, D] of the rows of these keys: uniform in [-init_scale, init_scale), as stored."""
+        stream = splitmix64(keys.astype(np.uint64) ^ self._base)
+        columns = np.arange(1, self.dim + 1, dtype=np.uint64) * _GOLDEN
+        bits = splitmix64(stream[:, None] + columns[None, :]) >> np.uint64(40)
+        unit = bits.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
+        return self._stored(unit * np.float32(self.spec.init_scale))
+
+    def _stored(self, rows: np.ndarray) -> np.ndarray:
+        """Rows rounded as the table stores them, as float32."""
+        half = _HALVES.get(self.spec.dtype)
+        return rows if half is None else torch.from_numpy(rows).to(half).to(torch.float32).numpy()
+
+    def _rate(self, lr: float | None) -> float:
+        rate = self.spec.lr if lr is None else lr
+        if rate == 0 and self.spec.optimizer == "ftrl":
+            raise ConfigError(
+                f"table {self.name!r}: ftrl divides by its rate, which must be above 0, got 0; let its schedule end above it"
+            )
+        return rate
+
+    def _check_step(self, step: int) -> None:
+        if step < self.step:
+            raise ConfigError(
+                f"table {self.name!r} was applied at step {self.step} and then at step {step}; "
+                "count steps over the whole run, or clear() the table first"
+            )
+
+    def _without_row(self, lost: np.ndarray) -> DataError:
+        return DataError(
+            f"table {self.name!r} got gradients for {len(lost)} keys that have no row, first "
+            f"{lost[:5].tolist()}; look keys up with train=True before applying gradients to them"
+        )
+
+    def _check_grads(self, keys: np.ndarray | Tensor, grads: Tensor) -> None:
+        if tuple(grads.shape) != (len(keys), self.dim):
+            raise DataError(
+                f"table {self.name!r} wants gradients [{len(keys)}, {self.dim}], got {list(grads.shape)}"
+            )
+        if grads.is_complex():
+            raise DataError(
+                f"table {self.name!r} wants real gradients, got {grads.dtype}; take their real part"
+            )
+
+    def _checked_scores(self, keys: np.ndarray | Tensor, scores: np.ndarray | Tensor) -> np.ndarray:
+        values = np.asarray(scores, dtype=np.float32)
+        if values.shape != (len(keys),):
+            raise DataError(
+                f"table {self.name!r} wants scores [{len(keys)}], one a key, got {list(values.shape)}"
+            )
+        return values
+
+    def _exported_deletes(self, slices: range, since: int) -> Iterator[pa.Table]:
+        keys, steps = self.deleted.since(since)
+        place = slice_of(keys)
+        gone = (place >= slices.start) & (place < slices.stop) & ~self._holds(keys)
+        yield from self._without_rows(keys[gone], steps[gone], DELETE)
+
+    def _exported_waits(self, slices: range, since: int | None) -> Iterator[pa.Table]:
+        keys, packed = self._waiting()
+        place = slice_of(keys)
+        mine = (place >= slices.start) & (place < slices.stop)
+        if since is not None:
+            mine &= packed >> 32 > since
+        order = np.argsort(keys[mine])
+        yield from self._without_rows(keys[mine][order], packed[mine][order], WAIT)
+
+    def _without_rows(self, keys: np.ndarray, steps: np.ndarray, op: str) -> Iterator[pa.Table]:
+        for start in range(0, len(keys), EXPORT_ROWS):
+            part = slice(start, start + EXPORT_ROWS)
+            count = len(keys[part])
+            row, state = (
+                np.zeros((count, width), dtype=np.float32) for width in (self.dim, self._state_width)
+            )
+            policy = np.zeros(count, dtype=np.int64) if self.spec.evicts else None
+            yield table_of(keys[part], row, state, steps[part], policy, policy, op)
+
+    @abstractmethod
+    def _chosen(self, slices: range, since: int | None) -> Iterator[RowColumns]:
+        """The rows of these slices changed after `since`, by slice and key, at most 65,536 at a time."""
+
+    @abstractmethod
+    def _holds(self, keys: np.ndarray) -> np.ndarray:
+        """Which keys [N] have a row."""
+
+    @abstractmethod
+    def _upsert(self, rows: RowColumns) -> None: ...
+
+    @abstractmethod
+    def _delete(self, keys: np.ndarray) -> None:
+        """Forget the rows of these keys, and that they wait for one."""
+
+    @abstractmethod
+    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys that wait for a row, and for each its last step << 32 | steps counted."""
+
+    @abstractmethod
+    def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None: ...
+
+
+def int64_keys(keys: Tensor | np.ndarray) -> np.ndarray:
+    """Keys [N] as NumPy; DataError when they are not int64 [n]."""
+    if not hasattr(keys, "dtype"):
+        raise DataError(
+            f"sparse keys must be a tensor or array of int64 [n], got a {type(keys).__name__}; convert it first"
+        )
+    array = keys if isinstance(keys, np.ndarray) else keys.detach().cpu().numpy()
+    if array.ndim != 1 or array.dtype != np.int64:
+        raise DataError(
+            f"sparse keys must be int64 [n], got {array.dtype} {list(array.shape)}; convert them first"
+        )
+    return array

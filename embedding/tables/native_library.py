@@ -1,0 +1,255 @@
+"""The C++ core as a library: found, checked, and where need be compiled, once per node.
+
+A library that was built with the package is taken when it is of this machine's architecture, speaks this ABI, has every
+function that its sources declare and is not older than they are; else the sources are compiled into the user's cache
+(about 3 s) under a lock, so that of the many workers of a node one compiles and the others wait. Nothing is linked but
+the C library: a new torch or Python changes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import weakref
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nonet.errors import NonetError
+
+ABI = 9
+_HERE = Path(__file__).resolve().parents[1]
+_FLAGS = (
+    "-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fvisibility=hidden",
+)  # fmt: skip
+_COMPILE_S = 300
+_EXPORTED = re.compile(r"^NONET_API[^({;]*?\b(nonet_\w+)\(", re.MULTILINE)
+_SLACK_S = 60  # unpacking a wheel gives its files times that differ by seconds
+_FIELDS = {"rows": 0, "evicted": 1, "refused": 2, "dropped": 3, "waiting": 4, "bytes": 5, "absent": 6}
+
+
+class NativeUnavailable(NonetError):
+    """There is no usable library and none can be built; the message says why."""
+
+
+class Policy(ctypes.Structure):
+    """nonet::Policy."""
+
+    _fields_ = [
+        ("evict", c_int32),
+        ("admit_count", c_int32),
+        ("admit_threshold", c_int64),
+        ("ttl_steps", c_int64),
+        ("budget_rows", c_int64),
+        ("group_bits", c_int32),
+    ]
+
+
+class Config(ctypes.Structure):
+    """nonet::Config."""
+
+    _fields_ = [
+        ("width", c_int64),
+        ("state_width", c_int64),
+        ("format", c_int32),
+        ("rule", c_int32),
+        ("base", c_uint64),
+        *((name, c_float) for name in ("scale", "fill", "eps", "clip", "l1", "l2")),
+        ("weight_decay", c_double),
+        ("policy", Policy),
+        ("counters", POINTER(c_int64)),
+    ]
+
+
+def free_with(owner: object, *call: Any) -> weakref.finalize:
+    """Call `call[0](*call[1:])` when `owner` goes; not when Python ends, for a daemon thread may still be in the core."""
+    finalizer = weakref.finalize(owner, *call)
+    finalizer.atexit = False
+    return finalizer
+
+
+class Counters:
+    """What a table counts, written by the core in place: rows, evicted (not yet taken), refused, dropped, waiting,
+    bytes, absent."""
+
+    def __init__(self) -> None:
+        self.words = (c_int64 * len(_FIELDS))()
+
+    def __getitem__(self, name: str) -> int:
+        return self.words[_FIELDS[name]]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The core, ready to call. Raises NativeUnavailable with the reason."""
+    if os.environ.get("NONET_CORE") == "numpy":
+        raise NativeUnavailable("NONET_CORE=numpy asks for the NumPy twin")
+    reasons = []
+    for path in packaged():
+        found, reason = _open(path)
+        if found:
+            return found
+        reasons.append(f"{path.name}: {reason}")
+    built, reason = _open(_compiled(reasons), fresh=True)
+    if built is None:
+        raise NativeUnavailable(f"the library that was compiled on this node cannot be used: {reason}")
+    return built
+
+
+def packaged() -> list[Path]:
+    """The libraries that came with the package."""
+    return sorted(_HERE.glob("_core*.so"))
+
+
+def compiler() -> str | None:
+    """The C++ compiler to build with: $CXX, else the first of c++, g++ and clang++ on the path."""
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((found for name in wanted if (found := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """Where this node keeps compiled libraries: $NONET_CACHE, else the user's cache."""
+    base = os.environ.get("NONET_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return Path(base or os.path.expanduser("~/.cache")) / "nonet" / "core"
+
+
+def sources() -> list[Path]:
+    """Every file of the core, in a fixed order."""
+    return sorted(path for path in (_HERE / "native").iterdir() if path.suffix in (".h", ".cpp"))
+
+
+def declared() -> list[str]:
+    """The functions that the sources export."""
+    units = [path.read_text() for path in sources() if path.suffix == ".cpp"]
+    return sorted({name for unit in units for name in _EXPORTED.findall(unit)})
+
+
+def compile_command(cxx: str, out: Path, *more: str) -> list[str]:
+    """The command that builds the core into the shared library `out`."""
+    units = [str(path) for path in sources() if path.suffix == ".cpp"]
+    return [cxx, *_FLAGS, *_python_headers(), *more, "-shared", *units, "-o", str(out)]
+
+
+def quicken(table: type, lookup: str, push: str) -> None:
+    """Give a class of tables methods `lookup` and `_push` that take plain keys (int64 [N], contiguous, in host memory, a
+    torch.Tensor or an ndarray) without Python or ctypes between, and leave all else to its methods of these names.
+
+    Nothing happens where the library or torch has not what it takes.
+    """
+    bind = ctypes.PYFUNCTYPE(c_void_p, c_int32, *[ctypes.py_object] * 4)(("nonet_python_method", library()))
+    for number, general in enumerate((lookup, push)):
+        if address := bind(number, table, general, Tensor, np.ndarray):
+            method = ctypes.cast(address, ctypes.py_object).value
+            setattr(table, method.__name__, method)
+
+
+def _python_headers() -> list[str]:
+    folder = sysconfig.get_path("include")
+    return [f"-I{folder}"] if Path(folder, "Python.h").exists() else []
+
+
+def _open(path: Path, fresh: bool = False) -> tuple[ctypes.CDLL | None, str]:
+    if not fresh and path.stat().st_mtime + _SLACK_S < max(source.stat().st_mtime for source in sources()):
+        return None, "older than its sources"
+    try:
+        opened = ctypes.CDLL(str(path))
+    except OSError as error:  # another architecture, another libc, a torn file
+        return None, str(error)
+    try:
+        speaks = opened.nonet_abi(), opened.nonet_config_bytes()
+    except AttributeError:
+        return None, "not a library of Nonet's core"
+    if speaks != (ABI, ctypes.sizeof(Config)):
+        return None, f"speaks ABI {speaks[0]}, this version wants {ABI}"
+    if missing := [name for name in declared() if not hasattr(opened, name)]:
+        return None, f"has no {', '.join(missing)}"
+    return _bound(opened), ""
+
+
+def _compiled(reasons: list[str]) -> Path:
+    """The library for this machine in the cache, compiled if it isn't there yet."""
+    cxx = compiler()
+    if cxx is None:
+        tried = "; ".join(reasons) or "no library came with the package"
+        raise NativeUnavailable(f"{tried}; and there is no C++ compiler: install g++ or clang++, or set CXX")
+    folder = cache_folder()
+    out = folder / f"core-{platform.machine()}-{_digest(cxx)}.so"
+    if out.exists():
+        return out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{out.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not out.exists():
+                _compile(cxx, out)
+    except OSError as error:
+        raise NativeUnavailable(
+            f"cannot write {folder}: {error}; set NONET_CACHE to a folder that can"
+        ) from error
+    return out
+
+
+def _compile(cxx: str, out: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        made = Path(folder) / out.name
+        try:
+            subprocess.run(
+                compile_command(cxx, made), check=True, capture_output=True, text=True, timeout=_COMPILE_S
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            first = str(error.stderr or error).strip().splitlines()[:1]
+            raise NativeUnavailable(f"{cxx} could not compile the core: {' '.join(first)}") from error
+        os.replace(made, out)
+
+
+def _digest(cxx: str) -> str:
+    """A name for these sources, this compiler and these flags."""
+    digest = hashlib.sha256(f"{cxx} {_FLAGS} {platform.libc_ver()} {_python_headers() != []}".encode())
+    version = subprocess.run([cxx, "--version"], capture_output=True, check=False, timeout=30).stdout
+    digest.update(version)
+    for path in sources():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _bound(opened: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, i64 = c_void_p, c_int64
+    signatures = {
+        "isa": (c_char_p, c_char_p),
+        "table_new": (pointer, POINTER(Config), c_char_p),
+        "table_free": (None, pointer),
+        "table_clear": (c_int32, pointer),
+        # Each step's calls say pointer for a 64-bit number too: ctypes takes 0.1 us less for each.
+        "table_look": (i64, pointer, pointer, pointer, pointer),
+        "table_lookup": (i64, pointer, pointer, pointer, pointer, pointer),
+        "table_apply": (i64, pointer, pointer, pointer, pointer, pointer, pointer, c_double),
+        "table_find": (i64, pointer, pointer, i64, pointer),
+        "table_upsert": (i64, pointer, pointer, i64, *[pointer] * 5),
+        "table_take": (i64, pointer, pointer, i64, pointer, i64),
+        "table_enter": (i64, pointer, pointer, i64, pointer),
+        "table_forget": (i64, pointer, pointer, i64),
+        "table_choose": (i64, pointer, c_uint64, c_uint64, i64, POINTER(pointer)),
+        "table_read": (None, pointer, pointer, i64, *[pointer] * 5),
+        "chosen_free": (None, pointer),
+        "table_score": (i64, pointer, pointer, pointer, i64),
+        "table_take_evicted": (None, pointer, pointer),
+        "table_waiting": (i64, pointer, pointer, pointer),
+        "table_wait": (i64, pointer, pointer, pointer, i64),
+    }
+    for name, (answer, *arguments) in signatures.items():
+        function = getattr(opened, f"nonet_{name}")
+        function.restype, function.argtypes = answer, arguments
+    return opened

@@ -1,0 +1,277 @@
+"""Sparse rows in NumPy: the oracle of the native table, and the table where there is no compiler.
+
+A row's first values are a pure function of (seed, table, key), so they are the same under any sharding and
+any order of arrival. On one core 5,000 keys of width 32 take 0.3 ms to look up and 1.1 ms to apply
+(rowwise_adagrad).
+
+From 64-bit keys to dense row numbers: open addressing with linear probing, in NumPy.
+
+Rows are numbered 0, 1, 2, ... in the order of arrival and every cell between a key's home and its place is
+taken, so a search may stop at the first empty cell. Cells hold row numbers, not keys, so that no key value is
+reserved. Vectorised over the batch: the Python loop runs once for each probe length, about five times at most
+half full.
+"""
+
+from __future__ import annotations
+
+# Shapes: N keys, R rows held, D width, S numbers of optimizer state in a row.
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Shapes: N keys asked for, R rows held.
+from nonet.embedding import slice_of, splitmix64
+from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
+from nonet.embedding.tables.optimizer import Step
+from nonet.embedding.tables.policy import ZERO_SCORE, Admission, due_slices, expired, score_bits, surplus
+from nonet.embedding.tables.rows import RowColumns
+from nonet.errors import ConfigError
+
+
+class NumPyTable(BaseTable):
+    """The SparseTable protocol on NumPy arrays; numbers are float32, rounded where the table stores halves."""
+
+    def __init__(self, name: str, dim: int, *, seed: int, **settings):
+        super().__init__(name, dim, seed=seed, **settings)
+        self._absent = 0
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The keys held [R], in no promised order; a view, not to be written to."""
+        return self._index.keys
+
+    @property
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row, answered with the default row."""
+        return self._absent
+
+    def clear(self) -> None:
+        """Forget every row, and count steps from 0 again."""
+        self.step, self.refused, self.dropped = 0, 0, 0
+        self.deleted.clear()
+        self._index = KeyIndex()
+        self._admission = Admission(self.spec, self._base)
+        self._rows = np.empty((0, self.dim), dtype=np.float32)
+        self._state = np.empty((0, self._state_width), dtype=np.float32)
+        self._touched, self._seen, self._uses = (np.empty(0, dtype=np.int64) for _ in range(3))
+
+    def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
+        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+        wanted = int64_keys(keys)
+        step = self.step + 1 if step is None else step
+        found = self._index.find(wanted)
+        if train:
+            if (found < 0).any():
+                self._create(np.unique(wanted[found < 0]), step)
+                found = self._index.find(wanted)
+                self.refused += int((found < 0).sum())
+            self._mark_seen(np.unique(found[found >= 0]), step)
+        else:
+            self._absent += int((found < 0).sum())
+        rows = np.full((len(wanted), self.dim), self.spec.default, dtype=np.float32)
+        rows[found >= 0] = self._rows[found[found >= 0]]
+        return torch.from_numpy(rows)
+
+    def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        wanted = int64_keys(keys)
+        self._check_grads(wanted, grads)
+        before, rate = self.step, self._rate(lr)
+        self._check_step(step)
+        unique, inverse = np.unique(wanted, return_inverse=True)
+        rows = self._index.find(unique)
+        if (rows < 0).any() and self.spec.admits_all and not self.spec.evicts:
+            raise self._without_row(unique[rows < 0])
+        self.step = step
+        # index_add_ adds along dimension 0 one position after another: the order the protocol promises.
+        summed = torch.zeros(len(unique), self.dim)
+        summed.index_add_(0, torch.from_numpy(inverse), grads.detach().to(torch.float32))
+        kept = rows >= 0
+        self.dropped += int((~kept[inverse]).sum())
+        self._update(rows[kept], summed.numpy()[kept], rate)
+        self._touched[rows[kept]] = step
+        if self.spec.evicts:
+            self._sweep(before, step)
+
+    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
+        """Set the scores [N] that evict="score" goes by, 0 at first; returns how many keys have no row."""
+        if self.spec.evict != "score":
+            raise ConfigError(f"table {self.name!r} evicts by {self.spec.evict or 'nothing'!r}, not by score")
+        values = self._checked_scores(keys, scores)
+        rows = self._index.find(int64_keys(keys))
+        self._uses[rows[rows >= 0]] = score_bits(values)[rows >= 0]
+        return int((rows < 0).sum())
+
+    def _create(self, keys: np.ndarray, step: int) -> None:
+        keys = keys[self._admission.admitted(keys, step)]
+        rows = self._append(keys)
+        self._rows[rows] = self.initial(keys)
+        self._state[rows] = 0
+        # A row made for a step is part of that step's changes.
+        self._touched[rows] = step
+        self._seen[rows], self._uses[rows] = 0, ZERO_SCORE if self.spec.evict == "score" else 0
+
+    def _mark_seen(self, rows: np.ndarray, step: int) -> None:
+        if self.spec.evict != "score":
+            self._uses[rows] += (self._seen[rows] != step) | (self._uses[rows] == 0)
+        self._seen[rows] = step
+
+    def _append(self, keys: np.ndarray) -> np.ndarray:
+        rows = self._index.add(keys)
+        if len(self) > len(self._rows):
+            capacity = max(len(self), 2 * len(self._rows), 1024)
+            for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
+                setattr(self, name, _grown(getattr(self, name), capacity))
+        return rows
+
+    def _update(self, rows: np.ndarray, grads: np.ndarray, lr: float) -> None:
+        values, state = self._rows[rows], self._state[rows]
+        spec = self.spec
+        step = Step(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        self._optimizer.apply(values, state, grads, step)
+        self._rows[rows], self._state[rows] = self._stored(values), state
+
+    def _sweep(self, before: int, step: int) -> None:
+        if self.spec.ttl_steps:
+            self._evict(expired(self.spec, self.keys, self._seen[: len(self)], before, step), step)
+            due = due_slices(self.spec.ttl_steps, before, step)
+            self._admission.expire(due, step - self.spec.ttl_steps)
+        if self.spec.quota:
+            count = len(self)
+            self._evict(surplus(self.spec, self.keys, self._seen[:count], self._uses[:count], step), step)
+
+    def _evict(self, rows: np.ndarray, step: int) -> None:
+        gone = self.keys[rows].copy()
+        self._delete(gone)
+        self.deleted.add(gone, step)
+        self.evicted += len(gone)
+
+    def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
+        place = slice_of(self.keys)
+        chosen = (place >= slices.start) & (place < slices.stop)
+        if since is not None:
+            chosen &= self._touched[: len(self)] > since
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.lexsort((self.keys[rows], place[rows]))]
+        for start in range(0, len(rows), EXPORT_ROWS):
+            part = rows[start : start + EXPORT_ROWS]
+            policy = (self._seen[part], self._uses[part]) if self.spec.evicts else (None, None)
+            upserts = np.zeros(len(part), dtype=bool)
+            yield RowColumns(
+                self.keys[part], self._rows[part], self._state[part], self._touched[part], upserts, *policy
+            )
+
+    def _holds(self, keys: np.ndarray) -> np.ndarray:
+        return self._index.find(keys) >= 0
+
+    def _upsert(self, rows: RowColumns) -> None:
+        self._append(np.unique(rows.key[self._index.find(rows.key) < 0]))
+        at = self._index.find(rows.key)
+        self._rows[at], self._state[at], self._touched[at] = self._stored(rows.row), rows.state, rows.step
+        self._seen[at] = rows.step if rows.seen is None else rows.seen
+        unknown = ZERO_SCORE if self.spec.evict == "score" else 1
+        self._uses[at] = unknown if rows.uses is None else rows.uses
+        for key in rows.key.tolist() if self._admission.waiting else ():
+            self._admission.waiting.pop(key, None)
+
+    def _delete(self, keys: np.ndarray) -> None:
+        gone = self._index.find(keys)
+        kept = np.setdiff1d(np.arange(len(self)), gone[gone >= 0])
+        if len(kept) < len(self):
+            for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
+                setattr(self, name, getattr(self, name)[kept])
+            self._index.keep(kept)
+        for key in keys.tolist() if self._admission.waiting else ():
+            self._admission.waiting.pop(key, None)
+
+    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
+        waiting = self._admission.waiting
+        return np.array(list(waiting), dtype=np.int64), np.array(list(waiting.values()), dtype=np.int64)
+
+    def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
+        self._admission.waiting.update(zip(keys.tolist(), packed.tolist(), strict=True))
+
+
+def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
+    larger = np.zeros((capacity, *array.shape[1:]), dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+_LEAST_CELLS = 64
+_ABSENT = -1
+
+
+class KeyIndex:
+    """Distinct int64 keys, any value, numbered in the order they came."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._keys = np.empty(_LEAST_CELLS // 2, dtype=np.int64)
+        self._cells = np.full(_LEAST_CELLS, _ABSENT, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The keys by row number [R]; a view, not to be written to."""
+        return self._keys[: self._count]
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The row of each key [N], -1 where the key is absent."""
+        rows = np.full(len(keys), _ABSENT, dtype=np.int64)
+        open_ = np.arange(len(keys))
+        cells = self._home(keys)
+        while open_.size:
+            found = self._cells[cells]
+            taken = found != _ABSENT
+            hit = taken & (self._keys[found] == keys[open_])
+            rows[open_[hit]] = found[hit]
+            onward = taken & ~hit
+            open_, cells = open_[onward], (cells[onward] + 1) & (len(self._cells) - 1)
+        return rows
+
+    def add(self, keys: np.ndarray) -> np.ndarray:
+        """Give new rows to keys [N] that are distinct and absent; returns their row numbers."""
+        rows = np.arange(self._count, self._count + len(keys), dtype=np.int64)
+        self._reserve(self._count + len(keys))
+        self._keys[rows] = keys
+        self._count += len(keys)
+        self._place(rows)
+        return rows
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Forget every key but those of these rows, and number these anew in the given order."""
+        kept = self.keys[rows]
+        self.__init__()
+        self.add(kept)
+
+    def _home(self, keys: np.ndarray) -> np.ndarray:
+        return (splitmix64(keys) & np.uint64(len(self._cells) - 1)).astype(np.int64)
+
+    def _reserve(self, count: int) -> None:
+        if count > len(self._keys):
+            larger = np.empty(max(count, 2 * len(self._keys)), dtype=np.int64)
+            larger[: self._count] = self.keys
+            self._keys = larger
+        cells = len(self._cells)
+        while 2 * count > cells:
+            cells *= 2
+        if cells > len(self._cells):
+            self._cells = np.full(cells, _ABSENT, dtype=np.int64)
+            self._place(np.arange(self._count, dtype=np.int64))
+
+    def _place(self, rows: np.ndarray) -> None:
+        cells = self._home(self._keys[rows])
+        while rows.size:
+            free = self._cells[cells] == _ABSENT
+            self._cells[cells[free]] = rows[free]
+            lost = self._cells[cells] != rows
+            rows, cells = rows[lost], (cells[lost] + 1) & (len(self._cells) - 1)

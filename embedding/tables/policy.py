@@ -1,0 +1,90 @@
+"""The NumPy twin's admission and eviction: which absent keys get a row, and which rows go.
+
+The same decisions as native/policy.h and native/evict.cpp, which have the words; here plainly, over all rows at
+every step.
+"""
+
+# Shapes: N keys, R rows held.
+
+from __future__ import annotations
+
+import numpy as np
+
+from nonet.embedding import SLICES, slice_of, splitmix64
+from nonet.embedding.tables.spec import TableSpec
+
+_LOW = 0xFFFFFFFF
+
+
+class Admission:
+    """Counts the steps in which keys without a row were asked for, and draws."""
+
+    def __init__(self, spec: TableSpec, base: np.uint64):
+        self._spec, self._base = spec, base
+        self.waiting: dict[int, int] = {}  # key -> last step << 32 | steps counted
+
+    def admitted(self, keys: np.ndarray, step: int) -> np.ndarray:
+        """Which of these distinct keys [N] get a row in this step; the others are counted."""
+        if self._spec.admits_all:
+            return np.ones(len(keys), dtype=bool)
+        counted = np.array([self._count(int(key), step) for key in keys], dtype=np.int64)
+        draw = splitmix64(splitmix64(keys.astype(np.uint64) ^ ~self._base) + np.uint64(step)) >> np.uint64(40)
+        admitted = (counted >= self._spec.admit_count) & (draw < self._spec.admit_threshold)
+        for key in keys[admitted].tolist():
+            self.waiting.pop(key, None)
+        return admitted
+
+    def expire(self, slices: np.ndarray, oldest: int) -> None:
+        """Forget the keys of these slices (a mask of all) that were last asked for before step `oldest`."""
+        keys = np.fromiter(self.waiting, dtype=np.int64, count=len(self.waiting))
+        for key in keys[slices[slice_of(keys)]].tolist():
+            if self.waiting[key] >> 32 < oldest:
+                del self.waiting[key]
+
+    def _count(self, key: int, step: int) -> int:
+        if self._spec.admit_count <= 1:
+            return 1
+        held = self.waiting.get(key, 0)
+        count = held & _LOW
+        if not held or held >> 32 != step:
+            count += 1
+            self.waiting[key] = (step << 32) | count
+        return count
+
+
+def due_slices(ttl_steps: int, before: int, step: int) -> np.ndarray:
+    """The slices whose rows' age is looked at when the step moves on, as a mask of all: each within a quarter of the ttl."""
+    start, stop = 4 * SLICES * before // ttl_steps, 4 * SLICES * step // ttl_steps
+    mask = np.zeros(SLICES, dtype=bool)
+    mask[np.arange(max(start, stop - SLICES), stop) % SLICES] = True
+    return mask
+
+
+def expired(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, before: int, step: int) -> np.ndarray:
+    """The rows (numbers) that go by age."""
+    late = seen < step - spec.ttl_steps
+    return np.flatnonzero(late & due_slices(spec.ttl_steps, before, step)[slice_of(keys)])
+
+
+def surplus(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, uses: np.ndarray, step: int) -> np.ndarray:
+    """The rows (numbers) that go because their group holds more than its quota."""
+    hashes = splitmix64(keys)
+    bits = spec.group_bits
+    group = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(keys), dtype=np.int64)
+    held = np.bincount(group, minlength=1 << bits)
+    weight = np.zeros(len(keys), dtype=np.int64) if spec.evict == "lru" else uses
+    gone = []
+    for full in np.flatnonzero(held > spec.quota):
+        rows = np.flatnonzero((group == full) & (seen <= step))
+        rows = rows[np.lexsort((hashes[rows], seen[rows], weight[rows]))]
+        gone.append(rows[: held[full] - (spec.quota - spec.quota // 8)])
+    return np.concatenate(gone) if gone else np.empty(0, dtype=np.int64)
+
+
+def score_bits(scores: np.ndarray) -> np.ndarray:
+    """float32 scores [N] as unsigned numbers of the same order, in int64; 0.0 is 2^31."""
+    bits = (scores.astype(np.float32) + np.float32(0.0)).view(np.uint32)
+    return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.int64)
+
+
+ZERO_SCORE = 1 << 31

@@ -1,0 +1,127 @@
+"""Rows on the wire and on disk: key int64, row and state fixed-size lists of float32, step int64, op string.
+
+An optimizer without state has plain empty lists, since Parquet cannot read fixed-size lists of none. `step` is the step
+that last touched the row, kept so that a loaded table exports the same deltas as the saved one. Tables that evict add
+`seen` and `uses`; where admission counts, rows of op "wait" carry the keys that have no row yet.
+"""
+
+# Shapes: N rows, D width, S numbers of optimizer state in a row.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.embedding.tables.protocol import DELETE, UPSERT
+from nonet.errors import DataError
+
+WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """An exported table's columns in NumPy: key [N], row [N, D], state [N, S], step [N], deleted [N] bool.
+
+    `seen` and `uses` [N] where the table evicts; `waiting` [N] marks keys that are only counted.
+    """
+
+    key: np.ndarray
+    row: np.ndarray
+    state: np.ndarray
+    step: np.ndarray
+    deleted: np.ndarray
+    seen: np.ndarray | None = None
+    uses: np.ndarray | None = None
+    waiting: np.ndarray | None = None
+
+    def where(self, chosen: np.ndarray) -> RowColumns:
+        """The rows where this mask [N] holds."""
+        seen = None if self.seen is None else self.seen[chosen]
+        uses = None if self.uses is None else self.uses[chosen]
+        waiting = None if self.waiting is None else self.waiting[chosen]
+        return RowColumns(
+            self.key[chosen], self.row[chosen], self.state[chosen], self.step[chosen], self.deleted[chosen],
+            seen, uses, waiting,
+        )  # fmt: skip
+
+
+def table_of(
+    key: np.ndarray,
+    row: np.ndarray,
+    state: np.ndarray,
+    step: np.ndarray,
+    seen: np.ndarray | None = None,
+    uses: np.ndarray | None = None,
+    op: str = UPSERT,
+) -> pa.Table:
+    """An Arrow table of rows that have one `op`."""
+    columns = {
+        "key": pa.array(key, pa.int64()),
+        "row": _lists(row),
+        "state": _lists(state),
+        "step": pa.array(step, pa.int64()),
+        "op": pa.array([op] * len(key), pa.string()),
+    }
+    if seen is not None and uses is not None:
+        columns |= {"seen": pa.array(seen, pa.int64()), "uses": pa.array(uses, pa.int64())}
+    return pa.table(columns)
+
+
+def columns_of(
+    table: pa.Table, name: str, dim: int, state_width: int = 0, waiting: bool = False
+) -> RowColumns:
+    """The columns of an exported table, checked; `state_width` 0 leaves any state unread, waiting keys by default."""
+    missing = [column for column in ("key", "row") if column not in table.column_names]
+    if missing:
+        raise DataError(f"rows of table {name!r} lack the columns {missing}; there are {table.column_names}")
+    count = table.num_rows
+    row = _matrix(table, "row", name, dim)
+    none = np.zeros((count, 0), dtype=np.float32)
+    state = _matrix(table, "state", name, state_width) if state_width else none
+    step = _numbers(table, "step")
+    op = table["op"].to_numpy() if "op" in table.column_names else np.full(count, UPSERT, dtype=object)
+    unknown = set(op) - {UPSERT, DELETE, WAIT}
+    if unknown:
+        raise DataError(
+            f"rows of table {name!r} have ops {sorted(unknown)}; known are {UPSERT!r}, {DELETE!r}, {WAIT!r}"
+        )
+    policy = {
+        column: _numbers(table, column) if column in table.column_names else None
+        for column in ("seen", "uses")
+    }
+    waits = op == WAIT
+    found = RowColumns(
+        table["key"].to_numpy(),
+        row,
+        state,
+        np.zeros(count, dtype=np.int64) if step is None else step,
+        op == DELETE,
+        policy["seen"],
+        policy["uses"],
+        waits,
+    )
+    return found.where(~waits) if waits.any() and not waiting else found
+
+
+def _numbers(table: pa.Table, column: str) -> np.ndarray | None:
+    return table[column].to_numpy() if column in table.column_names else None
+
+
+def _lists(matrix: np.ndarray) -> pa.Array:
+    if not matrix.shape[1]:
+        return pa.array([[]] * len(matrix), pa.list_(pa.float32()))
+    flat = pa.array(np.ascontiguousarray(matrix, dtype=np.float32).reshape(-1), pa.float32())
+    return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+
+
+def _matrix(table: pa.Table, column: str, name: str, width: int) -> np.ndarray:
+    kind = table[column].type if column in table.column_names else None
+    if kind is None or not pa.types.is_fixed_size_list(kind) or kind.list_size != width:
+        got = "no such column" if kind is None else str(kind)
+        raise DataError(
+            f"table {name!r} wants {column} as {width} float32, got {got}; was it saved with other settings?"
+        )
+    flat = table[column].combine_chunks().flatten().to_numpy().astype(np.float32, copy=False)
+    return flat.reshape(table.num_rows, width)

@@ -1,0 +1,68 @@
+"""Which rows memory gives up: a hand goes round the slices, and of what it finds the half that was trained longest ago goes.
+
+A key's slice is its hash, so that is the oldest half of a random sample, and nothing need be counted between steps. It reads
+two rows for every one that goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nonet.embedding import SLICES
+from nonet.embedding.tables import BaseTable, RowColumns, joined
+from nonet.embedding.tiers.hot_rows import HotRows
+
+_LEAST_SLICES = 64
+_LOOK_ROWS = 1 << 14
+
+
+class Hand:
+    """A place among the slices of one table."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def oldest(
+        self, table: BaseTable, budget: int, needed: np.ndarray, hot: HotRows | None
+    ) -> Iterator[RowColumns]:
+        """Rows that should go until an eighth of the budget is free, some at a time, or until a round finds none.
+
+        The caller deletes what it is given. Rows of `needed` and those that `hot` holds stay.
+        """
+        excess = len(table) - (budget - budget // 8)
+        idle = 0  # slices since a row went
+        while excess > 0 and idle < SLICES:
+            start = self._at
+            sample = self._sampled(table, needed, hot, min(2 * excess, _LOOK_ROWS))
+            idle += (self._at - start - 1) % SLICES + 1
+            if len(sample.key):
+                oldest = np.argsort(sample.step, kind="stable")[: min(-(-len(sample.key) // 2), excess)]
+                chosen = np.zeros(len(sample.key), bool)
+                chosen[oldest] = True
+                yield sample.where(chosen)
+                excess, idle = excess - len(oldest), 0
+
+    def _sampled(self, table: BaseTable, needed: np.ndarray, hot: HotRows | None, look: int) -> RowColumns:
+        """About `look` rows that the hand finds next, within a round, without those that stay."""
+        parts, count, start = [], 0, self._at
+        width = slices_with(look, len(table))
+        while count < look:
+            stop = min(self._at + width, SLICES)
+            for part in table._chosen(range(self._at, stop), None):
+                parts.append(part)
+                count += len(part.key)
+            self._at = stop % SLICES
+            if start in range(self._at, self._at + width):
+                break
+        found = joined(parts, table.spec)
+        stays = np.isin(found.key, needed)
+        if hot is not None:
+            stays |= hot.holds(found.key)
+        return found.where(~stays)
+
+
+def slices_with(rows: int, held: int) -> int:
+    """How many slices have about so many of the rows held, in whole parts of an export."""
+    return min(SLICES, max(_LEAST_SLICES, SLICES * rows // max(1, held) // _LEAST_SLICES * _LEAST_SLICES))

@@ -1,0 +1,283 @@
+"""Hot rows and their optimizer state in torch tensors of a fixed size on a device; the host keeps the rest.
+
+A row that a batch in flight needs (pinned, or asked for by the batch that is being served) never leaves: when nothing may
+leave, a row stays on the host, and no batch ever reads another's row (the trap of FBGEMM's #1201). Who leaves first:
+rows that no foreseen batch needs, by LFU or LRU; then those needed last. Only torch operations touch the device.
+
+Which batch needs a key next, as far as the coming batches are known: what Belady's rule would ask.
+
+Keys alone are foreseen, 8 bytes each, so a reader may run many batches ahead of the rows. Every occurrence of a key is linked
+to its next one when that becomes known; a batch costs one look into an index, however far ahead it is.
+"""
+
+from __future__ import annotations
+
+# Shapes: N keys, U distinct ones, C rows of room, D width, S numbers of optimizer state in a row.
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.tables import RowColumns, Step, TableSpec, row_optimizer, state_width
+from nonet.embedding.tiers.device_optimizer import device_step, summed
+from nonet.embedding.tiers.slot_index import SlotIndex
+from nonet.errors import ConfigError
+from nonet.random import rng
+
+# Shapes: N distinct keys of a batch.
+
+
+POLICIES = ("lfu", "lru")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SAMPLE = 32  # candidates a victim, where there are more
+_AGE = 16  # uses are halved when there were this many for every row of room
+_PINNED = np.iinfo(np.int64).max
+_FORESEEN = 1 << 62
+
+
+def device_row_bytes(spec: TableSpec) -> int:
+    """Bytes of a row and its state on the device."""
+    return _DTYPES[spec.dtype].itemsize * spec.dim + 4 * state_width(spec)
+
+
+class DeviceCache:
+    """HotRows in `rows` rows of torch tensors on `device`."""
+
+    def __init__(
+        self, spec: TableSpec, rows: int, *, device: str = "cpu", policy: str = "lfu", seed: int = 0
+    ):
+        if policy not in POLICIES or rows < 1:
+            raise ConfigError(
+                f"a device cache wants at least 1 row and lfu or lru, got {rows} and {policy!r}"
+            )
+        self.spec, self.capacity, self.policy = spec, rows, policy
+        self.device = torch.device(device)
+        self._optimizer = row_optimizer(spec.optimizer)
+        self._eps = self._optimizer.eps if spec.eps is None else spec.eps
+        self._rows = torch.zeros(rows, spec.dim, dtype=_DTYPES[spec.dtype], device=self.device)
+        self._state = torch.zeros(rows, state_width(spec), device=self.device)
+        self._seed, self._draws = seed, 0
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The keys held, in the order of their places."""
+        return self._key[self._held]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device, however many rows are held."""
+        return self.capacity * device_row_bytes(self.spec)
+
+    def clear(self) -> None:
+        """Forget every row and every batch."""
+        room = self.capacity
+        self._index, self._ahead = SlotIndex("device-cache"), LookAhead()
+        self._key, self._step, self._uses, self._last = (np.zeros(room, np.int64) for _ in range(4))
+        self._next = np.full(room, NEVER)
+        self._pins = np.zeros(room, np.int32)
+        self._held, self._dirty = (np.zeros(room, bool) for _ in range(2))
+        self._pinned: dict[int, list[np.ndarray]] = {}
+        self._free, self._free_count = np.arange(room)[::-1].copy(), room
+        self._clock, self._used = 0, 0
+
+    def holds(self, keys: np.ndarray) -> np.ndarray:
+        """Which keys [N] are held."""
+        return self._index.find(keys) >= 0
+
+    def lookup(self, keys: np.ndarray, *, train: bool) -> Tensor:
+        """A copy of the rows [N, D] of keys [N] that are held; with `train` they stay until the next such call."""
+        slots = self._index.find(keys)
+        if train:
+            distinct = np.unique(slots)
+            self._clock += 1
+            self._last[distinct] = self._clock
+            self._uses[distinct] += 1
+            self._age(len(distinct))
+        return self._rows.index_select(0, self._on_device(slots)).float()
+
+    def apply(self, keys: np.ndarray, grads: Tensor, step: int, lr: float) -> None:
+        """Sum the gradients [N, D] of equal keys in position order, then step each row once."""
+        slots, inverse = np.unique(self._index.find(keys), return_inverse=True)
+        at, spec = self._on_device(slots), self.spec
+        grads = grads.detach().to(self.device, torch.float32)
+        total = summed(grads, self._on_device(inverse.astype(np.int64)), len(slots))
+        rows, state = self._rows.index_select(0, at).float(), self._state.index_select(0, at)
+        numbers = Step(lr, self._eps, spec.weight_decay, spec.clip, spec.l1, spec.l2)
+        device_step(spec.optimizer, rows, state, total, numbers)
+        self._rows.index_copy_(0, at, rows.to(self._rows.dtype))
+        self._state.index_copy_(0, at, state)
+        self._dirty[slots], self._step[slots] = True, step
+
+    def admit(self, rows: RowColumns) -> RowColumns:
+        """Take as many of these distinct rows, none of them held, in as there is room for."""
+        slots, gone = self._room(len(rows.key))
+        fresh = slice(0, len(slots))
+        self._write(slots, rows.row[fresh], rows.state[fresh])
+        self._index.put(rows.key[fresh], slots)
+        self._key[slots], self._step[slots] = rows.key[fresh], rows.step[fresh]
+        self._held[slots], self._dirty[slots], self._pins[slots] = True, False, 0
+        self._uses[slots], self._last[slots], self._next[slots] = 1, self._clock, NEVER
+        return gone
+
+    def pin(self, step: int, keys: np.ndarray) -> None:
+        """Keep the rows of these distinct keys that are held until `release` of this step."""
+        slots = self._index.find(keys)
+        held = slots >= 0
+        self._pins[slots[held]] += 1
+        self._next[slots[held]] = np.minimum(self._next[slots[held]], step)
+        self._pinned.setdefault(step, []).append(keys[held])
+
+    def foresee(self, step: int, keys: np.ndarray) -> None:
+        """The batch of `step` will need these distinct keys; steps come in order, a step that was told is kept."""
+        if step > self._ahead.last:
+            self._ahead.foresee(step, keys)
+            slots = self._index.find(keys)
+            slots = slots[slots >= 0]
+            self._next[slots] = np.minimum(self._next[slots], step)
+
+    def release(self, step: int) -> None:
+        """The batches up to `step` are done: their pins go, and their rows wait for the next that needs them."""
+        for past in [pinned for pinned in self._pinned if pinned <= step]:
+            for keys in self._pinned.pop(past):
+                slots = self._index.find(keys)
+                slots = slots[slots >= 0]
+                self._pins[slots] = np.maximum(self._pins[slots] - 1, 0)
+                self._next[slots] = np.where(self._next[slots] <= step, NEVER, self._next[slots])
+        for keys, follows in self._ahead.done(step):
+            slots = self._index.find(keys)
+            self._next[slots[slots >= 0]] = follows[slots >= 0]
+
+    def changed(self, keys: np.ndarray | None = None) -> RowColumns:
+        """Copies of the rows (of these keys) that changed since they came; they count as unchanged from here on."""
+        if keys is None:
+            slots = np.flatnonzero(self._dirty)
+        else:
+            slots = np.unique(self._index.find(keys))
+            slots = slots[slots >= 0]
+            slots = slots[self._dirty[slots]]
+        return self._taken(slots)
+
+    def overwrite(self, rows: RowColumns) -> None:
+        """New values of rows, of which some are held."""
+        slots = self._index.find(rows.key)
+        here = rows.where(slots >= 0)
+        slots = slots[slots >= 0]
+        self._write(slots, here.row, here.state)
+        self._step[slots], self._dirty[slots] = here.step, False
+
+    def drop(self, keys: np.ndarray) -> None:
+        """Forget the rows of these keys, changed or not."""
+        slots = self._index.find(keys)
+        slots = slots[slots >= 0]
+        self._forget(np.unique(slots))
+
+    def _room(self, count: int) -> tuple[np.ndarray, RowColumns]:
+        """Up to `count` free places, and what had changed in those that were taken from others."""
+        short = count - self._free_count
+        victims = self._victims(short) if short > 0 else np.empty(0, np.int64)
+        gone = self._taken(victims[self._dirty[victims]])
+        self._forget(victims)
+        count = min(count, self._free_count)
+        self._free_count -= count
+        return self._free[self._free_count : self._free_count + count].copy(), gone
+
+    def _victims(self, count: int) -> np.ndarray:
+        """The places of at most `count` rows that may leave, those worth least."""
+        if _SAMPLE * count < self.capacity:
+            self._draws += 1
+            source = rng(self._seed, "device-cache", self._draws)
+            sample = np.unique(source.integers(0, self.capacity, _SAMPLE * count))
+            found = self._least(sample, count)
+            if len(found) == count:
+                return found
+        return self._least(np.arange(self.capacity), count)
+
+    def _least(self, slots: np.ndarray, count: int) -> np.ndarray:
+        worth = self._worth(slots)
+        count = min(count, int((worth != _PINNED).sum()))
+        return slots[np.argpartition(worth, count - 1)[:count]] if count else slots[:0]
+
+    def _worth(self, slots: np.ndarray) -> np.ndarray:
+        """How much rows are worth keeping: needed soon, then used often or lately; int64 [N]."""
+        follows = self._next[slots]
+        known = self._uses[slots] << 32 | self._last[slots] if self.policy == "lfu" else self._last[slots]
+        worth = np.where(follows == NEVER, known, _FORESEEN - follows)
+        kept = (self._pins[slots] > 0) | (self._last[slots] == self._clock) | ~self._held[slots]
+        return np.where(kept, _PINNED, worth)
+
+    def _age(self, uses: int) -> None:
+        self._used += uses
+        if self._used > _AGE * self.capacity:
+            self._uses >>= 1
+            self._used = 0
+
+    def _taken(self, slots: np.ndarray) -> RowColumns:
+        """Copies of the rows in these places, on the host."""
+        self._dirty[slots] = False
+        at = self._on_device(slots)
+        row, state = (
+            tensor.index_select(0, at).float().cpu().numpy() for tensor in (self._rows, self._state)
+        )
+        return RowColumns(self._key[slots], row, state, self._step[slots], np.zeros(len(slots), bool))
+
+    def _forget(self, slots: np.ndarray) -> None:
+        self._index.drop(self._key[slots])
+        self._held[slots], self._dirty[slots], self._pins[slots] = False, False, 0
+        self._next[slots] = NEVER
+        self._free[self._free_count : self._free_count + len(slots)] = slots
+        self._free_count += len(slots)
+
+    def _write(self, slots: np.ndarray, row: np.ndarray, state: np.ndarray) -> None:
+        at = self._on_device(slots)
+        for target, values in ((self._rows, row), (self._state, state)):
+            fresh = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            target.index_copy_(0, at, fresh.to(self.device).to(target.dtype))
+
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(self.device)
+
+
+NEVER = np.iinfo(np.int64).max
+
+
+class LookAhead:
+    """Batches are foreseen in order of their steps and done in the same order."""
+
+    def __init__(self) -> None:
+        self._latest = SlotIndex("look-ahead")  # key -> number of its latest occurrence
+        self._next = np.empty(
+            0, dtype=np.int64
+        )  # of each occurrence since _first, the step of the key's next one
+        self._first = 0
+        self._batches: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def last(self) -> int:
+        """The last step foreseen, -1 before the first."""
+        return next(reversed(self._batches), -1)
+
+    def foresee(self, step: int, keys: np.ndarray) -> None:
+        """The batch of `step`, later than all before, needs these distinct keys [N]."""
+        before = self._latest.find(keys)
+        self._next[before[before >= 0] - self._first] = step
+        start = self._first + len(self._next)
+        self._latest.put(keys, np.arange(start, start + len(keys)))
+        self._next = np.concatenate([self._next, np.full(len(keys), NEVER)])
+        self._batches[step] = keys
+
+    def done(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For every batch up to `step`: its keys and the step that needs each next, NEVER where none is known."""
+        found = []
+        for past in [known for known in self._batches if known <= step]:
+            keys = self._batches.pop(past)
+            follows, self._next = self._next[: len(keys)].copy(), self._next[len(keys) :]
+            self._first += len(keys)
+            self._latest.drop(keys[follows == NEVER])
+            found.append((keys, follows))
+        return found

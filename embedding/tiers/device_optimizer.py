@@ -1,0 +1,117 @@
+"""One optimizer step on rows that lie on a device: optimizer.py's float32 operations, one torch kernel each.
+
+The same operations in the same order, none of them fused, so that where float32 is IEEE (every CPU, CUDA's add, multiply,
+divide and sqrt) a row that is stepped on a device has the bits that the host would give it. Adam's corrections are float64
+powers of a count a row: they are taken on the host, the one thing here that waits for the device.
+"""
+
+# Shapes: U distinct rows, D width, S numbers of optimizer state in a row.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.tables import BETA1, BETA2, LANES, Step, power_of
+
+Rule = Callable[[Tensor, Tensor, Tensor, Step], None]
+
+
+def device_step(name: str, rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+    """Move float32 rows [U, D] and state [U, S] by summed gradients [U, D], in place; `name` is the optimizer's."""
+    if step.clip > 0:
+        norm = _sqrt(_square_sum(grads))
+        clipped = grads * (torch.full_like(norm, step.clip) / norm)[:, None]
+        grads = torch.where((norm > _f32(step.clip))[:, None], clipped, grads)
+    if step.weight_decay:
+        rows.mul_(_f32(1.0 - step.lr * step.weight_decay))
+    _RULES[name](rows, state, grads, step)
+
+
+def summed(grads: Tensor, inverse: Tensor, count: int) -> Tensor:
+    """Gradients [N, D] of equal rows added in position order, from zero: [U, D]."""
+    sums = torch.zeros(count, grads.shape[1], device=grads.device)
+    if grads.device.type == "cpu":
+        return sums.index_add_(0, inverse, grads)
+    # Elsewhere index_add_ adds in the order that threads arrive; this sorts by row, stably, and adds one after another.
+    return sums.index_put_((inverse,), grads, accumulate=True)
+
+
+def _f32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def _sqrt(values: Tensor) -> Tensor:
+    # torch's square root on a CPU is MKL's, one unit in the last place off for 7 numbers in 1,000; NumPy's is IEEE.
+    return torch.from_numpy(np.sqrt(values.numpy())) if values.device.type == "cpu" else torch.sqrt(values)
+
+
+def _square_sum(grads: Tensor) -> Tensor:
+    """optimizer.square_sum: element i in lane i mod 16, lanes added as a tree."""
+    count, dim = grads.shape
+    padded = torch.nn.functional.pad(grads * grads, (0, -dim % LANES))
+    lanes = torch.zeros(count, LANES, device=grads.device)
+    for start in range(0, padded.shape[1], LANES):
+        lanes = lanes + padded[:, start : start + LANES]
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]
+
+
+def _sgd(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+    rows.sub_(grads * _f32(step.lr))
+
+
+def _adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+    state.add_(grads * grads)
+    rows.sub_(grads * _f32(step.lr) / (_sqrt(state) + _f32(step.eps)))
+
+
+def _rowwise_adagrad(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+    width = torch.full(
+        (), float(grads.shape[1]), device=grads.device
+    )  # a tensor: torch multiplies by 1 / a number
+    state.add_((_square_sum(grads) / width)[:, None])
+    rate = torch.full_like(state, _f32(step.lr)) / (_sqrt(state) + _f32(step.eps))
+    rows.sub_(rate * grads)
+
+
+def _adam(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+    dim = rows.shape[1]
+    first, second, steps = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
+    steps.add_(1.0)
+    first.add_((grads - first) * _f32(1 - BETA1))
+    second.add_((grads * grads - second) * _f32(1 - BETA2))
+    count = steps.cpu().numpy().astype(np.int64)
+    rate = (step.lr / (1.0 - power_of(BETA1, count))).astype(np.float32)
+    scale = (1.0 / np.sqrt(1.0 - power_of(BETA2, count))).astype(np.float32)
+    device = rows.device
+    move = torch.from_numpy(rate).to(device) * first
+    rows.sub_(move / (_sqrt(second) * torch.from_numpy(scale).to(device) + _f32(step.eps)))
+
+
+def _ftrl(rows: Tensor, state: Tensor, grads: Tensor, step: Step) -> None:
+    dim = rows.shape[1]
+    z, n = state[:, :dim], state[:, dim:]
+    lr, eps = torch.full((), _f32(step.lr), device=rows.device), _f32(step.eps)
+    before = _sqrt(n)
+    n.add_(grads * grads)
+    after = _sqrt(n)
+    z.add_(grads - (after - before) / lr * rows)
+    size = torch.abs(z) - _f32(step.l1)
+    moved = torch.copysign(size, z) / ((after + eps) / lr + _f32(step.l2))
+    rows.copy_(torch.where(size > 0, -moved, torch.zeros_like(moved)))
+
+
+_RULES: dict[str, Rule] = {
+    "sgd": _sgd,
+    "adagrad": _adagrad,
+    "rowwise_adagrad": _rowwise_adagrad,
+    "adam": _adam,
+    "adamw": _adam,
+    "ftrl": _ftrl,
+}

@@ -1,0 +1,325 @@
+"""A sparse table over three tiers: hot rows on a device, the host store, and a cold tier on disk; one protocol, the same bits.
+
+Every row has one truth: its copy on the device while there is one, else the host's, else the disk's. The host keeps a place for
+each row that is on the device, so that a changed row can always go back. Steps on the device are the core's to the bit
+(`device_rules`), so a tiered table equals the host store alone whatever the tiers hold.
+
+The rows of memory and disk in one order, by slice and key, as an export gives them.
+"""
+
+from __future__ import annotations
+
+# Shapes: N keys, U distinct ones, D width.
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.tables import (
+    ALL_SLICES,
+    EXPORT_ROWS,
+    BaseTable,
+    NumPyTable,
+    RowColumns,
+    TableSpec,
+    by_slice,
+    int64_keys,
+    joined,
+    make_table,
+    take,
+)
+from nonet.embedding.tiers.clock import Hand, slices_with
+from nonet.embedding.tiers.device_cache import DeviceCache
+from nonet.embedding.tiers.disk_tier import ColdTier
+from nonet.embedding.tiers.hot_rows import HotRows
+from nonet.embedding.tiers.tiers import Tiers, Traffic
+
+
+def tiered(tiers: Tiers) -> Callable[[str, TableSpec, int], TieredTable]:
+    """What makes tables with these tiers, for `SparseWorld(make=...)`."""
+    return lambda name, spec, seed: TieredTable.over(make_table(name, spec, seed), tiers)
+
+
+class TieredTable(BaseTable):
+    """The SparseTable protocol over `host`, with `hot` rows above and `cold` rows below where these are given.
+
+    Rows come back on the device where there is one. Only `prefetch` is more than the protocol: it says what comes.
+    """
+
+    def __init__(
+        self, host: BaseTable, hot: HotRows | None = None, cold: ColdTier | None = None, host_rows: int = 0
+    ):
+        spec = host.spec
+        settings = {name: getattr(spec, name) for name in spec.__slots__ if name != "dim"}
+        super().__init__(host.name, host.dim, seed=host.seed, **settings)
+        self.host, self.hot, self.cold, self.host_rows = host, hot, cold, host_rows
+        self.deleted = host.deleted
+        self.step = host.step
+        self.traffic, self.promoted, self.demoted = Traffic(), 0, 0
+        self._hand = Hand()
+
+    @classmethod
+    def over(cls, host: BaseTable, tiers: Tiers) -> TieredTable:
+        """The table that keeps its rows in `host` and in these tiers."""
+        tiers.check(host.spec)
+        rows = tiers.rows_on_device(host.spec)
+        hot = (
+            DeviceCache(host.spec, rows, device=tiers.device, policy=tiers.policy, seed=host.seed)
+            if rows
+            else None
+        )
+        cold = ColdTier(Path(tiers.folder), host.spec) if tiers.folder else None
+        return cls(host, hot, cold, tiers.host_rows)
+
+    def __len__(self) -> int:
+        return len(self.host) + (len(self.cold) if self.cold else 0)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The keys held [R], in no promised order."""
+        return np.concatenate([self.host.keys, *(self.cold.keys() if self.cold else ())])
+
+    @property
+    def absent(self) -> int:
+        """Positions of reading lookups whose key has no row in any tier, answered with the default row."""
+        return self.host.absent
+
+    @property
+    def refused(self) -> int:
+        """Positions of training lookups that read the default row because their key was not admitted."""
+        return self.host.refused  # type: ignore[attr-defined]
+
+    @property
+    def dropped(self) -> int:
+        """Positions of gradients whose key had no row."""
+        return self.host.dropped  # type: ignore[attr-defined]
+
+    def clear(self) -> None:
+        """Forget every row, and count steps from 0 again."""
+        self.host.clear()
+        for tier in (self.hot, self.cold):
+            if tier is not None:
+                tier.clear()
+        self.step = 0
+
+    def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
+        """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
+        wanted = int64_keys(keys)
+        step = self.step + 1 if step is None else step
+        hot = self.hot
+        rows = (
+            self._from_device(hot, wanted, train, step)
+            if hot is not None
+            else self._from_memory(wanted, train, step)
+        )
+        if train:
+            self._demote(wanted)
+        return rows
+
+    def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
+        wanted = int64_keys(keys)
+        self._check_grads(wanted, grads)
+        self.host.step = self.step
+        if self.hot is None:
+            self._promote(wanted)
+            self.host.apply(wanted, grads, step, lr)
+        else:
+            self._apply(self.hot, wanted, grads, step, lr)
+        self.step, self.evicted = self.host.step, self.host.evicted
+        self._demote(wanted)
+
+    def prefetch(self, keys: Tensor | np.ndarray, step: int) -> None:
+        """Bring the rows of a coming batch to the device and keep them there until `apply` has done `step`."""
+        if self.hot is not None:
+            wanted = np.unique(int64_keys(keys))
+            self.hot.foresee(step, wanted)
+            self._admit(self.hot, wanted[~self.hot.holds(wanted)])
+            self.hot.pin(step, wanted)
+
+    def foresee(self, keys: Tensor | np.ndarray, step: int) -> None:
+        """Tell what a batch further ahead needs; moves nothing, and lets better rows stay."""
+        if self.hot is not None:
+            self.hot.foresee(step, np.unique(int64_keys(keys)))
+
+    def flush(self) -> None:
+        """Write what changed on the device back to the host."""
+        if self.hot is not None:
+            self._write_back(self.hot.changed())
+
+    def take(self, keys: np.ndarray) -> RowColumns:
+        """The rows of keys [N] with state and step, in that order; a key that has no row is marked deleted."""
+        if self.hot is not None:
+            self._write_back(self.hot.changed(keys))
+        found = take(self.host, keys)
+        if self.cold is None or not found.deleted.any():
+            return found
+        return _filled(found, self.cold.read(keys[found.deleted]))
+
+    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
+        """Set the scores [N] that evict="score" goes by; returns how many keys have no row."""
+        return self.host.score(keys, scores)
+
+    def _from_device(self, hot: HotRows, wanted: np.ndarray, train: bool, step: int) -> Tensor:
+        here = hot.holds(wanted)
+        held = hot.lookup(wanted[here], train=train)
+        if train:
+            self.traffic.wanted += len(np.unique(wanted[here]))
+        if train and self.spec.evicts:
+            self.host.lookup(
+                wanted[here], train=True, step=step
+            )  # so that the host knows that they were seen
+        if here.all():
+            return held
+        rest = self._from_memory(wanted[~here], train, step).to(hot.device)
+        rows = torch.empty(len(wanted), self.dim, device=hot.device)
+        at = torch.from_numpy(here).to(hot.device)
+        rows[at], rows[~at] = held, rest
+        if train:
+            self._admit(hot, np.unique(wanted[~here]), needed=True)
+        return rows
+
+    def _from_memory(self, wanted: np.ndarray, train: bool, step: int) -> Tensor:
+        """Rows of keys that are not on the device, from the host; from disk too, where they stay unless `train`."""
+        if train:
+            self._promote(wanted)
+        cold = self.cold.holds(wanted) if self.cold and not train else np.zeros(len(wanted), bool)
+        rows = self.host.lookup(wanted[~cold], train=train, step=step)
+        if not cold.any():
+            return rows
+        assert self.cold is not None
+        every = torch.empty(len(wanted), self.dim)
+        at = torch.from_numpy(cold)
+        every[at], every[~at] = torch.from_numpy(self.cold.read(wanted[cold]).row), rows
+        return every
+
+    def _apply(self, hot: HotRows, wanted: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
+        here = hot.holds(wanted)
+        rest = wanted[~here]
+        self._promote(rest)
+        forgotten = len(self.deleted)
+        at = torch.from_numpy(here).to(grads.device)
+        self.host.apply(rest, grads[~at].cpu(), step, lr)  # first, since it may refuse
+        hot.apply(wanted[here], grads[at], step, self.spec.lr if lr is None else lr)
+        if len(self.deleted) > forgotten:
+            keys = hot.keys
+            hot.drop(keys[~self.host._holds(keys)])
+        hot.release(step)
+
+    def _admit(self, hot: HotRows, keys: np.ndarray, needed: bool = False) -> None:
+        """Bring the rows of these distinct keys up; `needed`: a batch is being served with them."""
+        if len(keys):
+            self._promote(keys)
+            rows = take(self.host, keys)
+            rows = rows.where(~rows.deleted)
+            self._write_back(hot.admit(rows))
+            came = int(hot.holds(rows.key).sum())
+            self.traffic.loaded += came
+            if needed:
+                self.traffic.wanted += len(rows.key)
+                self.traffic.bypassed += len(rows.key) - came
+
+    def _write_back(self, rows: RowColumns) -> None:
+        if len(rows.key):
+            self.traffic.written += len(rows.key)
+            seen, uses = self._marks(rows.key) if self.spec.evicts else (None, None)
+            self.host._upsert(RowColumns(rows.key, rows.row, rows.state, rows.step, rows.deleted, seen, uses))
+
+    def _marks(self, keys: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """What the host's eviction goes by, which a written row keeps."""
+        if isinstance(self.host, NumPyTable):
+            at = self.host._index.find(keys)
+            return self.host._seen[at], self.host._uses[at]
+        found = take(self.host, keys)
+        return found.seen, found.uses
+
+    def _promote(self, keys: np.ndarray) -> None:
+        """Bring the rows of these keys that lie on disk into memory."""
+        if self.cold is not None and len(self.cold):
+            wanted = np.unique(keys[self.cold.holds(keys)])
+            if len(wanted):
+                self.host._upsert(self.cold.read(wanted))
+                self.cold.drop(wanted)
+                self.promoted += len(wanted)
+
+    def _demote(self, needed: np.ndarray) -> None:
+        """Send rows to disk until an eighth of the budget is free; not those on the device or of the batch at hand."""
+        if self.cold is None or len(self.host) <= self.host_rows:
+            return
+        for rows in self._hand.oldest(self.host, self.host_rows, needed, self.hot):
+            self.cold.put(rows)
+            self.host._delete(rows.key)
+            self.demoted += len(rows.key)
+
+    def _chosen(self, slices: range = ALL_SLICES, since: int | None = None) -> Iterator[RowColumns]:
+        self.flush()
+        if self.cold is None or not len(self.cold):
+            yield from self.host._chosen(slices, since)
+            return
+        yield from merged(self.host, self.cold, slices, since)
+
+    def _holds(self, keys: np.ndarray) -> np.ndarray:
+        held = self.host._holds(keys)
+        return held if self.cold is None else held | self.cold.holds(keys)
+
+    def _upsert(self, rows: RowColumns) -> None:
+        if self.cold is not None:
+            self.cold.drop(np.unique(rows.key))
+        self.host._upsert(rows)
+        if self.hot is not None:
+            self.hot.overwrite(rows)
+        self._demote(rows.key[:0])
+
+    def _delete(self, keys: np.ndarray) -> None:
+        if self.hot is not None:
+            self.hot.drop(keys)
+        self.host._delete(keys)
+        if self.cold is not None:
+            self.cold.drop(np.unique(keys))
+
+    def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.host._waiting()
+
+    def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
+        self.host._set_waiting(keys, packed)
+
+
+def _filled(found: RowColumns, more: RowColumns) -> RowColumns:
+    """`found` with the rows it lacks, in order."""
+    lacks = found.deleted.copy()
+    row, state, step = found.row.copy(), found.state.copy(), found.step.copy()
+    row[lacks], state[lacks], step[lacks] = more.row, more.state, more.step
+    gone = found.deleted.copy()
+    gone[lacks] = more.deleted
+    return RowColumns(found.key, row, state, step, gone)
+
+
+def merged(host: BaseTable, cold: ColdTier, slices: range, since: int | None) -> Iterator[RowColumns]:
+    """The rows of these slices that changed after `since`, at most 65,536 at a time; no key is in both."""
+    waiting: list[RowColumns] = []
+    width = slices_with(EXPORT_ROWS, len(host) + len(cold))
+    for start in range(slices.start, slices.stop, width):
+        waiting += _part(host, cold, range(start, min(start + width, slices.stop)), since)
+        if sum(len(part.key) for part in waiting) >= EXPORT_ROWS:
+            yield from _cut(joined(waiting, host.spec))
+            waiting = []
+    if waiting:
+        yield from _cut(joined(waiting, host.spec))
+
+
+def _part(host: BaseTable, cold: ColdTier, slices: range, since: int | None) -> list[RowColumns]:
+    parts = list(host._chosen(slices, since))
+    for keys in cold.keys(slices):
+        rows = cold.read(keys)
+        parts.append(rows if since is None else rows.where(rows.step > since))
+    every = joined(parts, host.spec)
+    return [by_slice(every)] if len(every.key) else []
+
+
+def _cut(rows: RowColumns) -> Iterator[RowColumns]:
+    for start in range(0, len(rows.key), EXPORT_ROWS):
+        chosen = np.zeros(len(rows.key), bool)
+        chosen[start : start + EXPORT_ROWS] = True
+        yield rows.where(chosen)

@@ -1,0 +1,5 @@
+"""Tables of several ranks in training: lookups, pipelines, resharding and counters."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

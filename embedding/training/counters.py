@@ -1,0 +1,68 @@
+"""What a shard's tables did since they were last asked: rows made, refused and gone, and default rows read.
+
+Counts are differences, so that a run which resumes adds up to the same sums as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nonet.embedding.tiers import TieredTable, report
+
+COUNTED = ("admitted", "refused", "evicted", "dropped", "absent")
+
+
+class Tally:
+    """Counts of the tables of one shard, from the moment it is made.
+
+    rows       held now
+    admitted   ids that got a row; evicted: that lost it
+    refused    positions of training look-ups, absent: of reading ones, that read the default row
+    dropped    positions of gradients whose id had no row
+    and of tables in tiers what `traffic.report` says
+    """
+
+    def __init__(self, tables: Mapping[str, Any]):
+        self._tables = dict(tables)
+        self._before = self._totals()
+
+    def take(self) -> dict[str, dict[str, int]]:
+        """{table: {"rows": held, and of COUNTED what came since the last time}}."""
+        now = self._totals()
+        before, self._before = self._before, now
+        return {
+            name: {"rows": len(self._tables[name]), **_tiers(self._tables[name])}
+            | {what: count - before[name][what] for what, count in counts.items()}
+            for name, counts in now.items()
+        }
+
+    def _totals(self) -> dict[str, dict[str, int]]:
+        return {
+            name: {
+                "admitted": len(table) + table.evicted,
+                "refused": table.refused,
+                "evicted": table.evicted,
+                "dropped": table.dropped,
+                "absent": table.absent,
+            }
+            for name, table in self._tables.items()
+        }
+
+
+def _tiers(table: Any) -> dict[str, int]:
+    """Of a table in tiers: rows in each now, and how many went between them since it was made."""
+    if not isinstance(table, TieredTable):
+        return {}
+    return {name: value for name, value in report(table).items() if isinstance(value, int)}
+
+
+def added_up(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """The counts of all shards as those of one."""
+    found: dict[str, dict[str, int]] = {}
+    for shard in shards:
+        for table, counts in shard.items():
+            sums = found.setdefault(table, dict.fromkeys(counts, 0))
+            for name, count in counts.items():
+                sums[name] += count
+    return found

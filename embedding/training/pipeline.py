@@ -1,0 +1,234 @@
+"""Five stages that overlap: read, route, fetch, compute, update; the results are those of one after the other, bit for bit.
+
+A thread reads and routes, a thread is on the wire (fetches and updates in one fixed order, the same on all ranks), the
+caller's thread computes. With one trainer k batches are in flight and rows that they share are carried (`window`), so
+sparse time hides behind dense time or the other way round. With more trainers a batch is fetched when the update before it
+is done: reading and routing overlap, the wire does not, unless `staleness` allows rows that lack the last s updates.
+"""
+
+# Shapes: N keys asked for, D width.
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from nonet.deadlines import way_out
+from nonet.embedding.exchange import codec
+from nonet.embedding.training.in_flight import Plan, Planner, Window, exact_window, summed
+from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.errors import ConfigError, DeadlineExceeded
+
+Read = Callable[[int], Any]  # number -> batch
+Keys = Callable[[Any], Mapping[str, Tensor]]  # batch -> keys [N] by table
+# number, batch, rows [N, D] by table -> gradients [N, D] by table, and what run() returns of this batch
+Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor], Any]]
+_POLL_S = 0.05
+_END_S = 5.0  # an exchange that takes longer waits for a rank that is gone
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch in flight."""
+
+    number: int
+    data: Any
+    keys: Mapping[str, Tensor]
+    plans: dict[str, Plan] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Pipeline:
+    """Runs batches over a sparse world.
+
+    `depth` is the most batches in flight, 1: none overlaps. `step` and `lr` give a batch's step and learning rate by table.
+    """
+
+    def __init__(
+        self,
+        world: SparseWorld,
+        read: Read,
+        keys: Keys,
+        compute: Compute,
+        *,
+        depth: int = 3,
+        staleness: int = 0,
+        step: Callable[[int], int] = lambda number: number + 1,
+        lr: Callable[[int, str], float | None] = lambda number, table: None,
+        timeout_s: float = 600.0,
+    ):
+        if depth < 1 or staleness < 0:
+            raise ConfigError(
+                f"a pipeline wants depth >= 1 and staleness >= 0, got {depth} and {staleness}; 1 and 0 do not overlap"
+            )
+        self._world, self._read, self._keys, self._compute = world, read, keys, compute
+        self.depth, self.staleness = depth, staleness
+        self._step, self._lr, self._timeout_s = step, lr, timeout_s
+        self.carries = depth > 1 and staleness == 0 and exact_window(world)
+
+    def run(self, start: int, stop: int) -> list[Any]:
+        """What `compute` gave for the batches [start, stop). Nothing is in flight before or after."""
+        if self.depth == 1:
+            return [self._one(number) for number in range(start, stop)]
+        return _Run(self, start, stop).results()
+
+    def _one(self, number: int) -> Any:
+        flight = self._flight(number)
+        rows = {table: self._world.pull(table, keys) for table, keys in flight.keys.items()}
+        grads, result = self._compute(number, flight.data, rows)
+        for table, keys in flight.keys.items():
+            self._world.push(table, keys, grads[table], self._step(number), self._lr(number, table))
+        return result
+
+    def _flight(self, number: int) -> Flight:
+        data = self._read(number)
+        return Flight(number, data, self._keys(data))
+
+
+class _Run:
+    """One run's threads and queues."""
+
+    def __init__(self, pipeline: Pipeline, start: int, stop: int):
+        self._pipeline, self._world = pipeline, pipeline._world
+        self._numbers = range(start, stop)
+        self._ahead = pipeline.depth if pipeline.carries else 1 + min(pipeline.staleness, pipeline.depth - 1)
+        world = self._world
+        self._windows = {
+            name: Window(name, spec, world.codec if world.layout.world > 1 else codec("fp32"))
+            for name, spec in world.specs.items()
+            if pipeline.carries
+        }
+        self._routed: queue.Queue = queue.Queue(pipeline.depth)
+        self._ready: queue.Queue = queue.Queue()
+        self._updates: queue.Queue = queue.Queue()
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+
+    def results(self) -> list[Any]:
+        threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=f"sparse-{work.__name__}", daemon=True)
+            for work in (self._route, self._wire)
+        ]
+        for thread in threads:
+            thread.start()
+        _, wire = threads
+        try:
+            results = [self._computed(number) for number in self._numbers]
+            for thread in threads:
+                thread.join(self._pipeline._timeout_s)
+        except _Stopped:
+            results = []
+        finally:
+            self._over.set()
+            wire.join(_END_S)  # or rows would change after the caller has the error
+        if self._error is not None:
+            raise self._error
+        if any(thread.is_alive() for thread in threads):
+            raise DeadlineExceeded(
+                f"the last updates took longer than {self._pipeline._timeout_s:g} s{way_out(self._pipeline._timeout_s)}"
+            )
+        return results
+
+    def _computed(self, number: int) -> Any:
+        flight: Flight = self._next(self._ready, f"the rows of batch {number}")
+        rows = flight.rows or {
+            table: self._windows[table].rows(plan.route) for table, plan in flight.plans.items()
+        }
+        grads, result = self._pipeline._compute(number, flight.data, rows)
+        if flight.plans:
+            self._updates.put((flight, self._carried(flight, grads)))
+        else:
+            self._updates.put((flight, grads))
+        return result
+
+    def _carried(self, flight: Flight, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Summed gradients, applied to the rows here."""
+        step, lr = self._pipeline._step(flight.number), self._pipeline._lr
+        whole = {table: summed(plan.route, grads[table]) for table, plan in flight.plans.items()}
+        for table, plan in flight.plans.items():
+            self._windows[table].apply(plan.route, whole[table], step, lr(flight.number, table))
+        return whole
+
+    def _route(self) -> None:
+        planners = {name: Planner(self._pipeline.depth) for name in self._windows}
+        for number in self._numbers:
+            flight = self._pipeline._flight(number)
+            for table, keys in flight.keys.items() if planners else ():
+                flight.plans[table] = planners[table].plan(self._world.route(keys))
+            self._put(self._routed, flight)
+
+    def _wire(self) -> None:
+        for fetches, number in _schedule(self._numbers, self._ahead):
+            if fetches:
+                self._fetch(self._next(self._routed, f"the keys of batch {number}"))
+            else:
+                self._update(number)
+
+    def _fetch(self, flight: Flight) -> None:
+        for table, plan in flight.plans.items():
+            self._windows[table].enter(plan, self._world.take(table, plan.fetch))
+        if not flight.plans:
+            # Rows looked up ahead are of a later step: a table that evicts must know that they are in flight.
+            step = self._pipeline._step(flight.number) if self._pipeline.staleness else 0
+            flight.rows = {
+                table: self._world.pull(table, keys, step=step) for table, keys in flight.keys.items()
+            }
+        self._ready.put(flight)
+
+    def _update(self, number: int) -> None:
+        flight, grads = self._next(self._updates, f"the gradients of batch {number}")
+        step, lr = self._pipeline._step(number), self._pipeline._lr
+        for table, keys in flight.keys.items():
+            if plan := flight.plans.get(table):
+                self._world.push_summed(table, plan.route, grads[table], step, lr(number, table))
+            else:
+                self._world.push(table, keys, grads[table], step, lr(number, table))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except _Stopped:
+            return
+        except BaseException as error:  # raised again where run() was called
+            self._error = self._error or error
+            self._over.set()
+
+    def _next(self, source: queue.Queue, what: str) -> Any:
+        """The next of a queue, unless another thread has failed or it takes too long."""
+        left = self._pipeline._timeout_s
+        while not self._over.is_set():
+            try:
+                return source.get(timeout=_POLL_S)
+            except queue.Empty:
+                left -= _POLL_S
+            if left <= 0:
+                raise DeadlineExceeded(
+                    f"{what} did not come within {self._pipeline._timeout_s:g} s{way_out(self._pipeline._timeout_s)}"
+                )
+        raise _Stopped(f"the pipeline stopped while waiting for {what}")
+
+    def _put(self, target: queue.Queue, flight: Flight) -> None:
+        while not self._over.is_set():
+            try:
+                return target.put(flight, timeout=_POLL_S)
+            except queue.Full:
+                continue
+        return None
+
+
+class _Stopped(Exception):
+    """Another stage failed; its error is the one that counts."""
+
+
+def _schedule(numbers: range, ahead: int) -> Iterator[tuple[bool, int]]:
+    """(fetch or update, number) in the wire's order: batch b is fetched after the update of b - ahead."""
+    yield from ((True, number) for number in numbers[:ahead])
+    for number in numbers:
+        yield False, number
+        if number + ahead in numbers:
+            yield True, number + ahead

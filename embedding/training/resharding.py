@@ -1,0 +1,141 @@
+"""Rows that move to other shards while training and reading go on: an edit of the slice map, carried out between two steps.
+
+All ranks take part, a block of slices at a time, so a step waits for one block. A moved row keeps its optimizer state, step
+and policy counters, so the bits are those of a table that never moved. Readers keep asking the shard that had the
+row when the version was published, until the next version is; nothing is lost in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.embedding import SLICES, Move, SliceMap, within
+from nonet.embedding.exchange import Route
+from nonet.errors import ConfigError, NonetError
+
+if TYPE_CHECKING:
+    from nonet.embedding.tables import BaseTable
+    from nonet.embedding.training.sharded_tables import SparseWorld
+    from nonet.embedding.versions import History
+
+_WORDS = 4
+_EVERYTHING = -1  # rows and deletes since before the first step
+
+
+def spread_over(slices: SliceMap, shards: Sequence[int]) -> SliceMap:
+    """The map that deals all slices evenly to these of the map's shards, in this order."""
+    wrong = [shard for shard in shards if not 0 <= shard < slices.shards]
+    if wrong or not shards or len(set(shards)) < len(shards):
+        raise ConfigError(
+            f"rows can be spread over distinct shards 0 to {slices.shards - 1}, got {list(shards)}; start more shards first"
+        )
+    owners = np.asarray(shards, dtype=np.uint16)[SliceMap(len(shards)).owners]
+    return SliceMap(slices.shards, owners, slices.version)
+
+
+def reshard(world: SparseWorld, shards: Sequence[int], most: int = 2048) -> Iterator[int]:
+    """On every trainer, between steps: move until `shards` hold all rows evenly; yields how many slices are left to move.
+
+    Each round moves at most `most` slices; train and read between the rounds.
+    """
+    target = spread_over(world.slices, shards)
+    while moves := world.slices.moves(target, most):
+        batch, count = [], 0
+        for move in moves:
+            if count + move.stop - move.start > most and batch:
+                break
+            batch.append(move)
+            count += move.stop - move.start
+        world.move(batch)
+        yield int((world.slices.owners != target.owners).sum())
+
+
+def route_of(moves: Sequence[Move], shards: range, world: int) -> Route:
+    """The moves as keys for every shard: start, stop, source, target."""
+    words = np.array(
+        [(move.start, move.stop, move.source, move.target) for move in moves], dtype=np.int64
+    ).reshape(-1)
+    counts = [len(words) if rank in shards else 0 for rank in range(world)]
+    return Route(words, np.tile(words, len(shards)), counts, np.empty(0, dtype=np.int64))
+
+
+def moves_of(keys: np.ndarray, trainers: int) -> list[Move]:
+    """The moves that every trainer sent. Raises NonetError when they differ."""
+    copies = keys.reshape(trainers, -1)
+    if (copies != copies[0]).any():
+        raise NonetError("trainers of the sparse world ask for different moves; all must reshard alike")
+    return [Move(*words) for words in copies[0].reshape(-1, _WORDS).tolist()]
+
+
+def check_moves(moves: Sequence[Move], slices: SliceMap) -> None:
+    """Raises ConfigError when a move is not one of this map."""
+    for move in moves:
+        inside = 0 <= move.start < move.stop <= SLICES and 0 <= move.target < slices.shards
+        if not inside or (slices.owners[move.start : move.stop] != move.source).any():
+            raise ConfigError(f"{move} does not fit slice map {slices.version} of {slices.shards} shards")
+
+
+def given_rows(table: BaseTable, moves: Sequence[Move]) -> np.ndarray:
+    """The rows of these moves, with everything they own, as Arrow bytes."""
+    tables = [
+        part
+        for move in moves
+        for part in table.export(range(move.start, move.stop), _EVERYTHING)
+        if part.num_rows
+    ]
+    step = np.array([table.step], dtype=np.int64).view(np.uint8)
+    return np.concatenate([step, *(_framed(part) for part in tables)])
+
+
+def leave(history: History, moves: Sequence[Move]) -> int:
+    """Forget the rows of these moves, but for the open snapshots; how many there were. What waits and went, goes too."""
+    table, gone = history.table, 0
+    slices = [range(move.start, move.stop) for move in moves]
+    with history.lock:
+        for move in moves:
+            keys = np.concatenate(
+                [part.key for part in table._chosen(range(move.start, move.stop), None)]
+                + [np.empty(0, dtype=np.int64)]
+            )
+            for snapshot in history.snapshots if len(keys) else ():
+                snapshot.keep(keys)
+            if len(keys):
+                table._delete(keys)
+            gone += len(keys)
+        waiting, _ = table._waiting()
+        table._delete(waiting[within(waiting, slices)])
+        table.deleted.leave(slices)
+    return gone
+
+
+def arrive(history: History, data: np.ndarray) -> None:
+    """Take over what `given_rows` gave."""
+    table = history.table
+    with history.lock:
+        # Loading a row that was made and not trained yet would move the table's step on.
+        step = max(table.step, int(data[:8].copy().view(np.int64)[0]))
+        for part in _tables(data[8:]):
+            table.load([part])
+            for snapshot in history.snapshots:
+                snapshot.arrived(part["key"].to_numpy())
+        table.step = step
+
+
+def _framed(table: pa.Table) -> np.ndarray:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    body = np.frombuffer(sink.getvalue(), dtype=np.uint8)
+    return np.concatenate([np.array([len(body)], dtype=np.int64).view(np.uint8), body])
+
+
+def _tables(data: np.ndarray) -> Iterator[pa.Table]:
+    at = 0
+    while at < len(data):
+        size = int(data[at : at + 8].copy().view(np.int64)[0])
+        yield pa.ipc.open_stream(pa.py_buffer(data[at + 8 : at + 8 + size].tobytes())).read_all()
+        at += 8 + size

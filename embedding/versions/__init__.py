@@ -1,0 +1,5 @@
+"""Snapshots: one version of a table that stays while training goes on."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

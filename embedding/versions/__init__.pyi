@@ -1,0 +1,5 @@
+from .native_snapshot import Room as Room
+from .native_snapshot import write_out as write_out
+from .snapshot import History as History
+from .snapshot import Snapshot as Snapshot
+from .snapshot import open_all as open_all

@@ -1,0 +1,331 @@
+"""A table as it was at the end of a step, while later steps change it: nothing is copied but the rows that change.
+
+Before a step changes a row that it is the first to change, the row is kept as it was. A row's own step says which those
+are: up to the snapshot's s it is untouched, from s + 2 on it has been kept. Only at s + 1, the step of rows that were made and
+not trained yet, are the kept and the newly made keys looked up. So a snapshot costs memory for the rows touched while it is
+open, and a reader or a writer of slices sees one version. A table that evicts forgets, sees and scores rows by itself: the core
+keeps those as well, the NumPy twin is copied whole when the snapshot is opened.
+
+The lock between training steps and whoever reads rows in the background: a step waits for one holder, never for a queue.
+
+A thread that lets a lock go and takes it again at once usually gets it before one that sleeps on it wakes up, so a writer
+of many short pieces could keep a step waiting for all of them. Here the background asks `patient`ly: not while a step waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+# Shapes: N keys asked for, R rows kept.
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding import SLICES, slice_of
+from nonet.embedding.tables import (
+    ALL_SLICES,
+    BaseTable,
+    RowColumns,
+    absent,
+    by_slice,
+    chosen,
+    joined,
+    make_table,
+    take,
+    waits,
+)
+from nonet.embedding.versions.native_snapshot import KeptRows, Pieces, Room
+from nonet.errors import ConfigError, StaleVersion
+
+_READ_SLICES = 1 << 12
+_PIECE_SLICES, _PIECE_BYTES = 64, 300_000
+
+
+class History:
+    """The open snapshots of a table; every change of the table goes through `changing`."""
+
+    def __init__(self, table: BaseTable):
+        self.table, self.lock = table, StepLock()
+        self._open: list[Snapshot] = []
+        self._spare: KeptRows | None = None
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """Those that are open."""
+        return list(self._open)
+
+    def open(self) -> Snapshot:
+        """A snapshot at the table's last step; close it, for while it is open changed rows are kept."""
+        with self.lock:
+            snapshot = Snapshot(self, self._spare)
+            self._spare = None
+            self._open.append(snapshot)
+            return snapshot
+
+    def close(self, snapshot: Snapshot) -> None:
+        """Forget what the snapshot kept; it cannot be read any more."""
+        with self.lock:
+            self._open.remove(snapshot)
+        memory = snapshot.ended()
+        if memory is not None:
+            memory.clear()
+            self._spare = memory
+
+    @contextmanager
+    def changing(self, keys: np.ndarray, step: int) -> Iterator[None]:
+        """Hold this around `apply` of these keys at `step`."""
+        with self.lock:
+            if self._open:
+                self._keep(keys, step)
+            yield
+
+    @contextmanager
+    def making(self, keys: np.ndarray) -> Iterator[None]:
+        """Hold this around a lookup of these keys that may make rows."""
+        with self.lock:
+            # Rows made after a later step carry a later step, which says that they are not the version's.
+            young = [snapshot for snapshot in self._open if snapshot.step == self.table.step]
+            if young:
+                absent = keys[~self.table._holds(keys)]
+                for snapshot in young if len(absent) else ():
+                    snapshot.born(absent)
+            yield
+
+    def _keep(self, keys: np.ndarray, step: int) -> None:
+        behind = [snapshot.step for snapshot in self._open if step <= snapshot.step]
+        if behind:
+            raise ConfigError(
+                f"table {self.table.name!r} changes at step {step} while a snapshot of step {behind[0]} is open; "
+                "open snapshots between steps"
+            )
+        for snapshot in self._open:
+            snapshot.keep(keys)
+
+
+def open_all(histories: Mapping[str, History]) -> dict[str, Snapshot]:
+    """A snapshot of every table; of none where one has no memory for it, since nobody would close the others."""
+    opened: dict[str, Snapshot] = {}
+    try:
+        for name, history in histories.items():
+            opened[name] = history.open()
+    except BaseException:
+        for snapshot in opened.values():
+            snapshot.close()
+        raise
+    return opened
+
+
+class Snapshot:
+    """Made by `History.open`: rows by key (`rows`), or slices once each (`part`), of the version of step `step`."""
+
+    def __init__(self, history: History, spare: KeptRows | None = None):
+        self.step = history.table.step
+        self._history, self._table = history, history.table
+        self.spec = history.table.spec
+        table = history.table
+        self._given = np.zeros(SLICES, dtype=bool)
+        self._born, self._moved = np.empty(0, dtype=np.int64), False
+        self._deleted = table.deleted.copy()
+        self._gone: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._waits = joined(list(waits(table)), table.spec)
+        self._pieces = Pieces.of(table, self.step, self._given, spare)
+        self._copied = table.spec.evicts and self._pieces is None
+        if self._pieces is None:
+            self._kept = make_table(table.name, table.spec, 0)
+        for part in table._chosen(ALL_SLICES, None) if self._copied else ():
+            self._kept._upsert(part)
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows that were kept as they were."""
+        return len(self._kept if self._pieces is None else self._pieces)
+
+    def ended(self) -> KeptRows | None:
+        """Keep nothing more; the memory for another snapshot, where it is the core's."""
+        if self._pieces is None:
+            return None
+        self._pieces.close()
+        return self._pieces.memory
+
+    def keep(self, keys: np.ndarray) -> None:
+        """The rows of these keys are about to change: keep those of this version as they are."""
+        if self._pieces is not None:
+            self._pieces.keep(keys)
+        elif not self._copied:
+            before = take(self._table, np.unique(keys))
+            first = self._untouched(before) & ~self._given[slice_of(before.key)]
+            if first.any():
+                self._kept._upsert(before if first.all() else before.where(first))
+
+    def born(self, keys: np.ndarray) -> None:
+        """Keys that had no row in this version and may get one."""
+        self._born = np.union1d(self._born, keys)
+        if self._pieces is not None:
+            self._pieces.born(self._born, self._moved)
+
+    def arrived(self, keys: np.ndarray) -> None:
+        """Rows that came from another shard: in this version they were there, not here."""
+        self._moved = True
+        self.born(keys)
+
+    def part(self, slices: range, since: int | None = None, room: Room | None = None) -> RowColumns:
+        """The rows of these slices changed after step `since`, by slice and key; each slice can be asked for once.
+
+        Taken piece by piece, about 0.3 MB each, so that a training step never waits for long. Into `room` where given, and
+        then they may not outlive its next use.
+        """
+        old, parts = self._waiting(slices), []
+        if self._pieces is not None:
+            room = Room(self.spec) if room is None else room
+            for piece in self._cut(slices, 1):
+                with self._reading(patient=True):
+                    self._pieces.read(piece, since, room)
+                    self._given[piece.start : piece.stop] = True
+            parts.append(room.taken())
+        for piece in self._cut(slices, _PIECE_SLICES) if self._pieces is None else ():
+            with self._reading(patient=True):
+                if not self._copied:
+                    parts.extend(self._same(part) for part in chosen(self._table, piece, since))
+                old.extend(chosen(self._kept, piece, since))
+                self._given[piece.start : piece.stop] = True
+        every = joined([*parts, *old], self.spec)
+        return by_slice(every) if old else every
+
+    def _cut(self, slices: range, least: int) -> Iterator[range]:
+        """Ranges of about 0.3 MB, of `least` slices or more."""
+        whole = max(1, len(self._table)) * self.spec.row_bytes
+        step = max(least, SLICES * _PIECE_BYTES // whole)
+        for start in range(slices.start, slices.stop, step):
+            yield range(start, min(start + step, slices.stop))
+
+    def knows(self, since: int) -> bool:
+        """Whether it can tell every key that went after step `since`."""
+        return self._deleted.knows(since)
+
+    def gone(self, slices: range, since: int) -> list[RowColumns]:
+        """Keys of these slices that went after step `since`; some may have come back. Raises StaleVersion: see `knows`."""
+        if since not in self._gone:
+            self._gone[since] = self._deleted.since(since)
+        keys, steps = self._gone[since]
+        place = slice_of(keys)
+        mine = (place >= slices.start) & (place < slices.stop)
+        return [absent(self.spec, keys[mine], steps[mine])] if mine.any() else []
+
+    def changes(self, since: int | None = None) -> RowColumns:
+        """Every row of this version changed after step `since`, deletes first; slices stay to be asked for.
+
+        Without the core a row that changes while this is read may be there twice, with the same content.
+        """
+        every = [] if since is None else self.gone(ALL_SLICES, since)
+        if self._pieces is not None:
+            room = Room(self.spec)
+            for piece in self._cut(ALL_SLICES, 1):
+                with self._reading(patient=True):
+                    self._pieces.read(piece, since, room)
+            return joined([*every, room.taken()], self.spec)
+        for start in range(0, SLICES, _READ_SLICES) if not self._copied else ():
+            with self._reading(patient=True):
+                parts = chosen(self._table, range(start, start + _READ_SLICES), since)
+                every.extend(self._same(part) for part in parts)
+        with self._reading():
+            every.extend(chosen(self._kept, ALL_SLICES, since))
+        return joined(every, self.spec)
+
+    def rows(self, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Rows [N, D] of keys [N], the default where there was none, and which there were [N]."""
+        with self._reading():
+            now = take(self._table, keys)
+            there = self._untouched(now) & (not self._copied)
+            out = np.where(there[:, None], now.row, np.float32(self.spec.default)).astype(np.float32)
+            if self._pieces is not None:
+                old = self._pieces.kept(keys, out)
+            else:
+                old = ~there
+                old[old] = self._kept._holds(keys[old])
+                if old.any():
+                    out[old] = self._kept.lookup(keys[old], train=False).numpy()
+        return torch.from_numpy(out), there | old
+
+    def close(self) -> None:
+        """Let the table change freely again."""
+        self._history.close(self)
+
+    @contextmanager
+    def _reading(self, patient: bool = False) -> Iterator[None]:
+        """Hold the table's lock; `patient`ly between the steps that want it. Raises StaleVersion after `close`."""
+        with self._history.lock.patient() if patient else self._history.lock:
+            if self not in self._history.snapshots:
+                raise StaleVersion(
+                    f"the version of table {self._table.name!r} at step {self.step} was read after it was closed"
+                )
+            yield
+
+    def _untouched(self, live: RowColumns) -> np.ndarray:
+        """Which rows [N] of the table are still those of this version."""
+        same = ~live.deleted & (live.step <= self.step)
+        if self._moved:
+            unsure = np.flatnonzero(~live.deleted & (live.step <= self.step + 1))
+        else:
+            unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
+        if len(unsure):
+            keys = live.key[unsure]
+            kept = self._kept._holds(keys) if self._pieces is None else self._pieces.kept(keys)
+            same[unsure] = ~kept & ~np.isin(keys, self._born)
+        return same
+
+    def _same(self, live: RowColumns) -> RowColumns:
+        same = self._untouched(live)
+        return live if same.all() else live.where(same)
+
+    def _waiting(self, slices: range) -> list[RowColumns]:
+        if not len(self._waits.key):
+            return []
+        place = slice_of(self._waits.key)
+        mine = (place >= slices.start) & (place < slices.stop)
+        return [self._waits.where(mine)] if mine.any() else []
+
+
+_LOOK_S = 1e-4  # a waiting step takes the lock within tens of microseconds of its release
+
+
+class StepLock:
+    """Re-entrant; `with lock:` is a step's way in, `with lock.patient():` that of the background."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting, self._count = 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._wait()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Hold it when no step waits for it."""
+        while True:
+            while self._waiting:
+                time.sleep(_LOOK_S)
+            self._lock.acquire()
+            if not self._waiting:
+                break
+            self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _wait(self) -> None:
+        with self._count:
+            self._waiting += 1
+        try:
+            self._lock.acquire()
+        finally:
+            with self._count:
+                self._waiting -= 1

@@ -1,0 +1,5 @@
+"""Click models: DeepFM, its baselines and metrics."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,127 @@
+"""What a click model must beat: the item's like rate, and a logistic regression on the very same features.
+
+The regression is solved to convergence (L-BFGS, float64) with its L2 penalty chosen on the validation rows out of five, so
+what it loses it loses for want of interactions between features.
+"""
+
+# Shapes: P rows, C columns (a column a key), Z non-zeros.
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.samples.batches import Clicks
+from nonet.samples.sequences import TRAIN, VALID
+from nonet.types import Jagged
+
+CLICK_BASELINES = ("popularity", "logistic_regression")
+PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
+_PRIOR_ROWS = 5.0
+
+
+def baseline_chances(name: str, clicks: Clicks, index: np.ndarray) -> np.ndarray:
+    """Chances [P] of the baseline `name`, fitted on the TRAIN rows, for events [P]."""
+    if name == "popularity":
+        return _like_rate(clicks)[clicks.seq.item[index]]
+    return LogisticRegression.fit(clicks).chances(clicks.batch(index))
+
+
+def _like_rate(clicks: Clicks) -> np.ndarray:
+    """The share of an item's TRAIN rows that were liked, with 5 rows of the mean rate beside them, [I]."""
+    rows, items = clicks.rows(TRAIN), len(clicks.items.year)
+    item, label = clicks.seq.item[rows], clicks.label[rows]
+    total, liked = (np.bincount(item, weights, minlength=items) for weights in (None, label))
+    return (liked + _PRIOR_ROWS * label.mean()) / (total + _PRIOR_ROWS)
+
+
+@dataclass(frozen=True)
+class LogisticRegression:
+    """A weight a key; bags of several ids are means, as in the model."""
+
+    keys: Mapping[str, np.ndarray]
+    weight: Tensor
+    bias: float
+    penalty: float
+
+    @classmethod
+    def fit(cls, clicks: Clicks) -> LogisticRegression:
+        """On TRAIN rows; the penalty with the least log loss on VALID rows (the middle one where there are none)."""
+        train, valid = clicks.rows(TRAIN), clicks.rows(VALID)
+        bags = clicks.batch(train)
+        keys = {name: np.unique(bag.values.numpy()) for name, bag in bags.items()}
+        matrix, label = _matrix(bags, keys), torch.from_numpy(clicks.label[train]).double()
+        asked = _matrix(clicks.batch(valid), keys) if len(valid) else None
+        want = torch.from_numpy(clicks.label[valid]).double()
+        best, least, start = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
+        for penalty in sorted(PENALTIES, reverse=True) if asked is not None else PENALTIES[2:3]:
+            start = _solve(matrix, label, penalty, start)
+            found = cls(keys, start[:-1].clone(), float(start[-1]), penalty)
+            loss = 0.0 if asked is None else float(_loss(asked @ found.weight + found.bias, want))
+            if loss < least:
+                best, least = found, loss
+        assert best is not None
+        return best
+
+    def chances(self, bags: Mapping[str, Jagged]) -> np.ndarray:
+        """Chances [P]."""
+        return torch.sigmoid(_matrix(bags, self.keys) @ self.weight + self.bias).numpy()
+
+
+def _loss(logits: Tensor, label: Tensor) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
+
+
+def _solve(matrix: Tensor, label: Tensor, penalty: float, start: Tensor) -> Tensor:
+    weights = start.clone()
+    transposed = _csr(matrix.to_sparse_coo().t().coalesce())
+    solver = torch.optim.LBFGS([weights], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        logits = matrix @ weights[:-1] + weights[-1]
+        error = (torch.sigmoid(logits) - label) / len(label)
+        ridge = penalty / len(label) * weights[:-1]
+        weights.grad = torch.cat([transposed @ error + ridge, error.sum()[None]])
+        return _loss(logits, label) + 0.5 * ridge @ weights[:-1]
+
+    with torch.no_grad():
+        solver.step(closure)  # type: ignore[arg-type]
+    return weights.detach()
+
+
+def _csr(matrix: Tensor) -> Tensor:
+    """In compressed rows, which torch calls beta, once a process; a product with a vector is all that is asked of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Sparse CSR tensor support is in beta", category=UserWarning
+        )
+        return matrix.to_sparse_csr()
+
+
+def _matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tensor:
+    """Rows [P, C] in CSR: 1 / (ids of the bag) at each known key."""
+    rows, columns, values, width, count = [], [], [], 0, 0
+    for name, known in keys.items():
+        ids, offsets = bags[name].values.numpy(), bags[name].offsets.numpy()
+        lengths, count = np.diff(offsets), len(offsets) - 1
+        row = np.repeat(np.arange(count), lengths)
+        at = np.minimum(np.searchsorted(known, ids), max(len(known) - 1, 0))
+        held = known[at] == ids if len(known) else np.zeros(len(ids), bool)
+        rows.append(row[held])
+        columns.append(at[held] + width)
+        values.append((1.0 / lengths[row])[held])
+        width += len(known)
+    where: Any = np.stack([np.concatenate(rows), np.concatenate(columns)])
+    matrix = torch.sparse_coo_tensor(
+        torch.from_numpy(where),
+        torch.from_numpy(np.concatenate(values)),
+        (count, width),
+        check_invariants=False,
+    )
+    return _csr(matrix.coalesce())

@@ -1,0 +1,175 @@
+"""ClickModel: a trained DeepFM with its rows, read from a commit's folder; it answers with chances and never trains.
+
+    <folder>/clicks/{model.json, events.npz}     what the features were made of, beside the commit's dense/ and sparse/
+
+`events.npz` holds the items and the TRAIN events with their labels: what one may know of a user. So a commit is a whole
+model, and a reward or a service needs the folder alone.
+"""
+
+# Shapes: P questions, U users, I items, N TRAIN events.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from nonet.embedding.modules import EmbeddingBagCollection, ReadRows, TableConfig
+from nonet.embedding.reading import ReplicaReader
+from nonet.embedding.storage import update_of
+from nonet.embedding.tables import TableSpec
+from nonet.errors import CheckpointError
+from nonet.models.click.deepfm import DeepFM
+from nonet.samples.batches import Catalogue, Clicks, Keys
+from nonet.samples.sequences import TRAIN
+from nonet.samples.tables import NONE, as_numbers, keys_in
+from nonet.types import Jagged
+
+_CONFIG, _EVENTS = Path("clicks", "model.json"), Path("clicks", "events.npz")
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class ClickSetup:
+    """How a click model is made: options of DeepFM, TableSpec arguments, feature -> table, combiners, history, seed."""
+
+    model: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
+    features: Mapping[str, str]
+    combiners: Mapping[str, str]
+    history: int
+    seed: int
+
+    def configs(self) -> dict[str, TableConfig]:
+        """The tables as embedding modules take them."""
+        return {
+            name: TableConfig(
+                TableSpec(**spec),
+                tuple(feature for feature, table in self.features.items() if table == name),
+                self.combiners.get(name, "mean"),
+            )
+            for name, spec in self.tables.items()
+        }
+
+    def build(self) -> DeepFM:
+        """The dense part, untrained."""
+        options = {name: value for name, value in self.model.items() if name != "use"}
+        dims = {feature: int(self.tables[table]["dim"]) for feature, table in self.features.items()}
+        return DeepFM(dims, seed=self.seed, **options)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a click model may know: items, users [U] sorted, the mean label, and labels of the (user, item) pairs trained on."""
+
+    item_id: np.ndarray
+    user_id: np.ndarray
+    rate: float
+    pair: np.ndarray
+    liked: np.ndarray
+    columns: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, clicks: Clicks, item_id: np.ndarray) -> Known:
+        """From the TRAIN events; of a pair that is there twice the newest counts, and of a column a user's newest value."""
+        rows, seq = clicks.rows(TRAIN), clicks.seq
+        newest = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
+        has = seq.user[rows][newest]
+        columns = {}
+        for name in clicks.features:
+            if name in seq.columns:
+                columns[name] = np.full(len(seq), missing(seq.columns[name]), seq.columns[name].dtype)
+                columns[name][has] = seq.columns[name][rows][newest]
+        pairs = seq.user[rows] * len(item_id) + seq.item[rows]
+        pair, last = np.unique(pairs[::-1], return_index=True)
+        label = clicks.label[rows][::-1][last] > 0
+        user_id = np.asarray(seq.user_id)
+        user_id = user_id.astype(np.str_) if user_id.dtype == object else user_id
+        return cls(item_id, user_id, float(clicks.label[rows].mean()), pair, label, columns)
+
+    def label_of(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
+        """1 liked, 0 not, -1 never trained on, for (user, item) places of the same shape; -1 for a place of -1."""
+        pair = np.where((user < 0) | (item < 0), -1, user * len(self.item_id) + item)
+        at = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
+        return np.where(self.pair[at] == pair, self.liked[at].astype(np.int64), -1)
+
+
+def missing(values: np.ndarray) -> float | int:
+    """What stands in a column where there is nothing: NaN among numbers, NONE among ids."""
+    return np.nan if values.dtype.kind == "f" else NONE
+
+
+class ClickModel:
+    """Chances of clicks by a commit's weights and rows."""
+
+    def __init__(self, folder: Path):
+        config = _config(folder)
+        self.setup = ClickSetup(**config["setup"])
+        configs = self.setup.configs()
+        specs = {name: table.spec for name, table in configs.items()}
+        reader = ReplicaReader(specs)
+        reader.apply(update_of(folder, specs))
+        self.bags = EmbeddingBagCollection(configs, ReadRows(reader)).eval()
+        self.model = self.setup.build().eval()
+        self.model.load_state_dict(load_file(folder / "dense" / "model.safetensors"))
+        held = np.load(folder / _EVENTS)
+        self.items = Catalogue(
+            Jagged(held["category"], held["category_offsets"]), held["year"], tuple(config["categories"])
+        )
+        self.keys = self._keys(held["user_id"], held["item_id"]) if config.get("keys") == "ids" else None
+        columns = {name: held[f"column:{name}"] for name in config["columns"]}
+        self.known = Known(
+            held["item_id"], held["user_id"], config["rate"], held["pair"], held["liked"], columns
+        )
+
+    def _keys(self, user_id: np.ndarray, item_id: np.ndarray) -> Keys:
+        user, item = (
+            keys_in(space, as_numbers(ids)) for space, ids in (("user", user_id), ("item", item_id))
+        )
+        return Keys(user, item, self.items.category_key)
+
+    @torch.no_grad()
+    def chances(self, bags: Mapping[str, Jagged]) -> np.ndarray:
+        """Chances [P] float32 of the questions that these bags of keys stand for."""
+        return torch.sigmoid(self.model(self.bags(bags))).numpy()
+
+    def chances_of(self, clicks: Clicks, index: np.ndarray) -> np.ndarray:
+        """Chances [P] of events."""
+        parts = [self.chances(clicks.batch(index[at : at + _CHUNK])) for at in range(0, len(index), _CHUNK)]
+        return np.concatenate([np.empty(0, np.float32), *parts])
+
+
+def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.ndarray) -> None:
+    """Write <folder>/clicks/, the part of a commit that ClickModel needs beside weights and rows."""
+    known = Known.of(clicks, item_id)
+    (folder / _CONFIG).parent.mkdir(parents=True, exist_ok=True)
+    parts = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
+    plain = {name: dict(part) if isinstance(part, Mapping) else part for name, part in parts.items()}
+    config = {
+        "setup": plain,
+        "rate": known.rate,
+        "keys": "places" if clicks.keys is None else "ids",
+        "columns": list(known.columns),
+        "categories": list(clicks.items.names),
+    }
+    (folder / _CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    arrays: dict[str, Any] = {f"column:{name}": values for name, values in known.columns.items()}
+    arrays |= {name: getattr(known, name) for name in ("item_id", "user_id", "pair", "liked")}
+    arrays |= {"year": clicks.items.year, "category": clicks.items.categories.values}
+    np.savez(folder / _EVENTS, category_offsets=clicks.items.categories.offsets, **arrays)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except OSError:
+        raise CheckpointError(
+            f"{folder} holds no click model: there is no {_CONFIG}; name a commit of a run of a click model, "
+            "such as runs/<id>/checkpoints/step-000123"
+        ) from None

@@ -1,0 +1,10 @@
+from .beams import beam_search as beam_search
+from .corpus import Corpus as Corpus
+from .corpus_items import as_array as as_array
+from .corpus_items import read_items as read_items
+from .exhaustive import top_items as top_items
+from .logprob import log_prob as log_prob
+from .recommender import Recommender as Recommender
+from .recommender import keys_of as keys_of
+from .recommender import on as on
+from .trie import Trie as Trie

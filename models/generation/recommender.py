@@ -1,0 +1,113 @@
+"""Recommender: a model, its sparse rows and the corpus, asked about prompts.
+
+One code path for rollout, evaluation and `nonet recommend`: the rows come through a `SparseReader`, the prompts are
+(user, position) pairs, and beams and exhaustive scores are those of the constrained distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.reading import SparseReader
+from nonet.models.generation.beams import Beams, beam_search
+from nonet.models.generation.corpus import Corpus
+from nonet.models.generation.exhaustive import score_items
+from nonet.samples.batches import masked, prompt_batch
+from nonet.types import Jagged, SampleBatch
+
+# Shapes: U prompts, W beams, I items, N events.
+
+
+def keys_of(batch: SampleBatch, feature: str) -> Tensor:
+    """Sparse keys of a feature in `context`: "item" and others an event [N] (Jagged), "user" and others a sequence [B]."""
+    values = batch.context[feature]
+    return values if isinstance(values, Tensor) else values.values
+
+
+def on(batch: SampleBatch, device: Any) -> SampleBatch:
+    """The batch on a device; itself on the host. Batches are made on the host, where sparse rows are asked for."""
+    if torch.device(device).type == "cpu":
+        return batch
+    context = {name: _moved(value, device) for name, value in batch.context.items()}
+    moved = {
+        field: _moved(getattr(batch, field), device)
+        for field in ("item", "sid", "time", "event", "loss_mask", "target")
+    }
+    return replace(batch, context=context, **moved)
+
+
+def _moved(value: Any, device: Any) -> Any:
+    if isinstance(value, Jagged):
+        return Jagged(value.values.to(device), value.offsets.to(device))
+    return None if value is None else value.to(device)
+
+
+class Recommender:
+    """Answers for prompts (users [U], positions [U]): the events of a user before that position.
+
+    It works where its model is; batches come from the host and answers go back there.
+    """
+
+    def __init__(
+        self, model: Any, reader: SparseReader, features: dict[str, str], corpus: Corpus, history: int
+    ):
+        self.model, self.reader, self.features, self.corpus, self.history = (
+            model,
+            reader,
+            features,
+            corpus,
+            history,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def batch(self, users: np.ndarray, positions: np.ndarray, stage: str = "ask") -> SampleBatch:
+        """The prompts as a packed batch."""
+        return prompt_batch(
+            self.corpus.seq, self.corpus.sids, users, positions, history=self.history, stage=stage
+        )
+
+    def rows(self, batch: SampleBatch) -> dict[str, Tensor]:
+        """The sparse rows of a batch (on the host) by feature, on the model's device."""
+        return {
+            feature: self.reader.rows(table, keys_of(batch, feature)).to(self.device)
+            for feature, table in self.features.items()
+        }
+
+    @torch.no_grad()
+    def beams(self, batch: SampleBatch, width: int, users: np.ndarray, positions: np.ndarray) -> Beams:
+        """The `width` best items of each prompt, without those that are masked."""
+        beams = beam_search(
+            self.model,
+            self._prefill(batch),
+            self.corpus.trie,
+            width,
+            forbidden=masked(self.corpus.seq, users, positions),
+        )
+        return Beams(beams.item.cpu(), beams.sid.cpu(), beams.logp.cpu(), beams.valid.cpu())
+
+    @torch.no_grad()
+    def scores(self, batch: SampleBatch) -> Tensor:
+        """Log-probability of every catalogue item for each prompt [U, I], nats; nothing masked."""
+        return score_items(self.model, self._prefill(batch), self.corpus.trie).cpu()
+
+    def _prefill(self, batch: SampleBatch) -> Any:
+        self.model.eval()
+        return self.model.prefill(on(batch, self.device), self.rows(batch))
+
+    def chunks(
+        self, users: np.ndarray, positions: np.ndarray, size: int
+    ) -> Iterator[tuple[SampleBatch, np.ndarray, np.ndarray]]:
+        """The prompts in order, `size` at a time."""
+        for start in range(0, len(users), size):
+            part = slice(start, start + size)
+            yield self.batch(users[part], positions[part]), users[part], positions[part]

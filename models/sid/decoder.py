@@ -1,0 +1,260 @@
+"""SID decoder: a causal history decoder, one position an event, and a small depth decoder over the codes of an item.
+
+After RQ-Transformer (Lee et al. 2022): sequences are as long as histories, not L times that, and an item's codes are
+read off one state, so a catalogue is scored exhaustively at the price of a few matrix products. An event enters as the
+sum of its codes' embeddings, its sparse rows, its rating, its type and the time since the event before it. A start
+position that knows the user stands before every sequence, so an empty history has an answer too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nonet.attention.masks import UniMask
+from nonet.errors import ConfigError, DataError
+from nonet.models.sid.beam_cache import Cache
+from nonet.models.sid.blocks import Block, rotary
+from nonet.models.sid.depth import DepthDecoder
+from nonet.models.sid.depth_attention import DepthAttention
+from nonet.models.sid.hstu import HstuBlock
+from nonet.types import Jagged, SampleBatch
+
+# Shapes: B sequences, N events, T = N + B positions (each sequence has a start), M loss positions, U prompts, W beams,
+# L levels, K codes of a level, D width.
+OPTIONS = {
+    "width": 64,
+    "layers": 3,
+    "heads": 4,
+    "dropout": 0.1,
+    "block": "attention",
+    "depth": "mlp",
+    "length": 0,  # the longest sequence, start included; HSTU pins its scaling to it
+}
+_CHOICES = {"block": ("attention", "hstu"), "depth": ("mlp", "attention")}
+_GAPS = 28  # powers of two of seconds between events; the last is 2 years and more
+_RATINGS = 21  # half steps from 0 (none) to 10
+_TYPES = 32  # event types with a vector of their own
+_STD = 0.05
+_LATEST = 2**31 - 1  # seconds since a sequence's first event that HSTU's time bias tells apart: 68 years
+
+
+class SidDecoder(nn.Module):
+    """See nonet.models.sid.protocol.SidModel for the calls and their shapes."""
+
+    def __init__(
+        self,
+        codes: Sequence[int],
+        features: Mapping[str, int],
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+        dropout: float,
+        block: str,
+        depth: str,
+        length: int,
+    ):
+        super().__init__()
+        self.levels, self.codes, self.features = len(codes), tuple(map(int, codes)), dict(features)
+        self._head_width = width // heads
+        self.code = nn.ModuleList(nn.Embedding(k, width) for k in self.codes)
+        self.row = nn.ModuleDict(
+            {f"of_{name}": nn.Linear(dim, width, bias=False) for name, dim in self.features.items()}
+        )
+        self.gap, self.rating = nn.Embedding(_GAPS, width), nn.Embedding(_RATINGS, width)
+        self.kind = nn.Embedding(_TYPES, width)
+        self.start = nn.Parameter(torch.zeros(width))
+        self._hstu = block == "hstu"
+        self.blocks = nn.ModuleList(
+            HstuBlock(width, heads, length, dropout=dropout) if self._hstu else Block(width, heads, dropout)
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.depth = (
+            DepthAttention(self.codes, width, dropout, heads)
+            if depth == "attention"
+            else DepthDecoder(self.codes, width, dropout)
+        )
+
+    @classmethod
+    def build(
+        cls, config: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
+    ) -> SidDecoder:
+        """From scenario options; weights drawn from `seed`, torch's own generator left as it was."""
+        options = OPTIONS | dict(config)
+        _check(options, codes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = cls(codes, features, **options)
+            model.draw()
+        return model
+
+    def draw(self) -> None:
+        """First weights: embeddings small, what is hashed or optional at zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=_STD)
+        for weight in (*self.depth.at_zero(), self.kind.weight):
+            nn.init.zeros_(weight)
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The weights between hidden states: those that gain from Muon."""
+        return [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]  # type: ignore[misc]
+
+    def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
+        sid_ML = self.targets(batch)
+        every = [torch.arange(len(sid_ML), device=sid_ML.device)] * self.levels
+        logits = self.taught(batch, self.states(batch, rows), self.asked(batch)[:, None], sid_ML, every)
+        return [logits_M1K[:, 0] for logits_M1K in logits]
+
+    def targets(self, batch: SampleBatch) -> Tensor:
+        return batch.sid[batch.loss_mask.values]
+
+    def asked(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
+        """Position [M] from which each target is asked: `ahead` events before it; below 0 where that is not in its
+        own sequence (never for 1: a start position stands before the first event).
+        """
+        events_N, sequence_N, place_N = _places(batch)
+        chosen = batch.loss_mask.values
+        position_M = (events_N + sequence_N)[chosen] - (ahead - 1)
+        return position_M.masked_fill(place_N[chosen] < ahead - 1, -1)
+
+    def taught(
+        self,
+        batch: SampleBatch,
+        state_TD: Tensor,
+        position_MA: Tensor,
+        sid_ML: Tensor,
+        choices: Sequence[Tensor],
+    ) -> Iterator[Tensor]:
+        """Logits [m, A, K] of each level after the codes before it, for the targets [m] that `choices` names at it,
+        from each of the A positions that a target is asked from (below 0: not at all, and what comes out means nothing).
+        """
+        return self.depth.taught(state_TD, _cuts(batch), position_MA, sid_ML, choices)
+
+    def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Cache:
+        return self.depth.cache(self.states(batch, rows), _cuts(batch))
+
+    def step(self, cache: Cache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
+        prefix_UWl = _prefix(codes, cache.state)
+        if len(prefix_UWl) > 1 and prefix_UWl.stride(0) == 0:
+            prefix_UWl = prefix_UWl[:1]
+        logits_UWK = self.depth(cache, prefix_UWl[..., :level], level)
+        return logits_UWK.expand(-1, prefix_UWl.shape[1], -1)
+
+    def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
+        """State [T, D] at every position: a sequence's start, then after each of its events."""
+        events_N, sequence_N, _ = _places(batch)
+        sequences, cuts_B1 = len(batch.item), _cuts(batch)
+        event_ND, start_BD = self._events(batch), self.start.expand(sequences, -1)
+        for projected, by_event in self._rows(batch, rows):
+            if by_event:
+                event_ND = event_ND + projected
+            else:
+                start_BD = start_BD + projected
+        x_TD = start_BD.new_zeros(len(event_ND) + sequences, start_BD.shape[-1])
+        after_N = events_N + sequence_N + 1
+        context = self._context(batch, cuts_B1, after_N)
+        x_TD = x_TD.index_copy(0, cuts_B1[:-1], start_BD).index_copy(0, after_N, event_ND)
+        for block in self.blocks:
+            x_TD = block(x_TD, cuts_B1, *context)
+        return self.norm(x_TD)
+
+    def _context(self, batch: SampleBatch, cuts_B1: Tensor, after_N: Tensor) -> tuple[Any, ...]:
+        """What all blocks take besides states and cuts; events stand at positions `after_N`."""
+        _, sequence_N, place_N = _places(batch)
+        nothing_T = torch.zeros(
+            int(len(after_N) + len(cuts_B1) - 1), dtype=torch.int64, device=after_N.device
+        )
+        if not self._hstu:
+            return (rotary(nothing_T.index_copy(0, after_N, place_N + 1), self._head_width),)
+        time_N = batch.time.values
+        since_N = time_N - time_N[batch.item.offsets[sequence_N]]  # a start stands at its first event's time
+        time_T = nothing_T.index_copy(0, after_N, since_N.clamp_max(_LATEST)).int()
+        return UniMask.hstu().table(cuts_B1), time_T
+
+    def _events(self, batch: SampleBatch) -> Tensor:
+        x_ND = self.gap(_gaps(batch))
+        for level, table in enumerate(self.code):
+            x_ND = x_ND + table(batch.sid[:, level])
+        if "rating" in batch.context:
+            half_steps = (2 * batch.context["rating"].values).round().long()
+            x_ND = x_ND + self.rating(half_steps.clamp(0, _RATINGS - 1))
+        return x_ND + self.kind(batch.event.values.clamp(0, _TYPES - 1))
+
+    def _rows(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
+        """Each feature's projected rows, and whether they belong to events (else to sequences)."""
+        missing = sorted(set(self.features) - set(rows))
+        if missing:
+            raise DataError(
+                f"the model was built with sparse features {', '.join(sorted(self.features))}; the rows of "
+                f"{', '.join(missing)} are missing. Pull them for this batch."
+            )
+        out = []
+        for name, dim in self.features.items():
+            by_event = name == "item" or isinstance(batch.context.get(name), Jagged)
+            wanted = (len(batch.item.values) if by_event else len(batch.item), dim)
+            if tuple(rows[name].shape) != wanted:
+                raise DataError(
+                    f"rows of {name!r} are {list(rows[name].shape)}; this batch wants {list(wanted)}."
+                )
+            out.append((self.row[f"of_{name}"](rows[name]), by_event))
+        return out
+
+
+def _cuts(batch: SampleBatch) -> Tensor:
+    """Where each sequence's positions begin, its start first [B + 1]."""
+    offsets = batch.item.offsets
+    return offsets + torch.arange(len(offsets), device=offsets.device)
+
+
+def _places(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every event [N]: its number, its sequence, and its place in that sequence."""
+    offsets = batch.item.offsets
+    events_N = torch.arange(len(batch.item.values), device=offsets.device)
+    sequence_N = torch.repeat_interleave(offsets.diff())
+    return events_N, sequence_N, events_N - offsets[sequence_N]
+
+
+def _gaps(batch: SampleBatch) -> Tensor:
+    """Bucket [N] of the time since the event before: 0 the first of its sequence, 1 none, then powers of two of seconds."""
+    _, _, place_N = _places(batch)
+    time_N = batch.time.values
+    since_N = torch.zeros_like(time_N)
+    since_N[1:] = (time_N[1:] - time_N[:-1]).clamp_min(0)
+    bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(_GAPS - 3)
+    return bucket_N.masked_fill(since_N == 0, 1).masked_fill(place_N == 0, 0)
+
+
+def _prefix(codes: Tensor | Sequence[Tensor], state: Tensor) -> Tensor:
+    if isinstance(codes, list | tuple):
+        start = torch.zeros(len(state), 1, 0, dtype=torch.int64, device=state.device)
+        return torch.stack(list(codes), -1) if codes else start
+    assert isinstance(codes, Tensor)
+    return codes
+
+
+def _check(options: Mapping[str, Any], codes: Sequence[int]) -> None:
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(
+            f"model: sid_decoder has no option {unknown[0]!r}; there are: {', '.join(OPTIONS)}."
+        )
+    if not codes or min(codes) < 1:
+        raise ConfigError(f"model: codes {list(codes)}: at least one level, each of at least one code.")
+    width, heads = options["width"], options["heads"]
+    if width % heads or (width // heads) % 2:
+        raise ConfigError(
+            f"model: width {width} must be heads ({heads}) times an even number, e.g. {16 * heads}."
+        )
+    for name, allowed in _CHOICES.items():
+        if options[name] not in allowed:
+            raise ConfigError(f"model: {name} is {options[name]!r}; it can be {' or '.join(allowed)}.")
+    if options["block"] == "hstu" and options["length"] < 1:
+        raise ConfigError(
+            "model: block: hstu needs `length`, the longest sequence with its start: a scenario gives data.history + 1."
+        )

@@ -1,0 +1,82 @@
+"""Supervised loss of a SID model: the negative log-likelihood of the next items' semantic ids, as a sum.
+
+A sum and a count, never a mean: the trainer divides by the global count, so world 2 equals world 1. With a catalogue the
+softmax of every level is over legal codes only, the distribution that beams, exhaustive scores and RL use (recall@10
+0.119 against 0.101 after ten epochs); nodes with one child cost and teach nothing and are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nonet.errors import DataError
+from nonet.types import SampleBatch
+
+# Shapes: T positions, M targets, A states that each is asked from, L levels, K codes of a level, D width.
+
+
+class Catalogue(Protocol):
+    """What the loss asks of nonet.models.generation.trie.Trie: child nodes [M, K] of nodes [M], -1 where there is none."""
+
+    def children(self, level: int, nodes: Tensor) -> Tensor: ...
+
+
+def sid_loss(
+    model: Any,
+    batch: SampleBatch,
+    rows: Mapping[str, Tensor],
+    catalogue: Catalogue | None = None,
+    *,
+    ahead: int = 1,
+) -> tuple[Tensor, int]:
+    """Summed nats over the targets of the batch, and how many targets there are.
+
+    ahead: an event is also a target of the states 2 .. `ahead` events before it, weighted 1 / distance; the weights of
+    one target sum to 1. It teaches what comes soon rather than next, and regularises.
+    """
+    state_TD, sid_ML = model.states(batch, rows), model.targets(batch)
+    position_MA = torch.stack([model.asked(batch, distance) for distance in range(1, ahead + 1)], 1)
+    weight_A = 1 / torch.arange(1, ahead + 1, device=state_TD.device, dtype=state_TD.dtype)
+    weight_MA = (weight_A / weight_A.sum()).where(position_MA >= 0, 0.0)
+    choices, illegal = _walk(sid_ML, catalogue, model.levels)
+    logits = model.taught(batch, state_TD, position_MA, sid_ML, choices)
+    total_MA = state_TD.new_zeros(position_MA.shape)
+    for level, (choice, logits_MAK) in enumerate(zip(choices, logits, strict=True)):
+        if catalogue is not None:
+            logits_MAK = logits_MAK.masked_fill(illegal[level], -torch.inf)
+        code_MA = sid_ML[choice, level, None].expand(-1, position_MA.shape[1])
+        part_MA = functional.cross_entropy(
+            logits_MAK.flatten(0, 1), code_MA.flatten(), reduction="none"
+        ).view_as(code_MA)
+        total_MA = total_MA.index_add(0, choice, part_MA)
+    return (total_MA * weight_MA).sum(), len(sid_ML)
+
+
+def _walk(sid_ML: Tensor, catalogue: Catalogue | None, levels: int) -> tuple[list[Tensor], list[Tensor]]:
+    """By level: the targets [m] that have a choice there, and which of its codes are illegal for them [m, 1, K]."""
+    every = torch.arange(len(sid_ML), device=sid_ML.device)
+    if catalogue is None:
+        return [every] * levels, []
+    choices, illegal = [], []
+    node_M = torch.zeros_like(every)
+    for level in range(levels):
+        child_MK = catalogue.children(level, node_M)
+        node_M = child_MK.gather(1, sid_ML[:, level, None]).squeeze(1)
+        _refuse_unlisted(node_M, sid_ML)
+        choices.append(((child_MK >= 0).sum(1) > 1).nonzero().squeeze(1))
+        illegal.append((child_MK[choices[-1]] < 0)[:, None])
+    return choices, illegal
+
+
+def _refuse_unlisted(node_M: Tensor, sid_ML: Tensor) -> None:
+    outside = (node_M < 0).nonzero()
+    if len(outside):
+        raise DataError(
+            f"{len(outside)} of {len(sid_ML)} targets have a semantic id outside the catalogue, first "
+            f"{tuple(sid_ML[outside[0, 0]].tolist())}. Train with the catalogue of all items."
+        )

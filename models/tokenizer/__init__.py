@@ -1,0 +1,5 @@
+"""Semantic ids of items: vectors, residual k-means, files."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

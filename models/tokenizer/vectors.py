@@ -1,0 +1,250 @@
+"""Item vectors: what the tokenizer clusters, from columns, from what users did, or from the user's own file.
+
+Text and list columns become TF-IDF and an SVD; `cooccurrence` is the SVD of positive pointwise mutual information
+between items that TRAIN events put near each other (Levy & Goldberg 2014), so held-out events never shape a semantic id.
+Every source is centred, scaled to mean square norm 1, multiplied by its weight and laid side by side: weights compare
+like with like whatever the width. The SVD is randomised (Halko et al. 2011) from a seed: no [I, I] table, 1 s for
+3,500 items and 90,000 events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from nonet.errors import ConfigError, DataError
+from nonet.random import rng
+from nonet.samples.sequences import TRAIN, Sequences
+from nonet.suggest import did_you_mean
+
+# Shapes: I items, F features (words, or items), D width of a block, n nonzeros.
+WEIGHTS = {
+    "title": 0.3,
+    "categories": 0.5,
+}  # beside cooccurrence and everything else at 1: taste before wording
+_NOT_TASTE = (
+    "item",
+    "item_id",
+    "events",
+)  # columns of items.parquet that say which item, not what it is like
+_NEAR = 5  # events this far apart still count as together, weighted 1 / sqrt(distance)
+_SMOOTH = 0.75  # exponent of the context counts: keeps PMI from preferring rare items
+_OVERSAMPLE, _POWER = 10, 4  # of the randomised SVD
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
+
+Spec = str | Mapping[str, float] | Sequence[str | Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Nonzeros:
+    """A sparse [rows, columns] float32 matrix: row, column, value [n]."""
+
+    row: np.ndarray
+    column: np.ndarray
+    value: np.ndarray
+    shape: tuple[int, int]
+
+    def tensor(self) -> torch.Tensor:
+        """As a torch sparse tensor."""
+        index = torch.from_numpy(np.stack([self.row, self.column]).astype(np.int64))
+        return torch.sparse_coo_tensor(
+            index, torch.from_numpy(self.value.astype(np.float32)), self.shape, check_invariants=False
+        ).coalesce()
+
+
+def item_vectors(
+    items: pa.Table, seq: Sequences, spec: Spec, *, dim: int, seed: int, folder: Path
+) -> np.ndarray:
+    """Vectors [I, D] float32 of every item, the sources of `spec` side by side.
+
+    spec: names or {name: weight}, one or a list. A name is `cooccurrence`, a column of the items table, or a .npy or
+    .parquet file beside the scenario. `dim` bounds the width of what goes through an SVD.
+    """
+    blocks = []
+    for name, weight in weights_of(spec).items():
+        block = _source(name, items, seq, dim=dim, seed=seed, folder=folder)
+        if not np.isfinite(block).all():
+            bad = int((~np.isfinite(block).all(1)).sum())
+            raise DataError(
+                f"tokenizer.vectors: {name!r} has NaN or infinite values in {bad} rows. Clean the file."
+            )
+        blocks.append(weight * _standardised(block))
+    return np.ascontiguousarray(np.concatenate(blocks, 1), dtype=np.float32)
+
+
+def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
+    """Raises ConfigError or DataError for a source of `item_vectors` that is nowhere, before anything is computed."""
+    for name in weights_of(spec):
+        _kind(name, items, folder)
+
+
+def weights_of(spec: Spec) -> dict[str, float]:
+    """Source -> weight, in the order given."""
+    weights: dict[str, float] = {}
+    for entry in [spec] if isinstance(spec, str | Mapping) else spec:
+        named = {entry: WEIGHTS.get(entry, 1.0)} if isinstance(entry, str) else entry
+        for name, weight in named.items():
+            if not weight > 0:
+                raise ConfigError(
+                    f"tokenizer.vectors: the weight of {name!r} is {weight}; it must be above 0."
+                )
+            if name in weights:
+                raise ConfigError(
+                    f"tokenizer.vectors: {name!r} is named twice. Name it once, with one weight."
+                )
+            weights[name] = float(weight)
+    if not weights:
+        raise ConfigError("tokenizer.vectors is empty; name at least one source, e.g. [title, cooccurrence].")
+    return weights
+
+
+def cooccurrence(seq: Sequences, n_items: int) -> Nonzeros:
+    """Positive PMI [I, I] of items near each other in users' TRAIN events; symmetric."""
+    chosen = seq.split == TRAIN
+    item, user = seq.item[chosen].astype(np.int64), seq.user[chosen]
+    pair, near = [], []
+    for distance in range(1, _NEAR + 1):
+        same = user[distance:] == user[:-distance]
+        one, other = item[:-distance][same], item[distance:][same]
+        pair += [one * n_items + other, other * n_items + one]
+        near.append(np.full(2 * len(one), distance**-0.5))
+    code, place = np.unique(np.concatenate(pair), return_inverse=True)
+    count = np.bincount(place, weights=np.concatenate(near), minlength=len(code))
+    row, column = code // n_items, code % n_items
+    total = np.bincount(row, weights=count, minlength=n_items)
+    context = total**_SMOOTH / max((total**_SMOOTH).sum(), 1e-12)
+    value = np.log(count / (total[row] * context[column]))
+    keep = value > 0
+    return Nonzeros(row[keep], column[keep], value[keep], (n_items, n_items))
+
+
+def tfidf(documents: Sequence[Sequence[str]]) -> Nonzeros:
+    """TF-IDF [I, F] with rows of length 1, of words in at least two documents (all words when none is)."""
+    words = sorted({word for document in documents for word in document})
+    number = {word: i for i, word in enumerate(words)}
+    row = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
+    column = np.array([number[word] for document in documents for word in document], np.int64)
+    cell, count = np.unique(row * max(len(words), 1) + column, return_counts=True)
+    row, column = cell // max(len(words), 1), cell % max(len(words), 1)
+    documents_of = np.bincount(column, minlength=len(words))
+    if (documents_of > 1).any():
+        keep = documents_of[column] > 1
+        row, column, count = row[keep], column[keep], count[keep]
+    value = count * (np.log((1 + len(documents)) / (1 + documents_of[column])) + 1)
+    norm = np.sqrt(np.bincount(row, weights=value**2, minlength=len(documents)))
+    return Nonzeros(row, column, value / norm[row], (len(documents), max(len(words), 1)))
+
+
+def svd(matrix: Nonzeros, dim: int, seed: int, name: str, *, power: float = 1.0) -> np.ndarray:
+    """Left singular vectors times singular values ** power, [I, min(dim, rank bound)] float32."""
+    a = matrix.tensor()
+    at = a.t().coalesce()
+    width = min(dim + _OVERSAMPLE, *matrix.shape)
+    start = rng(seed, "tokenise", "svd", name).standard_normal((matrix.shape[1], width), dtype=np.float32)
+    basis, _ = torch.linalg.qr(torch.sparse.mm(a, torch.from_numpy(start)))
+    for _ in range(_POWER):
+        other, _ = torch.linalg.qr(torch.sparse.mm(at, basis))
+        basis, _ = torch.linalg.qr(torch.sparse.mm(a, other))
+    small, values, _ = torch.linalg.svd(torch.sparse.mm(at, basis).T, full_matrices=False)
+    vectors = basis @ small
+    return (vectors * values**power)[:, :dim].numpy()
+
+
+def _source(name: str, items: pa.Table, seq: Sequences, *, dim: int, seed: int, folder: Path) -> np.ndarray:
+    match _kind(name, items, folder):
+        case "cooccurrence":
+            return svd(cooccurrence(seq, len(items)), dim, seed, name, power=0.5)
+        case "column":
+            return _column(name, items[name], dim, seed)
+    return _file(folder / name, items)
+
+
+def _kind(name: str, items: pa.Table, folder: Path) -> Literal["cooccurrence", "column", "file"]:
+    if name == "cooccurrence":
+        return "cooccurrence"
+    if name in items.column_names:
+        return "column"
+    if Path(name).suffix in (".npy", ".parquet"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"tokenizer.vectors: {folder / name} does not exist. Paths are relative to the scenario."
+            )
+        return "file"
+    there = ["cooccurrence", *(column for column in items.column_names if column not in _NOT_TASTE)]
+    raise DataError(
+        f"tokenizer.vectors names {name!r}, which is neither a column of the items nor a .npy or .parquet file; "
+        f"there are: {', '.join(there)}.{did_you_mean(name, there)}"
+    )
+
+
+def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarray:
+    kind = column.type
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+        return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
+    values = column.to_pylist()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return svd(tfidf([_WORD.findall((value or "").lower()) for value in values]), dim, seed, name)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return svd(tfidf([[str(word).lower() for word in value or ()] for value in values]), dim, seed, name)
+    raise DataError(
+        f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, or a number."
+    )
+
+
+def _file(path: Path, items: pa.Table) -> np.ndarray:
+    """A .npy [I, D] in the order of the items table, or a Parquet of item_id and `vector` or numeric columns."""
+    if path.suffix == ".parquet":
+        return _parquet(path, items)
+    try:
+        block = np.load(path, allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise DataError(
+            f"tokenizer.vectors: {path} is not a .npy array ({str(error).splitlines()[0]})."
+        ) from None
+    if block.ndim != 2 or len(block) != len(items) or block.dtype.kind not in "fiu":
+        raise DataError(
+            f"tokenizer.vectors: {path} is {block.dtype} {list(block.shape)}; it must be numbers [{len(items)}, width],"
+            " a row for each item that is kept, in the order of item_id. A Parquet file with item_id needs no order."
+        )
+    return block.astype(np.float32)
+
+
+def _parquet(path: Path, items: pa.Table) -> np.ndarray:
+    table = pq.read_table(path)
+    if "item_id" not in table.column_names:
+        raise DataError(
+            f"tokenizer.vectors: {path} has no column item_id; it has {', '.join(table.column_names)}."
+        )
+    place = {item: row for row, item in enumerate(table["item_id"].to_pylist())}
+    wanted = items["item_id"].to_pylist()
+    missing = [item for item in wanted if item not in place]
+    if missing:
+        raise DataError(
+            f"tokenizer.vectors: {path} lacks {len(missing)} of {len(wanted)} items, first {missing[:5]}. "
+            "Add their vectors."
+        )
+    rest = [name for name in table.column_names if name != "item_id"]
+    if "vector" in rest:
+        rows = [np.asarray(value, np.float32) for value in table["vector"].to_pylist()]
+        if len({len(row) for row in rows}) != 1:
+            raise DataError(
+                f"tokenizer.vectors: {path} has vectors of different lengths; they must all be equal."
+            )
+        block = np.stack(rows)
+    else:
+        block = np.stack([table[name].cast(pa.float32()).to_numpy() for name in rest], 1)
+    return block[[place[item] for item in wanted]]
+
+
+def _standardised(block: np.ndarray) -> np.ndarray:
+    """Centred, mean square norm 1 (a constant block becomes zeros)."""
+    centred = block - block.mean(0)
+    return centred / max(float(np.sqrt((centred**2).sum(1).mean())), 1e-12)

@@ -1,0 +1,9 @@
+from .api import Reward as Reward
+from .api import check_options as check_options
+from .api import columns_of as columns_of
+from .api import find_reward as find_reward
+from .api import load_reward as load_reward
+from .api import reward as reward
+from .checks import score_checked as score_checked
+from .checks import set_up as set_up
+from .shipped import hit as hit

@@ -1,0 +1,303 @@
+"""Rewards: a function or a class that scores rollouts.
+
+    @nonet.reward                                    # arguments are columns by name; keyword-only ones are
+    YAML options def cheap(price, *, ceiling: float = 50.0):
+        return price <= ceiling
+
+    class RankModel(nonet.Reward):                   # state, setup, a device
+        columns = ["category"]
+        def __init__(self, model: str): ...
+        def score(self, r): ...                      # [U, W]
+
+Everything here is NumPy: a reward may use torch, this module does not. What a reward returns is checked by
+`score_checked`, so nothing but finite float32 [U, W] reaches an advantage.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from nonet.errors import ConfigError, DataError
+from nonet.rl.rewards.checks import score_checked
+from nonet.types import Rollouts
+
+__all__ = [
+    "FIELDS",
+    "FunctionReward",
+    "Reward",
+    "as_reward",
+    "check_options",
+    "columns_of",
+    "find_reward",
+    "load_reward",
+    "reward",
+    "score_checked",
+]
+
+SHIPPED = {
+    "hit": "nonet.rl.rewards.shipped:hit",
+    "rank": "nonet.rl.rewards.shipped:rank",
+    "ctr": "nonet.rl.rewards.ctr:PredictedClick",
+}
+FIELDS = ("item_id", "item", "sid", "logp", "target", "history", "user_id", "scene", "uid", "valid", "step")
+"""Arguments of a reward function that are fields of Rollouts; any other name is a joined column."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Reward:
+    """A reward with state: `columns` are joined to the rollouts before `score`, options reach `__init__`."""
+
+    columns: Sequence[str] = ()
+    device: str = "cpu"
+
+    def setup(self) -> None:
+        """Runs once in each actor, after `self.device` is set: load models here, not in `__init__`."""
+
+    def score(self, r: Rollouts) -> Any:
+        """Scores [U, W] of every beam; what stands where `r.valid` is False is not looked at."""
+        raise NotImplementedError
+
+
+def reward(function: _F) -> _F:
+    """Mark a function as a reward and check its signature. The function stays callable as it is."""
+    if isinstance(function, type) or not callable(function):
+        raise ConfigError(
+            f"@reward takes a function, got {function!r}. For a class, inherit from nonet.Reward."
+        )
+    _arguments(function)
+    function.__nonet_reward__ = True  # type: ignore[attr-defined]
+    return function
+
+
+class FunctionReward(Reward):
+    """Adapts a function: reads its columns from the rollouts and binds its options."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]):
+        self.function, self.options = function, dict(options)
+        self.arguments, _ = _arguments(function)
+        self.columns = [name for name in self.arguments if name not in FIELDS]
+
+    def score(self, r: Rollouts) -> Any:
+        values = [getattr(r, name) if name in FIELDS else _column(r, name) for name in self.arguments]
+        return self.function(*values, **self.options)
+
+
+def as_reward(target: Any, options: Mapping[str, Any] | None = None, *, name: str | None = None) -> Reward:
+    """A Reward from a function, a class or a ready Reward; options are checked before anything is made."""
+    options = options or {}
+    check_options(target, options, name=name)
+    if isinstance(target, Reward):
+        return target
+    if not isinstance(target, type):
+        return FunctionReward(target, options)
+    try:
+        return target(**options)
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"reward {name or target.__name__!r}: {target.__name__}() failed: {cause}"
+        ) from error
+
+
+def check_options(target: Any, options: Mapping[str, Any], *, name: str | None = None) -> None:
+    """Check options against the signature; makes nothing, so a planner may call it. Raises ConfigError."""
+    title = f"reward {name or getattr(target, '__name__', type(target).__name__)!r}"
+    if isinstance(target, type):
+        if not issubclass(target, Reward) or target.score is Reward.score:
+            raise ConfigError(
+                f"{title}: class {target.__name__} must inherit from nonet.Reward and define score(self, r)."
+            )
+        allowed, needed, open_ended = _init_options(target)
+    elif isinstance(target, Reward):
+        allowed, needed, open_ended = [], [], False
+    elif callable(target):
+        _, parameters = _arguments(target)
+        allowed = [p.name for p in parameters]
+        needed, open_ended = [p.name for p in parameters if p.default is p.empty], False
+    else:
+        raise ConfigError(f"{title}: {target!r} is neither a function nor a nonet.Reward.")
+    for key in options:
+        if key not in allowed and not open_ended:
+            raise ConfigError(f"{title} has no option {key!r}{_suggestion(key, allowed)}.")
+    missing = [key for key in needed if key not in options]
+    if missing:
+        raise ConfigError(
+            f"{title} needs the option {missing[0]!r}: add `{missing[0]}: ...` to it in the scenario."
+        )
+
+
+def columns_of(target: Any) -> list[str]:
+    """The item columns that a function or class asks for, as far as they are known before it is made."""
+    if not isinstance(target, type | Reward):
+        return [name for name in _arguments(target)[0] if name not in FIELDS]
+    columns = target.columns
+    return list(columns) if isinstance(columns, list | tuple) else []
+
+
+def _init_options(cls: type) -> tuple[list[str], list[str], bool]:
+    """Options a class takes, those without a default, and whether it takes any (**options)."""
+    if cls.__init__ is object.__init__:
+        return [], [], False
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in named if p.default is p.empty]
+    return [p.name for p in named], needed, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _arguments(function: Callable[..., Any]) -> tuple[list[str], list[inspect.Parameter]]:
+    """Column names and keyword-only options of a reward function."""
+    title = f"reward {getattr(function, '__name__', function)!r}"
+    columns, options = [], []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY:
+            options.append(p)
+        elif p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise ConfigError(f"{title}: *args and **kwargs cannot be resolved; name each column and option.")
+        elif p.default is not p.empty:
+            raise ConfigError(
+                f"{title}: {p.name!r} has a default, so is it a column or an option? Put options after `*`."
+            )
+        else:
+            columns.append(p.name)
+    return columns, options
+
+
+def _column(r: Rollouts, name: str) -> Any:
+    if name not in r.columns:
+        known = sorted({*FIELDS, *r.columns})
+        raise DataError(f"there is no column {name!r}{_suggestion(name, known)}.")
+    return r.columns[name]
+
+
+def _suggestion(word: str, allowed: Sequence[str]) -> str:
+    if not allowed:
+        return "; it takes none"
+    close = difflib.get_close_matches(word, allowed, n=1)
+    return (
+        f"; did you mean {close[0]!r}" + (f" (of {', '.join(allowed)})?" if len(allowed) > 1 else "?")
+        if close
+        else (f"; there are: {', '.join(allowed)}")
+    )
+
+
+def load_reward(
+    use: str | Any,
+    base: str | Path = ".",
+    options: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+) -> Reward:
+    """The reward that `use:` names, with its options; `name` is the key in the scenario, for messages."""
+    return as_reward(
+        find_reward(use, base, name=name), options, name=name or (use if isinstance(use, str) else None)
+    )
+
+
+def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = None) -> Any:
+    """The function or class behind `use`: a shipped name, "file.py[:Name]" beside `base`, or
+    "package.module:Name".
+    """
+    if not isinstance(use, str):
+        return use
+    title = f"reward {name or use!r}"
+    if "://" in use:
+        raise ConfigError(
+            f"{title}: {use.split('://')[0]}:// is not supported yet. Use a shipped name "
+            f"({', '.join(SHIPPED)}), file.py[:Name] or package.module:Name."
+        )
+    where, _, attribute = use.partition(":")
+    if where.endswith(".py"):
+        module = _import_file(Path(base) / where, f"{title} ({where})")
+    elif attribute:
+        module = _import(where, f"{title} ({use})")
+    elif use in SHIPPED:
+        where, _, attribute = SHIPPED[use].partition(":")
+        module = importlib.import_module(where)
+    else:
+        ways = "Or name file.py[:Name] or package.module:Name."
+        raise ConfigError(
+            f"{title}: no reward {use!r} is shipped{_suggestion(use, list(SHIPPED)).rstrip('?')}. {ways}"
+        )
+    return _named(module, attribute, title) if attribute else _only(module, f"{title} ({where})")
+
+
+def _named(module: ModuleType, attribute: str, title: str) -> Any:
+    if not hasattr(module, attribute):
+        raise ConfigError(
+            f"{title}: no {attribute!r} in it; its rewards are: {', '.join(_rewards_of(module)) or 'none'}."
+        )
+    return getattr(module, attribute)
+
+
+def _only(module: ModuleType, title: str) -> Any:
+    found = _rewards_of(module)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise ConfigError(
+            f"{title}: it defines no reward. Mark a function with @nonet.reward or inherit from nonet.Reward."
+        )
+    raise ConfigError(
+        f"{title}: it defines {len(found)} rewards ({', '.join(found)}). Say which: "
+        f"file.py:{next(iter(found))}."
+    )
+
+
+def _rewards_of(module: ModuleType) -> dict[str, Any]:
+    """Rewards that the module itself defines, by name."""
+    mine = {
+        key: value
+        for key, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    }
+    return {key: value for key, value in mine.items() if _is_reward(value)}
+
+
+def _is_reward(value: Any) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, Reward) and value.score is not Reward.score
+    return getattr(value, "__nonet_reward__", False) is True
+
+
+def _import_file(path: Path, title: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{title}: there is no file {path}. A file is looked up beside the scenario.")
+    text = path.read_bytes()
+    key = f"nonet_reward_{path.stem}_{hashlib.sha256(str(path.resolve()).encode() + text).hexdigest()[:12]}"
+    if key in sys.modules:
+        return sys.modules[key]
+    spec = importlib.util.spec_from_file_location(key, path)
+    assert spec is not None and spec.loader is not None  # noqa: PT018  a .py file always has both
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module  # dataclasses and pickle look a class's module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[key]
+        raise _import_error(error, title) from error
+    return module
+
+
+def _import(module: str, title: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except BaseException as error:
+        raise _import_error(error, title) from error
+
+
+def _import_error(error: BaseException, title: str) -> BaseException:
+    """A one-line ConfigError; what is not an error of the file (Ctrl-C) passes."""
+    if not isinstance(error, (Exception, SystemExit)):
+        return error
+    cause = " ".join(f"{type(error).__name__}: {error}".split())
+    return ConfigError(f"{title}: it does not import: {cause}")

@@ -1,0 +1,114 @@
+"""Call a reward and check what it returns: finite float32 [U, W], or one line that says what came back.
+
+NumPy, torch (by duck typing: this module imports no torch), Arrow and nested lists are accepted, of booleans,
+integers or floats. Nothing is broadcast: a wrong shape is the commonest silent error of a reward.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nonet.errors import DataError, NonetError
+from nonet.types import Rollouts
+
+if TYPE_CHECKING:
+    from nonet.rl.rewards.api import Reward
+
+_SHOWN = 3  # users named in an error
+
+
+def set_up(reward: Reward, name: str) -> None:
+    """Let a reward set itself up; a DataError names the reward, what it raised and where."""
+    try:
+        reward.setup()
+    except NonetError:
+        raise
+    except Exception as error:
+        raise DataError(f"reward {name!r} failed in setup: {_one_line(error)}{_place(error)}") from error
+
+
+def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
+    """Scores [U, W] float32, 0 where not valid; a DataError names the reward, users and what came back."""
+    users = _first_users(rollouts, np.arange(len(rollouts.user_id)))
+    try:
+        answer = reward.score(rollouts)
+    except DataError as error:
+        raise DataError(f"reward {name!r}: {error}") from error
+    except Exception as error:
+        raise DataError(
+            f"reward {name!r} failed for users {users}: {_one_line(error)}{_place(error)}"
+        ) from error
+    want = rollouts.valid.shape
+    try:
+        scores = _array(answer)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise DataError(
+            f"reward {name!r} returned {_describe(answer)} for users {users}, which is no array "
+            f"({_one_line(error)}); wanted numbers of shape {list(want)}, [users, beams]."
+        ) from error
+    if scores.shape != want or scores.dtype.kind not in "biuf":
+        raise DataError(
+            f"reward {name!r} returned {_describe(answer, scores)} for users {users}; "
+            f"wanted numbers of shape {list(want)}, [users, beams]."
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = np.where(rollouts.valid, scores, 0).astype(np.float32)
+    _refuse_not_finite(scores, name, rollouts)
+    return scores
+
+
+def _refuse_not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> None:
+    bad = ~np.isfinite(scores)
+    if not bad.any():
+        return
+    rows = np.flatnonzero(bad.any(1))
+    row, beam = rows[0], int(np.flatnonzero(bad[rows[0]])[0])
+    item = rollouts.item_id[row, beam]
+    raise DataError(
+        f"reward {name!r} returned {scores[row, beam]} for user {rollouts.user_id[row]}, item {item}; "
+        f"{len(rows)} of {len(scores)} users have a score that is not finite in float32, the first: "
+        f"{_first_users(rollouts, rows)}. Return a finite number wherever `valid` is true."
+    )
+
+
+def _array(answer: Any) -> np.ndarray:
+    """A NumPy view or copy of NumPy, torch, Arrow or list data."""
+    if hasattr(answer, "detach"):  # torch
+        answer = answer.detach().cpu()
+        if str(answer.dtype) == "torch.bfloat16":
+            answer = answer.float()
+        return answer.numpy()
+    if hasattr(answer, "to_pylist"):  # Arrow: a list per user; its nulls become NaN
+        nested = answer.to_pylist()
+        array = np.array(nested)
+        return array if array.dtype.kind != "O" else np.array(nested, dtype=np.float64)
+    return np.asarray(answer)
+
+
+def _describe(answer: Any, array: np.ndarray | None = None) -> str:
+    if answer is None:
+        return "None"
+    kind = f"{type(answer).__module__.split('.')[0]}.{type(answer).__name__}".removeprefix("builtins.")
+    return kind if array is None else f"{kind} of shape {list(array.shape)} {array.dtype}"
+
+
+def _first_users(rollouts: Rollouts, rows: np.ndarray) -> str:
+    named = ", ".join(str(user) for user in rollouts.user_id[rows[:_SHOWN]])
+    return named + (", ..." if len(rows) > _SHOWN else "")
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(error: BaseException) -> str:
+    """Where the user's own code raised, as " (file.py:12)"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
+    lines = [frame.lineno for frame in own if frame.filename == own[0].filename]  # not the library it called
+    return f" ({Path(own[0].filename).name}:{lines[-1]})" if own else ""

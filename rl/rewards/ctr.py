@@ -1,0 +1,111 @@
+"""The predicted click as a reward: what a trained click model says of every beam.
+
+    rewards: {click: {use: ctr, weight: 1.0, model: runs/<id>/checkpoints/step-000123}}
+
+`model` is a commit of a run of a click model, or the run's folder, whose newest commit then speaks. A beam is asked about
+after its user's history; what the user thought of an item of it is known for the events that the click model was trained on
+alone, so no held-out label leaks. The moment of a beam is not known, nor are items that the click model never saw: they
+score the mean click rate.
+"""
+
+# Shapes: U users, W beams, P = U * W questions, I items.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.errors import ConfigError
+from nonet.rl.rewards.api import Reward
+from nonet.types import Jagged, Rollouts
+
+_CHUNK = 8192
+
+
+class PredictedClick(Reward):
+    """Chances [U, W] float32 by the click model in the folder `model`."""
+
+    def __init__(self, model: str):
+        self.folder = _commit(Path(model))
+
+    def setup(self) -> None:
+        """Load weights, rows and what was trained on."""
+        from nonet.models.click import ClickModel
+
+        self.asked = ClickModel(self.folder)
+
+    def score(self, r: Rollouts) -> Any:
+        """The chance that each user likes each beam; the mean rate for an item that is not known."""
+        known = self.asked.known
+        item_UW = _places(known.item_id, r.item_id)
+        user_U = _places(known.user_id, r.user_id)
+        past = _places(known.item_id, r.history.values)
+        offsets = np.asarray(r.history.offsets, np.int64)
+        label = known.label_of(np.repeat(user_U, np.diff(offsets)), past)
+        score_UW = np.full(item_UW.shape, known.rate, np.float32)
+        u, w = np.nonzero(item_UW >= 0)
+        for start in range(0, len(u), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            score_UW[u[part], w[part]] = self._chances(
+                user_U, u[part], item_UW[u[part], w[part]], past, offsets, label
+            )
+        return score_UW
+
+    def _chances(
+        self,
+        user_U: np.ndarray,
+        row: np.ndarray,
+        item: np.ndarray,
+        past: np.ndarray,
+        offsets: np.ndarray,
+        label: np.ndarray,
+    ) -> np.ndarray:
+        from nonet.models.click import missing
+        from nonet.samples.batches import Asked, bags_of, picked, ranges
+
+        setup, known = self.asked.setup, self.asked.known
+        begin, end = offsets[row], offsets[row + 1]
+        last, cuts = ranges(np.maximum(begin, end - setup.history), end)
+        nothing, user = np.zeros(len(row), np.int64), user_U[row]
+        columns = {
+            name: np.where(user >= 0, values[np.maximum(user, 0)], missing(values))
+            for name, values in known.columns.items()
+        }
+        asked = Asked(
+            user=user,
+            item=item,
+            liked=picked(past[last], cuts, label[last] == 1),
+            disliked=picked(past[last], cuts, label[last] == 0),
+            activity=end - begin,
+            time=nothing,
+            since=nothing,
+            timeless=np.ones(len(row), bool),
+            columns=columns,
+        )
+        bags: dict[str, Jagged] = bags_of(asked, self.asked.items, tuple(setup.features), self.asked.keys)
+        return self.asked.chances(bags)
+
+
+def _places(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Where each asked id stands among the known ones, -1 where it is not; ids of another kind are not there."""
+    asked = np.asarray(asked)
+    if (known.dtype.kind == "U") != (asked.dtype.kind in "UO"):
+        return np.full(asked.shape, -1, np.int64)
+    asked = asked.astype(np.str_) if asked.dtype == object else asked
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known, asked, sorter=order), max(len(known) - 1, 0))
+    return np.where(known[order[at]] == asked, order[at], -1)
+
+
+def _commit(folder: Path) -> Path:
+    """A commit's folder from itself or its run's. Raises ConfigError, also when it holds no click model."""
+    commits = sorted((folder / "checkpoints").glob("step-*"))
+    found = commits[-1] if commits else folder
+    if not (found / "clicks" / "model.json").is_file():
+        raise ConfigError(
+            f"reward ctr: {folder} holds no click model; give a run of a click model (nonet run ctr), or a commit of it, "
+            "such as runs/<id>/checkpoints/step-000123"
+        )
+    return found

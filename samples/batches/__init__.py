@@ -1,0 +1,5 @@
+"""Batches: which rows a step takes, cut into windows, prompts and chunks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,220 @@
+"""Clicks: every event of the sequences as a row of a click model: what was shown to whom, when, and whether it was liked.
+
+A row's features come from events before it alone, so a held-out row never sees its own label or a later one. Each has one
+bag of ids a row:
+
+    user, item                   the two, as their places in the sequences and the item table
+    categories, year             of the item; the year is the number that ends its title, "Toy Story (1995)"
+    liked, disliked              items of the last `history` events before this one, by their label
+    hour, weekday, recency       the moment: hour and weekday (UTC), log2 seconds since the user's event before
+    activity                     log2 of the user's events so far
+    taste                        the share of liked ones among liked and disliked, in twentieths
+    <column>                     any column of the interactions: whole numbers and text as ids, other numbers rounded
+
+Keys are hashes of what a feature says, in a space of its own (`samples/tables/keys.py`), so they mean the same in every data set.
+Those of different features never meet but for item, liked and disliked, so features may share a table.
+"""
+
+# Shapes: N events, P rows of a batch, C categories, I items.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from nonet.errors import ConfigError
+from nonet.random import key
+from nonet.samples.batches.prompts import ranges
+from nonet.samples.sequences import Sequences
+from nonet.samples.tables import NONE, as_numbers, keys_in
+from nonet.suggest import did_you_mean, listed
+from nonet.types import Jagged
+
+MOMENT = ("hour", "weekday", "recency")
+FEATURES = ("user", "item", "categories", "year", "liked", "disliked", *MOMENT, "activity", "taste")
+_ITEMS = ("item", "liked", "disliked")
+_SPACE = 1 << 48  # of the keys of older commits: those of a feature start at a multiple of it
+_COLUMNS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Sparse keys of users [U], items [I] and categories [C]; None in commits of a version whose keys are their places."""
+
+    user: np.ndarray
+    item: np.ndarray
+    category: np.ndarray
+
+    def of(self, feature: str, values: np.ndarray) -> np.ndarray:
+        """The keys [N] of a feature's values [N]: places of users, items and categories, else what it says."""
+        if feature in _ITEMS:
+            return self.item[values]
+        if feature in ("user", "categories"):
+            return (self.user if feature == "user" else self.category)[values]
+        return keys_in(feature, values)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What is known of an item: category numbers, and the year that its title ends with (0: none)."""
+
+    categories: Jagged
+    year: np.ndarray
+    names: tuple[str, ...]
+
+    @property
+    def category_key(self) -> np.ndarray:
+        """The sparse key of each category name [C]."""
+        return keys_in("categories", as_numbers(pa.array(self.names, pa.string())))
+
+    @classmethod
+    def of(cls, items: pa.Table) -> Catalogue:
+        """From an item table in index order."""
+        lists = items["categories"].to_pylist()
+        names = sorted({name for row in lists for name in row or ()})
+        number = {name: place for place, name in enumerate(names)}
+        values = np.array([number[name] for row in lists for name in row or ()], np.int64)
+        offsets = np.cumsum([0, *(len(row or ()) for row in lists)])
+        found = [re.search(r"\((\d{4})\)\s*$", str(title)) for title in items["title"].to_pylist()]
+        year = np.array([int(match[1]) if match else 0 for match in found], np.int64)
+        return cls(Jagged(values, offsets), year, tuple(names))
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """Events of the sequences as rows; `label` [N] float32 is 1 where the stage's condition holds."""
+
+    seq: Sequences
+    items: Catalogue
+    label: np.ndarray
+    features: tuple[str, ...]
+    history: int
+    keys: Keys | None
+
+    @classmethod
+    def of(
+        cls, seq: Sequences, items: pa.Table, label: np.ndarray, features: Sequence[str], history: int
+    ) -> Clicks:
+        """Raises ConfigError for a feature that there is not."""
+        known = (*FEATURES, *seq.columns)
+        for name in features:
+            if name not in known:
+                raise ConfigError(
+                    f"a click model has no feature {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
+                )
+        catalogue = Catalogue.of(items)
+        keys = None
+        if seq.user_key is not None and seq.item_key is not None:
+            keys = Keys(seq.user_key, seq.item_key, catalogue.category_key)
+        return cls(seq, catalogue, np.asarray(label, np.float32), tuple(features), history, keys)
+
+    def rows(self, split: int) -> np.ndarray:
+        """Places [P] of the events of a split."""
+        return np.flatnonzero(self.seq.split == split)
+
+    def batch(self, index: np.ndarray, *, timeless: np.ndarray | None = None) -> dict[str, Jagged]:
+        """Bags of ids by feature for events [P]; where `timeless` [P] the moment is left out, as for a moment unknown."""
+        seq = self.seq
+        user, begin = seq.user[index], seq.offsets[seq.user[index]]
+        past, cuts = ranges(np.maximum(begin, index - self.history), index)
+        first = index == begin
+        asked = Asked(
+            user=user,
+            item=seq.item[index].astype(np.int64),
+            liked=picked(seq.item[past], cuts, self.label[past] > 0),
+            disliked=picked(seq.item[past], cuts, self.label[past] == 0),
+            activity=index - begin,
+            time=seq.time[index],
+            since=np.where(first, -1, seq.time[index] - seq.time[np.maximum(index - 1, 0)]),
+            timeless=np.zeros(len(index), bool) if timeless is None else timeless,
+            columns={name: values[index] for name, values in seq.columns.items()},
+        )
+        return bags_of(asked, self.items, self.features, self.keys)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """P questions: who, which item, after which liked and disliked ones, when (`since` the event before, -1: none)."""
+
+    user: np.ndarray
+    item: np.ndarray
+    liked: Jagged
+    disliked: Jagged
+    activity: np.ndarray
+    time: np.ndarray
+    since: np.ndarray
+    timeless: np.ndarray
+    columns: Mapping[str, np.ndarray]
+
+
+def bags_of(asked: Asked, items: Catalogue, features: Sequence[str], keys: Keys | None) -> dict[str, Jagged]:
+    """Each feature's bag of keys [P] for these questions, as tensors."""
+    makers: dict[str, Any] = {
+        "user": lambda: _one(asked.user, asked.user >= 0),
+        "item": lambda: _one(asked.item),
+        "categories": lambda: _taken(items.categories, asked.item),
+        "year": lambda: _one(items.year[asked.item]),
+        "liked": lambda: asked.liked,
+        "disliked": lambda: asked.disliked,
+        "hour": lambda: _one(asked.time // 3600 % 24, ~asked.timeless),
+        "weekday": lambda: _one(asked.time // 86400 % 7, ~asked.timeless),
+        "recency": lambda: _one(_log2(asked.since), ~asked.timeless),
+        "activity": lambda: _one(_log2(asked.activity)),
+        "taste": lambda: _one(_share(np.diff(asked.liked.offsets), np.diff(asked.disliked.offsets))),
+    }
+    found = {}
+    for name in features:
+        bag = makers[name]() if name in makers else _column(asked.columns.get(name), len(asked.item))
+        values = np.asarray(bag.values, np.int64)
+        key_N = values + _space(name) if keys is None else keys.of(name, values)
+        found[name] = Jagged(torch.from_numpy(key_N), torch.from_numpy(bag.offsets))
+    return found
+
+
+def picked(values: np.ndarray, offsets: np.ndarray, keep: np.ndarray) -> Jagged:
+    """The values [N] of each bag where `keep` [N]."""
+    kept = np.concatenate([[0], np.cumsum(keep)])
+    return Jagged(values[keep].astype(np.int64), kept[offsets].astype(np.int64))
+
+
+def _one(values: np.ndarray, there: np.ndarray | None = None) -> Jagged:
+    there = np.ones(len(values), bool) if there is None else there
+    return Jagged(values[there], np.concatenate([[0], np.cumsum(there)]).astype(np.int64))
+
+
+def _taken(rows: Jagged, index: np.ndarray) -> Jagged:
+    place, offsets = ranges(rows.offsets[index], rows.offsets[index + 1])
+    return Jagged(rows.values[place], offsets)
+
+
+def _column(values: np.ndarray | None, count: int) -> Jagged:
+    if values is None:
+        return Jagged(np.empty(0, np.int64), np.zeros(count + 1, np.int64))
+    if values.dtype.kind in "iu":
+        return _one(values, values != NONE)
+    there = ~np.isnan(values)
+    return _one(np.rint(np.where(there, values, 0)).astype(np.int64), there)
+
+
+def _log2(counts: np.ndarray) -> np.ndarray:
+    """0 for nothing (below 0), 1 for 0, then 1 + the binary digits of the count."""
+    return np.where(counts < 0, 0, 1 + np.ceil(np.log2(np.maximum(counts, 0) + 1.0))).astype(np.int64)
+
+
+def _share(yes: np.ndarray, no: np.ndarray) -> np.ndarray:
+    """Twentieths, with a row of each kind beside them: 10 for nothing known."""
+    return np.rint(20 * (yes + 1) / (yes + no + 2)).astype(np.int64)
+
+
+def _space(name: str) -> int:
+    if name in _ITEMS:
+        return 0
+    if name in FEATURES:
+        return (1 + FEATURES.index(name)) * _SPACE
+    return (1 + len(FEATURES) + key(0, "column", name) % _COLUMNS) * _SPACE

@@ -1,0 +1,74 @@
+"""Questions about held-out events: (user, position), asked of everything the user did before that position.
+
+Position p of user u is event offsets[u] + p. A prompt never sees the event at its position or anything after
+it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nonet.samples.sequences import ALLOW, RL, Sequences
+from nonet.types import Jagged
+
+# Shapes: P prompts, N events of all users, M gathered events.
+
+
+def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Users [P] and positions [P] int64 of every event of a split, users ascending, narrowed by `among`
+    [N]."""
+    return prompts_at(seq, events_of(seq, split, among))
+
+
+def events_of(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:
+    """Indices into the N events, ascending."""
+    chosen = seq.split == split
+    return np.flatnonzero(chosen if among is None else chosen & among)
+
+
+def rl_events(seq: Sequences, among: np.ndarray | None = None) -> np.ndarray:
+    """Indices of the events that RL may be asked for, ascending: under `repeats: mask` none that returns to an item,
+    which no list could hold."""
+    if seq.repeats == ALLOW:
+        return events_of(seq, RL, among)
+    return events_of(seq, RL, ~seq.repeated if among is None else among & ~seq.repeated)
+
+
+def prompts_at(seq: Sequences, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The (users, positions) of given event indices."""
+    users = seq.user[events]
+    return users, events - seq.offsets[users]
+
+
+def event_at(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Indices into the N events [P]; an out-of-range position is an error of the caller."""
+    inside = (positions >= 0) & (positions < seq.lengths[users])
+    if not inside.all():
+        bad = int(np.flatnonzero(~inside)[0])
+        raise IndexError(
+            f"user row {users[bad]} has {seq.lengths[users[bad]]} events; position {positions[bad]} was "
+            "asked for"
+        )
+    return seq.offsets[users] + positions
+
+
+def seen(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
+    """All items of each prompt's user before its position, the whole history, oldest first: int64 dense
+    index."""
+    starts = seq.offsets[users]
+    index, offsets = ranges(starts, starts + positions)
+    return Jagged(seq.item[index].astype(np.int64), offsets)
+
+
+def masked(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
+    """The items that may not be recommended to each prompt: those it has `seen`, or none under `repeats: allow`."""
+    if seq.repeats == ALLOW:
+        return Jagged(np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64))
+    return seen(seq, users, positions)
+
+
+def ranges(starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The indices starts[i]:stops[i] one after the other [M], and offsets [P + 1]."""
+    lengths = stops - starts
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets

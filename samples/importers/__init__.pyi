@@ -1,0 +1,1 @@
+from .importers import importer as importer

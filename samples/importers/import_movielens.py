@@ -1,0 +1,143 @@
+"""MovieLens folders as GroupLens publishes them: the CSV sets (latest, 20M and up), 1M (.dat), 100K (u.data).
+
+Movies nobody rated stay in the items table. The licence text of the folder is copied beside the tables.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+
+from nonet.errors import DataError
+from nonet.samples.importers.importers import (
+    Counts,
+    PathLike,
+    genres_of,
+    read_csv,
+    whole_numbers,
+    write_tables,
+    year_of,
+)
+
+_RATINGS = pa.schema(
+    {"user_id": pa.int64(), "item_id": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
+)
+_GENRES_100K = [
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+]
+
+
+def import_movielens(src: PathLike, dst: PathLike) -> Counts:
+    """Reads a MovieLens folder, writes dst/interactions.parquet and dst/items.parquet."""
+    folder = Path(src)
+    readers = {"ratings.csv": _csv, "ratings.dat": _dat, "u.data": _100k}
+    found = next((name for name in readers if (folder / name).is_file()), None)
+    if found is None:
+        raise DataError(
+            f"movielens {src}: no {', '.join(readers)} in this folder; give the unpacked MovieLens folder."
+        )
+    ratings, movies = readers[found](folder)
+    counts = write_tables(ratings, movies, dst, f"movielens {src}")
+    for licence in ("README.txt", "README.html", "README"):
+        if (folder / licence).is_file() and folder.resolve() != Path(dst).resolve():
+            shutil.copyfile(folder / licence, Path(dst) / licence)
+    return counts
+
+
+def _csv(folder: Path) -> tuple[pa.Table, pa.Table]:
+    types = {"userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
+    ratings = _columns(
+        read_csv(folder / "ratings.csv", "movielens", types=types), list(types), folder / "ratings.csv"
+    )
+    types = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string()}
+    movies = _columns(
+        read_csv(folder / "movies.csv", "movielens", types=types), list(types), folder / "movies.csv"
+    )
+    ratings = ratings.rename_columns(["user_id", "item_id", "rating", "timestamp"])
+    return _ratings(ratings), _movies(movies["movieId"], movies["title"], genres_of(movies["genres"]))
+
+
+def _dat(folder: Path) -> tuple[pa.Table, pa.Table]:
+    ratings = _split_lines(folder / "ratings.dat", "::", 4)
+    movies = _split_lines(folder / "movies.dat", "::", 3)
+    genres = genres_of(pa.chunked_array([pa.array(movies[2], pa.string())]))
+    return _ratings(_number_table(ratings, folder / "ratings.dat")), _movies(
+        _ids(movies[0], folder), movies[1], genres
+    )
+
+
+def _100k(folder: Path) -> tuple[pa.Table, pa.Table]:
+    user, item, rating, time = _split_lines(folder / "u.data", "\t", 4)
+    lines = _split_lines(folder / "u.item", "|", 5 + len(_GENRES_100K))
+    flags = zip(*lines[5:], strict=True)
+    genres = [[name for name, flag in zip(_GENRES_100K, row, strict=True) if flag == "1"] for row in flags]
+    genres = [[name for name in row if name != "unknown"] for row in genres]
+    ratings = _number_table([user, item, rating, time], folder / "u.data")
+    return _ratings(ratings), _movies(
+        _ids(lines[0], folder), lines[1], pa.array(genres, pa.list_(pa.string()))
+    )
+
+
+def _ratings(table: pa.Table) -> pa.Table:
+    return table.select(["user_id", "item_id", "timestamp", "rating"])
+
+
+def _movies(item_id, title, categories: pa.Array) -> pa.Table:
+    table = pa.table({"item_id": item_id, "title": title, "categories": categories})
+    return table.append_column("year", year_of(table["title"]))
+
+
+def _number_table(columns: list[list[str]], path: Path) -> pa.Table:
+    names = ("user_id", "item_id", "rating", "timestamp")
+    arrays = {
+        name: pa.array(tokens, pa.string())
+        if name == "rating"
+        else whole_numbers(tokens, f"movielens {path}")
+        for name, tokens in zip(names, columns, strict=True)
+    }
+    try:
+        return pa.table(arrays).cast(_RATINGS)
+    except pa.ArrowException as error:
+        raise DataError(f"movielens {path}: a rating is no number: {str(error).splitlines()[0]}") from None
+
+
+def _ids(tokens: list[str], folder: Path) -> pa.Array:
+    return pa.array(whole_numbers(tokens, f"movielens {folder}"))
+
+
+def _columns(table: pa.Table, wanted: list[str], path: Path) -> pa.Table:
+    for name in wanted:
+        if name not in table.column_names:
+            raise DataError(f"movielens {path}: no column {name!r}; it has {', '.join(table.column_names)}.")
+    return table.select(wanted)
+
+
+def _split_lines(path: Path, mark: str, fields: int) -> list[list[str]]:
+    """The columns of a file of the older sets, which are Latin-1."""
+    if not path.is_file():
+        raise DataError(f"movielens {path}: no such file.")
+    rows = [line.split(mark) for line in path.read_text(encoding="latin-1").splitlines() if line]
+    short = next((number for number, row in enumerate(rows, 1) if len(row) != fields), None)
+    if short:
+        raise DataError(f"movielens {path}: line {short} has {len(rows[short - 1])} fields, wanted {fields}.")
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(fields)]

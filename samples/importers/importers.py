@@ -1,0 +1,163 @@
+"""`nonet import FORMAT SRC DST`: other people's files as the two Parquet tables every scenario reads.
+
+An importer checks all it writes with the same rules as a run does, so what was imported can be read. Both
+tables are written under temporary names first and renamed together at the end: an error leaves nothing
+half-written.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.sequences import catalogue_index
+from nonet.samples.tables import check_interactions, check_items
+from nonet.suggest import did_you_mean, listed
+
+Counts = dict[str, int]
+PathLike = str | os.PathLike[str]
+
+
+def importer(name: str) -> Callable[..., Counts]:
+    """The importer of a format: movielens, csv or sequences."""
+    from nonet.samples.importers.import_csv import import_csv
+    from nonet.samples.importers.import_movielens import import_movielens
+    from nonet.samples.importers.import_sequences import import_sequences
+
+    formats = {"movielens": import_movielens, "csv": import_csv, "sequences": import_sequences}
+    if name not in formats:
+        raise ConfigError(
+            f"no import format {name!r}; there are {listed(formats)}.{did_you_mean(name, formats)}"
+        )
+    return formats[name]
+
+
+def write_tables(
+    interactions: pa.Table,
+    items: pa.Table,
+    dst: PathLike,
+    what: str,
+    columns: dict[str, str] | None = None,
+    item_columns: dict[str, str] | None = None,
+) -> Counts:
+    """Checks and writes dst/interactions.parquet and dst/items.parquet; returns users, items and events."""
+    interactions = check_interactions(interactions, columns, f"{what} interactions")
+    items = check_items(items, item_columns, f"{what} items")
+    catalogue_index(interactions["item_id"], items["item_id"])
+    tables = {"interactions.parquet": interactions, "items.parquet": items}
+    folder = Path(dst)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {name: folder / f".{name}.{os.getpid()}" for name in tables}
+    try:
+        for name, table in tables.items():
+            pq.write_table(table, parts[name], compression="zstd", compression_level=9)
+        for name, part in parts.items():
+            os.replace(part, folder / name)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+    users = len(interactions["user_id"].unique())
+    return {"users": users, "items": len(items), "events": len(interactions)}
+
+
+def read_csv(
+    path: PathLike, what: str, *, types: dict[str, pa.DataType] | None = None, names: list[str] | None = None
+) -> pa.Table:
+    """A CSV (comma, tab, semicolon or bar; also .gz), with a header unless `names` are given; `types` by
+    column."""
+    try:
+        delimiter = _delimiter(_first_line(path, what))
+        table = pacsv.read_csv(
+            path,
+            read_options=pacsv.ReadOptions(column_names=names),
+            parse_options=pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
+        )
+        check_names(table.column_names, f"{what} {path}")
+        return table
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{what} {path}: not a readable CSV: {str(error).strip().splitlines()[0]}") from None
+
+
+def check_names(names: list[str], what: str) -> None:
+    """Raise DataError where a name is there more than once."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{what}: columns {listed(twice)} are there more than once; rename or drop them.")
+
+
+def header(path: PathLike, what: str) -> list[str]:
+    """The column names of a CSV."""
+    line = _first_line(path, what)
+    return next(csv.reader([line], delimiter=_delimiter(line)), [])
+
+
+def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text ids as int64 when every one is a plain whole number (no leading zero), else as they are."""
+    try:
+        numbers = column.cast(pa.int64())
+    except pa.ArrowException:
+        return column
+    return numbers if numbers.cast(pa.string()).equals(column.cast(pa.string())) else column
+
+
+def year_of(titles: pa.ChunkedArray) -> pa.Array:
+    """The year in brackets at the end of a title, int32, null where there is none."""
+    found = (re.search(r"\((\d{4})(?:\s*[-–]\s*\d{0,4})?\)\s*$", title or "") for title in titles.to_pylist())
+    return pa.array([int(match[1]) if match else None for match in found], pa.int32())
+
+
+def genres_of(column: pa.ChunkedArray) -> pa.Array:
+    """`Comedy|Drama` as a list; `(no genres listed)` is an empty one."""
+    cut = [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
+    return pa.array(
+        [[] if parts == ["(no genres listed)"] else parts for parts in cut], pa.list_(pa.string())
+    )
+
+
+def jagged_lines(path: Path, what: str) -> tuple[list[str], list[list[str]]]:
+    """`user token token ...` a line: users, and their tokens; empty lines are left out."""
+    try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        raise DataError(f"{what} {path}: no such file.") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{what} {path}: not a text file ({error}).") from None
+    lines = [line for line in lines if line]
+    return [line[0] for line in lines], [line[1:] for line in lines]
+
+
+def whole_numbers(tokens: list[str], what: str) -> np.ndarray:
+    """Tokens as int64; the first that is no whole number is named."""
+    try:
+        return np.array(tokens, dtype=np.int64) if tokens else np.empty(0, np.int64)
+    except (ValueError, OverflowError):
+        bad = next(token for token in tokens if not re.fullmatch(r"[+-]?\d{1,18}", token))
+        raise DataError(f"{what}: {bad!r} is no whole number.") from None
+
+
+def _first_line(path: PathLike, what: str) -> str:
+    if not Path(path).is_file():
+        raise DataError(f"{what} {path}: no such file.")
+    try:
+        with pa.input_stream(str(path)) as stream:
+            return stream.read(65536).splitlines()[0].decode("utf-8-sig")
+    except IndexError:
+        raise DataError(f"{what} {path}: the file is empty.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{what} {path}: the first line is not UTF-8; save the file as UTF-8 text.") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{what} {path}: cannot be read: {error}") from None
+
+
+def _delimiter(header: str) -> str:
+    return max((",", "\t", ";", "|"), key=header.count)

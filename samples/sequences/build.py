@@ -1,0 +1,213 @@
+"""From two tables to per-user sequences: filter, number, sort, split, mark targets.
+
+Vectorised over all events; 90,000 of them take 0.05 s. `keep` is repeated until every kept item has
+`item_events` events and every kept user `user_events` (the k-core), so both hold at once. The dense item
+index is the row in the items table as given, without the dropped items; users are in the order of their ids.
+So the result does not depend on the order of the interaction rows, but for events of one user in the same
+second, which keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from nonet.errors import ConfigError, DataError
+from nonet.random import rng
+from nonet.samples.sequences.split import TRAIN, split_events
+from nonet.samples.tables import as_numbers, condition, keys_in, matches
+from nonet.suggest import did_you_mean, listed
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+_KEYS = ("user_id", "item_id", "timestamp", "event")
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """`arrays`: the fields of Sequences. `items`: item, item_id, title, categories, events, ... in index
+    order."""
+
+    arrays: dict[str, Any]
+    items: pa.Table
+
+
+def build(
+    interactions: pa.Table,
+    items: pa.Table | None,
+    *,
+    keep: Mapping[str, int] | None,
+    split: Mapping[str, Any],
+    targets: Mapping[str, str] | None,
+    where: str | None,
+    columns: Sequence[str] | None,
+    tie_seed: int | None,
+) -> Built:
+    """Tables as `nonet.samples.tables.tables` reads them; without items the catalogue is what was interacted
+    with."""
+    if where:
+        interactions = interactions.filter(condition(where, interactions.schema, name="data.where"))
+        if not len(interactions):
+            raise DataError(f"data.where: {where!r} matches no interaction.")
+    catalogue: pa.Table = _distinct_items(interactions) if items is None else items
+    item = catalogue_index(interactions["item_id"], catalogue["item_id"])
+    user_id, user = _numbered(interactions["user_id"])
+    events, kept_items = _kept(user, item, len(user_id), len(catalogue), keep or {})
+    time = interactions["timestamp"].to_numpy()
+    order = _sorted(events, user, time, tie_seed)
+    user_rows, lengths = np.unique(user[order], return_counts=True)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    renumber = np.cumsum(kept_items) - 1
+    event, event_names = _event_types(interactions)
+    carried, dropped = _carried(interactions, columns)
+    arrays = {
+        "user_id": user_id[user_rows],
+        "offsets": offsets,
+        "item": renumber[item[order]].astype(np.int32),
+        "time": time[order].astype(np.int64),
+        "event": event[order],
+        "split": split_events(offsets, time[order], split),
+        "columns": {name: _values(interactions[name])[order] for name in carried},
+        "targets": {
+            stage: matches(text, interactions, name=f"stages.{stage}.target")[order]
+            for stage, text in (targets or {}).items()
+        },
+        "event_names": event_names,
+        "user_key": keys_in("user", as_numbers(user_id[user_rows])),
+        "item_key": keys_in("item", as_numbers(catalogue["item_id"].filter(pa.array(kept_items)))),
+        "dropped": dropped,
+    }
+    trained = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
+    return Built(arrays, _item_table(catalogue, kept_items, trained))
+
+
+def _distinct_items(interactions: pa.Table) -> pa.Table:
+    return pa.table({"item_id": interactions["item_id"].combine_chunks().unique().sort()})
+
+
+def catalogue_index(item_id: pa.ChunkedArray, catalogue: pa.ChunkedArray) -> np.ndarray:
+    """The catalogue row of each interaction's item, [N] int64; an item that is not there is a DataError."""
+    if pa.types.is_integer(item_id.type) != pa.types.is_integer(catalogue.type):
+        raise DataError(
+            f"item_id is {item_id.type} in the interactions and {catalogue.type} in the items table; "
+            "they can never match. Write both as text or both as whole numbers."
+        )
+    if item_id.type != catalogue.type:
+        item_id = item_id.cast(catalogue.type)
+    index = pc.index_in(item_id, value_set=catalogue.combine_chunks())
+    if index.null_count:
+        absent = item_id.filter(pc.is_null(index))
+        first = pc.unique(absent.combine_chunks()).to_pylist()
+        raise DataError(
+            f"{index.null_count} of {len(index)} interactions name an item that is not in the items table; "
+            f"{len(first)} ids, the first: {listed(first[:5])}. "
+            "Add those items, or drop the interactions with data.where."
+        )
+    return index.to_numpy().astype(np.int64)
+
+
+def _numbered(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct values in sorted order, and each row's place among them [N] int64."""
+    coded = column.combine_chunks().dictionary_encode()
+    values = coded.dictionary
+    order = pc.sort_indices(values).to_numpy()
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    ids = values.take(pa.array(order))
+    text = pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)
+    names = np.array(ids.to_pylist(), dtype=object) if text else ids.to_numpy().astype(np.int64)
+    return names, place[coded.indices.to_numpy()]
+
+
+def _kept(
+    user: np.ndarray, item: np.ndarray, users: int, items: int, keep: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the kept events [n], and which items are kept [I] bool."""
+    for name, least in keep.items():
+        if name not in ("item_events", "user_events"):
+            known = ("item_events", "user_events")
+            raise ConfigError(
+                f"keep: unknown key {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
+            )
+        if isinstance(least, bool) or not isinstance(least, int) or least < 0:
+            raise ConfigError(f"keep: {name}: {least!r} is no count; it wants a whole number, 0 or more.")
+    item_least, user_least = keep.get("item_events", 0), keep.get("user_events", 0)
+    events = np.arange(len(user))
+    while True:
+        item_ok = np.bincount(item[events], minlength=items) >= item_least
+        user_ok = np.bincount(user[events], minlength=users) >= user_least
+        still = events[item_ok[item[events]] & user_ok[user[events]]]
+        if len(still) == len(events):
+            break
+        events = still
+    if not len(events):
+        raise DataError(f"keep {dict(keep)} leaves none of {len(user)} interactions. Ask for fewer events.")
+    return events, item_ok
+
+
+def _sorted(events: np.ndarray, user: np.ndarray, time: np.ndarray, tie_seed: int | None) -> np.ndarray:
+    """Events by user and time; ties in file order, or in a seeded one."""
+    if tie_seed is not None:
+        events = rng(tie_seed, "same second").permutation(events)
+    return events[np.lexsort((time[events], user[events]))]
+
+
+def _event_types(interactions: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
+    if "event" not in interactions.column_names:
+        return np.zeros(len(interactions), np.int32), ()
+    names, code = _numbered(interactions["event"].cast(pa.string()))
+    return code.astype(np.int32), tuple(names)
+
+
+def _carried(interactions: pa.Table, columns: Sequence[str] | None) -> tuple[list[str], tuple[str, ...]]:
+    """The columns that sequences carry, and of those that they cannot hold name and type."""
+    if columns is not None:
+        for name in columns:
+            if name not in interactions.column_names:
+                near = did_you_mean(name, interactions.column_names)
+                raise ConfigError(
+                    f"no interaction column {name!r}.{near} There are: {listed(interactions.column_names)}."
+                )
+            kind = interactions.schema.field(name).type
+            if not _fits(kind):
+                raise ConfigError(f"interaction column {name!r} is {kind}; it must hold numbers or text.")
+        return list(columns), ()
+    others = {
+        name: interactions.schema.field(name).type for name in interactions.column_names if name not in _KEYS
+    }
+    fits = [name for name, kind in others.items() if _fits(kind)]
+    return fits, tuple(f"{name} ({kind})" for name, kind in others.items() if not _fits(kind))
+
+
+def _fits(kind: pa.DataType) -> bool:
+    return _is_id(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def _values(column: pa.ChunkedArray) -> np.ndarray:
+    """Ids (whole numbers, text) as int64, NONE for null; other numbers as float32, NaN for null."""
+    if _is_id(column.type):
+        return as_numbers(column)
+    return column.cast(pa.float32(), safe=False).to_numpy().astype(np.float32)
+
+
+def _item_table(items: pa.Table, kept: np.ndarray, trained: np.ndarray) -> pa.Table:
+    """Kept items with `item` (dense index) and `events` (TRAIN events); title and categories always there."""
+    table = items.filter(pa.array(kept))
+    out = {"item": pa.array(np.arange(len(table))), "item_id": table["item_id"]}
+    ids = table["item_id"].cast(pa.string())
+    out["title"] = pc.coalesce(table["title"], ids) if "title" in table.column_names else ids
+    none = pa.array([[]] * len(table), pa.list_(pa.string()))
+    out["categories"] = table["categories"] if "categories" in table.column_names else none
+    out["events"] = pa.array(trained.astype(np.int64))
+    out |= {name: table[name] for name in table.column_names if name not in out}
+    return pa.table(out).combine_chunks()

@@ -1,0 +1,137 @@
+"""Which events of a user train, which are RL targets, which validate and which test.
+
+Invariant: inside a user, in time order, the codes never fall back: TRAIN, then RL, then VALID, then TEST. So
+the history of a held-out event never holds an event that is held out after it, and TRAIN is a prefix of every
+user.
+
+`leave_last_out` takes a user's newest `test` events, the `valid` before them and the `rl` before those; a
+user with no event left over for training only trains. `time` cuts at one moment for everybody: test from
+`test:` on, validation the `valid` before it, RL the `rl` before that. The first avoids users without a test;
+the second is what production sees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+
+from nonet.errors import ConfigError, DataError
+from nonet.suggest import did_you_mean, listed
+
+TRAIN, RL, VALID, TEST = 0, 1, 2, 3
+NAMES = ("train", "rl", "valid", "test")
+
+_UNIT_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    """Codes [N] int8 for events cut into users by offsets [U + 1] and sorted by time [N] inside each user."""
+    use = split.get("use", "leave_last_out")
+    if use not in _SPLITS:
+        raise ConfigError(
+            f"split: use: {use!r} is no split; there are {listed(_SPLITS)}.{did_you_mean(str(use), _SPLITS)}"
+        )
+    for name in split:
+        if name not in ("use", "test", "valid", "rl"):
+            known = ("test", "valid", "rl")
+            raise ConfigError(
+                f"split: unknown key {name!r}; {use} takes {listed(known)}.{did_you_mean(name, known)}"
+            )
+    codes = _SPLITS[use](offsets, time, split)
+    if not (codes == TRAIN).any():
+        raise DataError(
+            f"split {dict(split)} leaves no event to train on, of {len(codes)}. Hold out less, or a "
+            "shorter time."
+        )
+    return codes
+
+
+def seconds(duration: str | int | float, name: str = "duration") -> int:
+    """`1d`, `12h`, `30min`, `90s`, `2w` or a plain number of seconds, as whole seconds."""
+    if isinstance(duration, int | float) and not isinstance(duration, bool) and duration >= 0:
+        return int(duration)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
+    if not found or found[2] not in _UNIT_S:
+        raise ConfigError(
+            f"split: {name}: {duration!r} is no duration. Write a number and a unit of {listed(_UNIT_S)}, "
+            "such as 1d."
+        )
+    return int(float(found[1]) * _UNIT_S[found[2]])
+
+
+def moment(value: object, name: str = "test") -> int:
+    """An ISO 8601 timestamp (or what YAML made of it) as unix seconds; without a zone it is UTC."""
+    when: datetime
+    if isinstance(value, datetime):
+        when = value
+    elif isinstance(value, date):
+        when = datetime(value.year, value.month, value.day)
+    else:
+        try:
+            when = datetime.fromisoformat(str(value))
+        except ValueError:
+            raise ConfigError(
+                f"split: {name}: {value!r} is no ISO timestamp, such as 2026-11-19T00:00:00Z, which `use: "
+                "time` wants."
+            ) from None
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+
+
+def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
+    lengths = np.diff(offsets)
+    held = test + valid + rl
+    from_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(time))
+    codes = np.full(len(time), TRAIN, np.int8)
+    codes[from_end < held] = RL
+    codes[from_end < test + valid] = VALID
+    codes[from_end < test] = TEST
+    codes[np.repeat(lengths <= held, lengths)] = TRAIN
+    if held and len(lengths) and not (lengths > held).any():
+        raise DataError(
+            f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {held + 1} events; "
+            "the longest of "
+            f"{len(lengths)} users has {lengths.max()}. Hold out fewer events, or keep more of the data."
+        )
+    return codes
+
+
+def _time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    if "test" not in split:
+        raise ConfigError("split: use: time wants test: a timestamp from which on events are test events.")
+    test_from = moment(split["test"])
+    valid_from = test_from - seconds(split.get("valid", 0), "valid")
+    rl_from = valid_from - seconds(split.get("rl", 0), "rl")
+    codes = np.full(len(time), TRAIN, np.int8)
+    for start, code in ((rl_from, RL), (valid_from, VALID), (test_from, TEST)):
+        codes[time >= start] = code
+    if len(time) and not (codes == TEST).any():
+        raise DataError(
+            f"split: test: {split['test']} leaves nobody to evaluate: the events run from "
+            f"{_iso(time.min())} to "
+            f"{_iso(time.max())}. Choose an earlier moment."
+        )
+    return codes
+
+
+def _count(split: Mapping[str, Any], name: str) -> int:
+    value = split.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(
+            f"split: {name}: {value!r} is no count of events; leave_last_out wants a whole number, 0 or more."
+        )
+    return value
+
+
+def _iso(unix_s: int) -> str:
+    try:
+        return datetime.fromtimestamp(int(unix_s), UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return f"{unix_s} unix seconds"
+
+
+_SPLITS = {"leave_last_out": _leave_last_out, "time": _time}

@@ -1,0 +1,11 @@
+from .builtin import notice as notice
+from .conditions import condition as condition
+from .conditions import matches as matches
+from .keys import NONE as NONE
+from .keys import as_numbers as as_numbers
+from .keys import keys_in as keys_in
+from .tables import ROLES as ROLES
+from .tables import check_interactions as check_interactions
+from .tables import check_items as check_items
+from .tables import read_tables as read_tables
+from .tables import split_categories as split_categories

@@ -1,0 +1,234 @@
+"""Conditions such as `rating >= 4 and event in ('cart', 'order')`, compiled to an Arrow expression.
+
+The text is parsed by `ast` and translated node by node; nothing is ever evaluated as Python. Allowed:
+comparisons (chained too), `and`, `or`, `not`, `in`, `not in`, brackets, columns, numbers, text, true and
+false. A row where a compared column is null does not match, nor does it match the negation.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+import warnings
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from nonet.errors import ConfigError
+from nonet.suggest import did_you_mean, listed
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_ALLOWED = "comparisons, and, or, not, in, over columns, numbers and quoted text"
+
+
+def condition(text: str, schema: pa.Schema, *, name: str = "condition") -> pc.Expression:
+    """The Arrow expression of `text` over the columns of `schema`; `name` opens every error."""
+    return _Compiler(str(text), schema, name).compile()
+
+
+def matches(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarray:
+    """[rows] bool: where `text` holds; null counts as no."""
+    expression = condition(text, table.schema, name=name)
+    try:
+        found = ds.dataset(table).scanner(columns={"match": expression}).to_table()["match"]
+    except pa.ArrowException as error:
+        raise ConfigError(f"{name}: {text!r} cannot be computed: {str(error).splitlines()[0]}") from None
+    return found.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+
+
+class _Compiler:
+    """Turns one condition into an expression; keeps the text for its errors."""
+
+    def __init__(self, text: str, schema: pa.Schema, name: str):
+        self.text, self.schema, self.name = text, schema, name
+
+    def compile(self) -> pc.Expression:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as an unknown escape in quoted text
+                tree = ast.parse(self.text.strip(), mode="eval")
+            return self._truth(tree.body)
+        except SyntaxError as error:
+            where = f" near character {error.offset}" if error.offset else ""
+            single = " Write == to compare." if _lone_equals(self.text) else ""
+            raise self._error(f"is no condition{where}.{single} Allowed: {_ALLOWED}") from None
+        except (RecursionError, MemoryError, ValueError):
+            raise self._error(f"is too deep or holds an illegal character. Allowed: {_ALLOWED}") from None
+
+    def _truth(self, node: ast.expr) -> pc.Expression:
+        """An expression that is true or false for each row."""
+        if isinstance(node, ast.BoolOp):
+            join = operator.and_ if isinstance(node.op, ast.And) else operator.or_
+            return functools.reduce(join, [self._truth(value) for value in node.values])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return ~self._truth(node.operand)
+        if isinstance(node, ast.Compare):
+            return self._comparison(node)
+        if self._is_column(node):
+            kind = self._kind(node)
+            if kind != "true or false":
+                raise self._error(
+                    f"uses column {ast.unparse(node)!r} ({self._type(node)}) alone; compare it with something"
+                )
+            return pc.field(self._field(node).name)
+        raise self._error(f"holds {ast.unparse(node)!r}, which is no condition. Allowed: {_ALLOWED}")
+
+    def _comparison(self, node: ast.Compare) -> pc.Expression:
+        parts, left = [], node.left
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            if isinstance(op, ast.In | ast.NotIn):
+                inside = self._membership(left, right)
+                parts.append(inside if isinstance(op, ast.In) else ~inside)
+            elif type(op) in _COMPARE:
+                parts.append(self._compare(left, _COMPARE[type(op)], right))
+            else:
+                raise self._error("uses `is`; write == or != instead")
+            left = right
+        return functools.reduce(operator.and_, parts)
+
+    def _compare(self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr) -> pc.Expression:
+        kinds = [self._kind(left), self._kind(right)]
+        columns = [side for side in (left, right) if self._is_column(side)]
+        if not columns:
+            raise self._error(f"compares {ast.unparse(left)} with {ast.unparse(right)}: no column among them")
+        if kinds[0] != kinds[1] and kinds != ["a moment", "text"] and kinds != ["text", "a moment"]:
+            raise self._mismatch(columns[0], right if columns[0] is left else left)
+        wanted = self._field(columns[0]).type
+        return compare(self._operand(left, wanted), self._operand(right, wanted))
+
+    def _membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
+        if not self._is_column(left):
+            raise self._error(f"wants a column before `in`, not {ast.unparse(left)!r}")
+        if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
+            raise self._error(f"wants a list after `in`, such as ('a', 'b'), not {ast.unparse(right)!r}")
+        for value in right.elts:
+            if self._is_column(value):
+                raise self._error(
+                    f"has column {ast.unparse(value)!r} inside `in`; only literals can stand there"
+                )
+            kinds = (self._kind(left), self._kind(value))
+            if kinds[0] != kinds[1] and kinds != ("a moment", "text"):
+                raise self._mismatch(left, value)
+        wanted = self._field(left).type
+        try:
+            values = pa.array([self._literal(value, wanted) for value in right.elts])
+            if not pa.types.is_integer(wanted) or pa.types.is_integer(values.type):
+                values = values.cast(wanted)
+        except (pa.ArrowException, OverflowError):
+            raise self._error(
+                f"has values in `in` that do not fit column {ast.unparse(left)!r} ({wanted})"
+            ) from None
+        column = pc.field(self._field(left).name)
+        unknown = pc.scalar(pa.scalar(None, pa.bool_())) & column.is_null()
+        return column.isin(values) | unknown
+
+    def _operand(self, node: ast.expr, wanted: pa.DataType) -> Any:
+        if self._is_column(node):
+            return pc.field(self._field(node).name)
+        value = self._literal(node, wanted)
+        try:
+            own = pa.types.is_floating(wanted) or pa.types.is_temporal(wanted)
+            return pc.scalar(pa.scalar(value, type=wanted if own else None))
+        except (pa.ArrowException, OverflowError):
+            raise self._error(f"has {value!r}, which does not fit a column of {wanted}") from None
+
+    def _literal(self, node: ast.expr, wanted: pa.DataType) -> Any:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            value = self._literal(node.operand, wanted)
+            return -value if isinstance(node.op, ast.USub) else value
+        if isinstance(node, ast.Name):
+            return node.id.lower() == "true"
+        assert isinstance(node, ast.Constant)
+        if pa.types.is_temporal(wanted):
+            return self._moment(str(node.value), wanted)
+        return node.value
+
+    def _moment(self, text: str, wanted: pa.DataType) -> Any:
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            raise self._error(
+                f"compares a column of {wanted} with {text!r}, which is no ISO timestamp such as 2026-11-19"
+            ) from None
+        return when.date() if pa.types.is_date(wanted) else when
+
+    def _kind(self, node: ast.expr) -> str:
+        """a number, text, true or false, or a moment; an unknown column or another construct is an error."""
+        if self._is_column(node):
+            return self._column_kind(node)
+        if isinstance(node, ast.Name):
+            return "true or false"
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            if self._kind(node.operand) == "a number" and not self._is_column(node.operand):
+                return "a number"
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, bool):
+                return "true or false"
+            if isinstance(node.value, int | float):
+                return "a number"
+            if isinstance(node.value, str):
+                return "text"
+        raise self._error(f"holds {ast.unparse(node)!r}. Allowed: {_ALLOWED}")
+
+    def _column_kind(self, node: ast.expr) -> str:
+        kind = self._field(node).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pa.types.is_boolean(kind):
+            return "true or false"
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return "a number"
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return "text"
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            return "a moment"
+        raise self._error(f"uses column {ast.unparse(node)!r} of type {kind}, which cannot be compared")
+
+    def _is_column(self, node: ast.expr) -> bool:
+        if not isinstance(node, ast.Name):
+            return False
+        return node.id in self.schema.names or node.id.lower() not in ("true", "false")
+
+    def _field(self, node: ast.expr) -> pa.Field:
+        assert isinstance(node, ast.Name)
+        if node.id not in self.schema.names:
+            near = did_you_mean(node.id, self.schema.names)
+            raise self._error(
+                f"names column {node.id!r}, which is not there.{near} There are: {listed(self.schema.names)}"
+            )
+        return self.schema.field(node.id)
+
+    def _type(self, node: ast.expr) -> str:
+        return str(self._field(node).type)
+
+    def _mismatch(self, column: ast.expr, other: ast.expr) -> ConfigError:
+        shown = ast.unparse(other)
+        what = f"column {shown!r}, which is" if self._is_column(other) else f"{shown}, which is"
+        return self._error(
+            f"compares column {ast.unparse(column)!r} ({self._type(column)}, {self._kind(column)}) with "
+            f"{what} {self._kind(other)}. Compare it with {self._kind(column)}"
+        )
+
+    def _error(self, what: str) -> ConfigError:
+        shown = self.text if len(self.text) <= 200 else self.text[:200] + "..."
+        return ConfigError(f"{self.name}: {shown!r} {what}.")
+
+
+def _lone_equals(text: str) -> bool:
+    return any(
+        char == "=" and text[i - 1 : i] not in ("=", "<", ">", "!") and text[i + 1 : i + 2] != "="
+        for i, char in enumerate(text)
+    )

@@ -1,0 +1,109 @@
+"""Parquet files by path, glob, folder, URI or `builtin:` name, read as one Arrow table.
+
+Several files become one table in the order of their names; columns are united by name. URIs (s3://, gs://,
+hdfs://, file://) go through Arrow's own filesystems, with the credentials those find by themselves.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from nonet.errors import DataError
+from nonet.samples.tables.builtin import builtin_path
+
+_WILD = "*?["
+
+
+def read_parquet(path: str | os.PathLike[str], what: str) -> pa.Table:
+    """All rows of the Parquet files behind `path`; `what` (interactions, items) opens every error."""
+    system, files = find(path, what)
+    tables = [_read(system, file, what) for file in files]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{what} {path}: its {len(files)} files have unlike columns: {_first(error)}"
+        ) from None
+
+
+def find(path: str | os.PathLike[str], what: str) -> tuple[pafs.FileSystem, list[str]]:
+    """The filesystem and the Parquet files behind `path`, sorted by name; none is an error."""
+    text = os.fspath(path)
+    if text.startswith("builtin:"):
+        return pafs.LocalFileSystem(), [str(builtin_path(text))]
+    if "://" in text:
+        return _find_remote(text, what)
+    if any(mark in text for mark in _WILD) and not os.path.exists(text):
+        files = sorted(file for file in glob.glob(text, recursive=True) if os.path.isfile(file))
+        if not files:
+            raise DataError(f"{what} {text}: no file matches this pattern.")
+    elif os.path.isdir(text):
+        files = sorted(
+            str(file) for file in Path(text).rglob("*.parquet") if not file.name.startswith((".", "_"))
+        )
+        if not files:
+            raise DataError(f"{what} {text}: the folder holds no .parquet file.")
+    elif os.path.isfile(text):
+        files = [text]
+    else:
+        raise DataError(f"{what} {text}: no such file or folder (looked in {os.getcwd()}).")
+    return pafs.LocalFileSystem(), files
+
+
+def _find_remote(uri: str, what: str) -> tuple[pafs.FileSystem, list[str]]:
+    cut = min((uri.find(mark) for mark in _WILD if mark in uri), default=-1)
+    base = uri if cut < 0 else uri[:cut].rsplit("/", 1)[0]
+    try:
+        system, root = pafs.FileSystem.from_uri(base)
+        pattern = None if cut < 0 else root.rstrip("/") + uri[len(base) :]
+        info = system.get_file_info(root)
+        if info.type == pafs.FileType.File:
+            return system, [root]
+        found = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{what} {uri}: cannot be listed: {_first(error)}") from None
+    files = sorted(file.path for file in found if file.type == pafs.FileType.File)
+    if pattern is not None:
+        files = [file for file in files if fnmatch.fnmatchcase(file, pattern)]
+    else:
+        files = [file for file in files if file.endswith(".parquet")]
+    if not files:
+        raise DataError(f"{what} {uri}: no Parquet file is there.")
+    return system, files
+
+
+def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
+    """Writes under a temporary name in the same folder and renames: the file is whole or not there."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        pq.write_table(table, part, compression="zstd")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _read(system: pafs.FileSystem, file: str, what: str) -> pa.Table:
+    try:
+        with system.open_input_file(file) as source:
+            return pq.ParquetFile(source).read()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"{what} {file}: not a Parquet file ({_first(error)}) `nonet import csv SRC DST` makes "
+            "Parquet of a CSV."
+        ) from None
+    except OSError as error:
+        raise DataError(f"{what} {file}: cannot be read: {_first(error)}") from None
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

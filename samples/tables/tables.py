@@ -1,0 +1,285 @@
+"""The two tables of every scenario, checked and with the names and types the rest relies on.
+
+interactions: user_id, item_id (int64 or text), timestamp (int64 unix seconds), event?, rating?, any other
+column. items: item_id (unique), title?, categories? (list of text), any other column. Everything wrong with a
+file is found here, before a worker starts, as one line that says what the table has, what is wanted and what
+to do.
+
+Times of any usual form as unix seconds.
+
+The rule, first match wins: an Arrow timestamp or date has its own unit (without a zone it is UTC); a column
+whose name ends in _s, _ms, _us or _ns is in that unit; else the largest absolute value decides: below 1e11
+seconds (the year 5138), below 1e14 milliseconds, below 1e17 microseconds, else nanoseconds.
+Values of a coarser unit among them are an error, not the year 1970.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.tables.paths import read_parquet
+from nonet.suggest import did_you_mean, listed
+
+ROLES = {"user": "user_id", "item": "item_id", "time": "timestamp", "event": "event", "rating": "rating"}
+
+
+def read_tables(
+    interactions: str | os.PathLike[str],
+    items: str | os.PathLike[str] | None,
+    columns: Mapping[str, str] | None = None,
+) -> tuple[pa.Table, pa.Table | None]:
+    """Both tables; a `columns` entry that neither table has is an error."""
+    raw = read_parquet(interactions, "interactions")
+    raw_items = None if items is None else read_parquet(items, "items")
+    there = [*raw.column_names, *(raw_items.column_names if raw_items is not None else [])]
+    for name, source in (columns or {}).items():
+        if source not in there:
+            near = did_you_mean(source, there)
+            raise DataError(
+                f"columns: {name}: {source!r} is in neither table.{near} There are: {listed(there)}."
+            )
+    return (
+        check_interactions(raw, columns, f"interactions {interactions}"),
+        None if raw_items is None else check_items(raw_items, columns, f"items {items}"),
+    )
+
+
+def read_interactions(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> pa.Table:
+    """The interactions behind a path, glob, folder, URI or builtin: name; `columns` maps wanted to given
+    names."""
+    return check_interactions(read_parquet(path, "interactions"), columns, f"interactions {path}")
+
+
+def read_items(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> pa.Table:
+    """The items behind a path, glob, folder, URI or builtin: name."""
+    return check_items(read_parquet(path, "items"), columns, f"items {path}")
+
+
+def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
+    """Renames, checks and normalises; `what` opens every error."""
+    given = _sources(columns)
+    table = _plain(_renamed(table, given))
+    for role in ("user", "item", "time"):
+        _need(table, ROLES[role], role, given, what)
+    _not_empty(table, what)
+    for name in ("user_id", "item_id", "timestamp"):
+        _no_nulls(table, name, what)
+    table = _with_ids(table, "user_id", what)
+    table = _with_ids(table, "item_id", what)
+    if "event" in table.column_names:
+        _event_type(table, what)
+    if "rating" in table.column_names:
+        table = _with_rating(table, what)
+    return _with_seconds(table, given.get("timestamp", "timestamp"), what)
+
+
+def check_items(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
+    """Renames, checks and normalises; `what` opens every error."""
+    given = {name: source for name, source in _sources(columns).items() if source in table.column_names}
+    table = _plain(_renamed(table, given))
+    _need(table, "item_id", "item", given, what)
+    _not_empty(table, what)
+    _no_nulls(table, "item_id", what)
+    table = _with_ids(table, "item_id", what)
+    _no_duplicates(table, what)
+    if "title" in table.column_names:
+        table = _with_title(table, what)
+    if "categories" in table.column_names:
+        table = _with_categories(table, what)
+    return table
+
+
+def _sources(columns: Mapping[str, str] | None) -> dict[str, str]:
+    """Wanted name -> given name, with `user`, `item`, `time` as the names they stand for."""
+    sources: dict[str, str] = {}
+    for name, source in (columns or {}).items():
+        if not isinstance(source, str):
+            raise ConfigError(
+                f"columns: {name}: {source!r} is no column name; write {name}: <column of your table>."
+            )
+        sources[ROLES.get(name, name)] = source
+    return sources
+
+
+def _renamed(table: pa.Table, given: Mapping[str, str]) -> pa.Table:
+    """The given columns under their wanted names; a column that had such a name and was not chosen goes."""
+    wanted = {source: name for name, source in given.items() if source in table.column_names}
+    kept = [name for name in table.column_names if name in wanted or name not in wanted.values()]
+    return table.select(kept).rename_columns([wanted.get(name, name) for name in kept])
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Dictionary columns decoded and large text as text, one chunk, no schema metadata."""
+    for i, field in enumerate(table.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        kind = pa.string() if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) else kind
+        if kind != field.type:
+            table = table.set_column(i, field.name, table.column(i).cast(kind))
+    return table.replace_schema_metadata(None)
+
+
+def _need(table: pa.Table, name: str, role: str, given: Mapping[str, str], what: str) -> None:
+    if table.column_names.count(name) > 1:
+        raise DataError(f"{what}: column {name!r} is there more than once.")
+    if name in table.column_names:
+        return
+    source = given.get(name, name)
+    near = did_you_mean(source, table.column_names)
+    said = f" (columns says {role}: {source})" if source != name else ""
+    raise DataError(
+        f"{what}: no column {source!r}{said}; it has {listed(table.column_names)}.{near} "
+        f"Name the column that holds the {role}: columns: {{{role}: <column>}}."
+    )
+
+
+def _not_empty(table: pa.Table, what: str) -> None:
+    if not len(table):
+        raise DataError(f"{what}: the table is empty (columns {listed(table.column_names)}, no rows).")
+
+
+def _no_nulls(table: pa.Table, name: str, what: str) -> None:
+    column = table[name]
+    missing = column.null_count
+    if pa.types.is_floating(column.type):
+        missing = len(column) - int(np.isfinite(column.to_numpy()).sum())
+    if missing:
+        raise DataError(
+            f"{what}: {missing} of {len(column)} rows have no {name}; every row needs one. Drop or fill "
+            "those rows."
+        )
+
+
+def _with_ids(table: pa.Table, name: str, what: str) -> pa.Table:
+    kind = table.schema.field(name).type
+    if pa.types.is_string(kind):
+        return table
+    if not pa.types.is_integer(kind):
+        raise DataError(
+            f"{what}: column {name!r} is {kind}; wanted whole numbers or text. Cast it before writing."
+        )
+    try:
+        return _replaced(table, name, table[name].cast(pa.int64()))
+    except pa.ArrowException:
+        raise DataError(f"{what}: column {name!r} ({kind}) has ids over 2^63; write them as text.") from None
+
+
+def _event_type(table: pa.Table, what: str) -> None:
+    kind = table.schema.field("event").type
+    if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise DataError(f"{what}: column 'event' is {kind}; wanted text or whole numbers, such as 'click'.")
+    if table["event"].null_count:
+        _no_nulls(table, "event", what)
+
+
+def _with_rating(table: pa.Table, what: str) -> pa.Table:
+    kind = table.schema.field("rating").type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise DataError(f"{what}: column 'rating' is {kind}; wanted numbers.")
+    return _replaced(table, "rating", table["rating"].cast(pa.float32(), safe=False))
+
+
+def _with_seconds(table: pa.Table, source: str, what: str) -> pa.Table:
+    try:
+        seconds, finer = unix_seconds(table["timestamp"], source)
+    except TypeError as error:
+        raise DataError(
+            f"{what}: column {source!r} is {error}; wanted a timestamp, or a number of seconds or "
+            "milliseconds."
+        ) from None
+    except ValueError as error:
+        raise DataError(
+            f"{what}: column {source!r}: {error}. Write one unit; a name that ends in _s, _ms, _us or _ns says which."
+        ) from None
+    table = _replaced(table, "timestamp", pa.chunked_array([pa.array(seconds)]))
+    return table if finer is None else table.take(pa.array(np.argsort(finer, kind="stable")))
+
+
+def _no_duplicates(table: pa.Table, what: str) -> None:
+    counts = table["item_id"].value_counts()
+    values, times = counts.field(0), counts.field(1)
+    again = values.filter(pa.array(times.to_numpy() > 1))
+    if len(again):
+        raise DataError(
+            f"{what}: {len(again)} item ids are there more than once, the first: "
+            f"{listed(again.to_pylist()[:5])}. "
+            "An item has one row."
+        )
+
+
+def _with_title(table: pa.Table, what: str) -> pa.Table:
+    kind = table.schema.field("title").type
+    if pa.types.is_integer(kind):
+        return _replaced(table, "title", table["title"].cast(pa.string()))
+    if not pa.types.is_string(kind):
+        raise DataError(f"{what}: column 'title' is {kind}; wanted text.")
+    return table
+
+
+def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
+    """Text cut at |; nothing is an empty list."""
+    return [[part for part in (text or "").split("|") if part] for text in column.to_pylist()]
+
+
+def _with_categories(table: pa.Table, what: str) -> pa.Table:
+    """A list of text an item; a text column is cut at |; nothing is an empty list."""
+    column = table["categories"].combine_chunks()
+    kind = column.type
+    if pa.types.is_string(kind):
+        return _replaced(table, "categories", pa.array(split_categories(column), pa.list_(pa.string())))
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise DataError(f"{what}: column 'categories' is {kind}; wanted a list of text, or text cut by |.")
+    lists = column.cast(pa.list_(pa.string()))
+    if lists.null_count:
+        lists = pa.array([value or [] for value in lists.to_pylist()], pa.list_(pa.string()))
+    return _replaced(table, "categories", lists)
+
+
+def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_LARGEST = (("s", 1e11), ("ms", 1e14), ("us", 1e17))
+
+
+def unix_seconds(column: pa.ChunkedArray, name: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Seconds [N] int64, and the raw values [N] when they are finer than that, to order events in a second.
+
+    The column has no nulls. A type that is no time raises TypeError; one that mixes units ValueError.
+    """
+    kind = column.type
+    if pa.types.is_date(kind):
+        column, kind = column.cast(pa.timestamp("s")), pa.timestamp("s")
+    if pa.types.is_timestamp(kind):
+        raw, unit = column.cast(pa.int64()).to_numpy(), kind.unit
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        raw = column.cast(pa.float64()).to_numpy() if not pa.types.is_integer(kind) else column.to_numpy()
+        unit = _unit(raw, name)
+    else:
+        raise TypeError(str(kind))
+    if unit == "s" and np.issubdtype(raw.dtype, np.integer):
+        return raw.astype(np.int64), None
+    return np.floor_divide(raw, _PER_SECOND[unit]).astype(np.int64), raw
+
+
+def _unit(raw: np.ndarray, name: str) -> str:
+    ending = name.lower().rsplit("_", 1)[-1]
+    if "_" in name and ending in _PER_SECOND:
+        return ending
+    size = np.abs(raw.astype(np.float64))
+    largest = float(size.max(initial=0))
+    unit = next((unit for unit, limit in _LARGEST if largest < limit), "ns")
+    finer = list(_PER_SECOND).index(unit)
+    if finer:
+        coarse = (size > 0) & (size < _LARGEST[finer - 1][1])
+        if coarse.any():
+            raise ValueError(
+                f"{int(coarse.sum())} of {len(size)} values look like {_LARGEST[finer - 1][0]} and the others like {unit} "
+                f"(the first: {raw[coarse][0]:.15g}, {raw[~coarse & (size > 0)][0]:.15g})"
+            )
+    return unit

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from nonet.controller.cluster.topology import domain, levels_to_try
+from nonet.controller.cluster.view import Node
+from nonet.controller.scenario.options import Topology
+
+
+def levels(**keys: list[str]) -> list[str]:
+    return list(levels_to_try(Topology(**keys)))  # type: ignore[arg-type]
+
+
+def test_levels_go_from_the_narrowest_wanted_outwards():
+    assert levels() == [""]
+    assert levels(prefer=["host", "rack"]) == ["host", "rack", "zone", ""]
+    assert levels(prefer=["device_domain", "rack"]) == ["device_domain", "rack", "zone", ""]
+    assert levels(require=["rack"]) == ["rack"]
+    assert levels(require=["zone"], prefer=["host"]) == ["host", "rack", "zone"]
+    assert levels(require=["host"], prefer=["rack"]) == ["host"]
+
+
+def test_a_host_is_the_node_unless_a_label_says_otherwise():
+    plain, shared = Node("n1", {}, {}), Node("n2", {}, {}, {"host": "h"})
+    assert domain(plain, "host") == ("host", "n1")
+    assert domain(shared, "host") == ("host", "h")
+    assert domain(plain, "rack") is None
+    assert domain(Node("n", {}, {}, {"ray.io/availability-zone": "a"}), "zone") == ("zone", "a")

@@ -1,0 +1,73 @@
+"""Who is late is named: a reward's time counts from when its beams are there. No Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from nonet.controller.groups.handles import RewardPlayers, _mean
+from nonet.deadlines import Deadlines
+from nonet.errors import DeadlineExceeded
+
+DEADLINES = Deadlines.of({"step": 50.0})
+
+
+class Future:
+    """A pending answer that notes what is done with it; `late`: it never comes."""
+
+    def __init__(self, name, log, late=False):
+        self.name, self._log, self._late, self._limit = name, log, late, None
+
+    def within(self, timeout_s):
+        self._log.append(f"{self.name} has {timeout_s:g} s from now")
+        self._limit = timeout_s
+        return self
+
+    def settle(self, timeout_s=None):
+        self._log.append(f"wait for {self.name}")
+        limit = timeout_s if timeout_s is not None else self._limit
+        if self._late:
+            raise DeadlineExceeded(f"{self.name}: no answer within {limit:g} s")
+        return self
+
+
+class Group:
+    def __init__(self, name, log, late=False):
+        self._name, self._log, self._late = name, log, late
+
+    def score(self, beams, retries=0):
+        self._log.append(f"ask {self._name}")
+        return Future(self._name, self._log, self._late)
+
+
+def rewards(log, late=False):
+    groups = {"hit": Group("hit", log), "price": Group("price", log, late)}
+    return RewardPlayers(groups, {"hit": 60.0, "price": 1.5}, deadlines=DEADLINES)  # type: ignore[arg-type]
+
+
+def test_rewards_are_asked_before_the_beams_are_there_and_their_time_counts_from_then():
+    log: list[str] = []
+    rewards(log).score(Future("rollout.generate", log))  # type: ignore[arg-type]
+    assert log == [
+        "ask hit",
+        "ask price",
+        "wait for rollout.generate",
+        "hit has 60 s from now",
+        "price has 1.5 s from now",
+        "wait for hit",
+        "wait for price",
+    ]
+
+
+def test_a_slow_rollout_is_named_as_the_rollout():
+    with pytest.raises(DeadlineExceeded, match=r"rollout\.generate: no answer within 50 s"):
+        rewards([]).score(Future("rollout.generate", [], late=True))  # type: ignore[arg-type]
+
+
+def test_a_reward_that_is_late_is_named_with_its_own_time():
+    with pytest.raises(DeadlineExceeded, match=r"reward 'price' has not answered within 1\.5 s"):
+        rewards([], late=True).score(Future("rollout.generate", []))  # type: ignore[arg-type]
+
+
+def test_a_mean_over_workers_counts_their_prompts():
+    assert _mean([(1.0, 3), (0.0, 0), (5.0, 1)]) == 2.0
+    assert _mean([(0.0, 0)]) == 0.0

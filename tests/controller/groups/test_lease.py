@@ -1,0 +1,60 @@
+"""Leases and pulses, by a clock that only the test moves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from nonet.controller.groups import lifetimes as life
+from nonet.controller.groups.lifetimes import Lease, Pulse, orphan_timeout_s
+from nonet.errors import ConfigError
+
+WAIT_S = 30.0  # far more than any machine needs
+
+
+def test_a_lease_ends_with_silence_and_a_detached_one_never(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
+    lease, detached = Lease(60.0), Lease(60.0, detached=True)
+    now[0] += 59
+    assert not lease.over
+    lease.renew()
+    now[0] += 59
+    assert not lease.over
+    now[0] += 2
+    assert lease.over
+    assert not detached.over
+    lease.renew()
+    assert not lease.over
+
+
+def test_a_pulse_beats_on_after_an_error_and_stops_when_told():
+    beats, enough = [], threading.Event()
+
+    def beat():
+        beats.append(1)
+        if len(beats) >= 3:
+            enough.set()
+        raise RuntimeError("a worker did not answer")
+
+    pulse = Pulse(beat, 0.001)
+    assert enough.wait(WAIT_S)
+    pulse.stop()
+    for thread in threading.enumerate():
+        if thread.name == "pulse":
+            thread.join(WAIT_S)
+    after = len(beats)
+    assert not any(thread.name == "pulse" for thread in threading.enumerate())
+    assert len(beats) == after
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3"])
+def test_silence_is_a_number_of_seconds_above_0(monkeypatch, text):
+    monkeypatch.setenv("NONET_ORPHAN_TIMEOUT_S", text)
+    with pytest.raises(ConfigError, match="not a number of seconds above 0"):
+        orphan_timeout_s()
+    monkeypatch.setenv("NONET_ORPHAN_TIMEOUT_S", "7.5")
+    assert orphan_timeout_s() == 7.5
+    monkeypatch.delenv("NONET_ORPHAN_TIMEOUT_S")
+    assert orphan_timeout_s() == 60.0

@@ -1,0 +1,153 @@
+"""What a run's groups are made of and told, over groups that answer at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from stand_ins import Group, Trace
+
+from nonet.controller.groups import run_groups as crews
+from nonet.controller.groups.run_groups import Crew
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario.document import make_scenario
+from nonet.controller.setup.own_files import keep_copies
+from nonet.controller.setup.run_files import data_setup
+
+BODY = {
+    "name": "crew",
+    "seed": 9,
+    "data": {
+        "interactions": "events.parquet",
+        "items": "/tables/items.parquet",
+        "columns": {"user_id": "visitor"},
+        "keep": {"item_events": 3, "user_events": 2},
+        "where": "rating > 0",
+        "history": 7,
+        "split": {"use": "leave_last_out", "test": 1, "valid": 2, "rl": 3},
+    },
+    "tokenizer": {"use": "rq_kmeans", "levels": 2, "codes": 8},
+    "sparse": {"tables": {"item": {"dim": 8}}},
+    "stages": {
+        "pretrain": {"epochs": 1},
+        "liked": {"epochs": 1, "target": "rating >= 4"},
+        "rl": {
+            "steps": 2,
+            "users": 2,
+            "rollout": {"use": "beam", "width": 12},
+            "rewards": {
+                "hit": {"weight": 1.0, "timeout_s": 7},
+                "own": {"use": "rewards/own.py", "weight": 0.5, "timeout_s": 90, "ceiling": 20},
+            },
+        },
+    },
+    "evaluate": {"metrics": ["recall@5", "ndcg@5"], "width": 30},
+}
+SCENARIO = make_scenario(BODY)
+PLACES = {
+    "trainer": ("trainer", "rollout", "embedding"),
+    "cpu": ("evaluator", "tokenise"),
+    "rl.reward.hit": ("rl.reward.hit",),
+    "rl.reward.own": ("rl.reward.own",),
+}
+
+
+class Made:
+    """What the crew asked to be bound: specs of every role; its groups note their calls."""
+
+    def __init__(self, plan, specs, life, envs, *, stage, deadlines):
+        self.specs, self.groups = (
+            specs,
+            [SimpleNamespace(name=name, roles=roles, nodes=("n1",)) for name, roles in PLACES.items()],
+        )
+        self.hosts = {
+            name: SimpleNamespace(name=name, specs=dict.fromkeys(roles), ready=lambda: None)
+            for name, roles in PLACES.items()
+        }
+
+
+@pytest.fixture
+def crew(tmp_path, monkeypatch):
+    calls: list = []
+    monkeypatch.setattr(crews, "Binding", Made)
+    monkeypatch.setattr(
+        crews, "Moves", lambda *_: SimpleNamespace(enter=lambda *phase: None, stages=frozenset())
+    )
+    monkeypatch.setattr(
+        crews.WorkerGroup, "of", lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5}])
+    )
+    monkeypatch.setattr(crews.Crew, "_check_shared", lambda *_: None)  # asks Ray, which would start
+    run = RunFolder(tmp_path)
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "own.py").write_text("")
+    keep_copies(SCENARIO, tmp_path, run)
+    plan = SimpleNamespace(ledger=None, groups_at=lambda stage: [], chunk=lambda stage, role: 64)
+    crew = Crew(SCENARIO, run, plan, 0.0, Trace(), "pretrain")
+    crew.calls = calls
+    return crew
+
+
+def test_roles_are_told_what_the_scenario_says(crew, tmp_path):
+    specs = crew.binding.specs
+    setup = specs["evaluator"].args[1]
+    assert (setup.metrics, setup.width, setup.target) == (("recall@5", "ndcg@5"), 30, "liked")
+    assert specs["rl.reward.own"].args == (
+        "own",
+        "rewards/own.py",
+        str(tmp_path / "sources"),
+        {"ceiling": 20},
+    )
+    assert specs["rl.reward.hit"].args == ("hit", "hit", str(tmp_path / "sources"), {})
+    runs = [specs[role].args[0] for role in ("trainer", "rollout", "embedding", "evaluator")]
+    assert all(run == runs[0] for run in runs)
+    assert (runs[0].seed, runs[0].history) == (9, 7)
+
+
+def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_its_model(crew, tmp_path):
+    crew.open({"sids": "folder"}, {})
+    opened = [name for name, *_ in crew.calls if name.endswith(".open")]
+    assert set(opened) == {
+        f"{role}.open" for role in ("trainer", "rollout", "evaluator", "rl.reward.hit", "rl.reward.own")
+    }
+    assert opened.index("trainer.open") < opened.index("rollout.open")
+    (evaluator,) = [arguments for name, arguments, _ in crew.calls if name == "evaluator.open"]
+    assert evaluator == ({"sids": "folder"}, str(tmp_path / "results"))
+    assert crew.parameters == 5
+    assert crew.rollout.width == 12
+
+
+def test_every_reward_has_its_own_time_out(crew):
+    crew.open({}, {})
+    assert crew.rewards["rl"]._timeouts_s == {"hit": 7.0, "own": 90.0}
+
+
+def test_times_to_live_are_told_before_the_gang_meets(crew):
+    crew.open({}, {"item": 40})
+    assert [arguments for name, arguments, _ in crew.calls if name.endswith("settle")] == [
+        ({"item": 40},)
+    ] * 2
+
+
+def test_a_commit_is_loaded_by_trainers_and_shards(crew):
+    crew.open({}, {})
+    crew.load(Path("commit"), None)
+    loads = {name: arguments for name, arguments, _ in crew.calls if name.endswith(".load")}
+    assert loads == {"trainer.load": ("commit", None), "embedding.load": ("commit",)}
+
+
+def test_the_tokenise_stage_is_told_all_of_the_data(tmp_path):
+    told = data_setup(SCENARIO, tmp_path)
+    assert told.interactions == str(tmp_path / "events.parquet")
+    assert told.items == "/tables/items.parquet"
+    assert dict(told.columns) == {"user_id": "visitor"}
+    assert dict(told.keep) == {"item_events": 3, "user_events": 2}
+    assert told.where == "rating > 0"
+    assert dict(told.split) == {"use": "leave_last_out", "test": 1, "valid": 2, "rl": 3}
+    assert dict(told.targets) == {"liked": "rating >= 4"}
+    assert {name: told.tokenizer[name] for name in ("use", "levels", "codes")} == {
+        "use": "rq_kmeans",
+        "levels": 2,
+        "codes": 8,
+    }
+    assert (told.folder, told.seed) == (str(tmp_path), 9)

@@ -1,0 +1,91 @@
+"""What is computed at once is planned, told to the workers and counted; what nobody runs is marked and refused."""
+
+from __future__ import annotations
+
+import pytest
+from views import RL, gpu_nodes, scenario
+
+from nonet.controller.plan.planner import plan
+from nonet.controller.scenario.unsupported import check_runnable
+from nonet.controller.setup.worker_setup import stage_setups
+from nonet.errors import ConfigError
+
+GB = 10**9
+
+
+def test_on_a_device_with_less_room_a_chunk_is_smaller_and_counted_so():
+    asked = scenario(
+        stages={"pretrain": {"epochs": 1, "batch": {"users": 512}}, "rl": {**RL, "users": 4096}},
+        roles={"trainer": {"pool": "gpu"}},
+    )
+    wide, tight = (plan(asked, gpu_nodes(1, memory_bytes=size)) for size in (80 * GB, 1_800_000_000))
+    for stage, part in (("pretrain", "activations"), ("rl", "activations"), ("rl", "beams")):
+        role = "rollout" if part == "beams" else "trainer"
+        assert tight.chunk(stage, role) <= wide.chunk(stage, role)
+        peak = max(line.parts.get(f"trainer.{part}", 0) for line in tight.ledger.lines if line.stage == stage)
+        assert 0 < peak < 0.1 * GB
+    assert tight.chunk("pretrain", "trainer") < wide.chunk("pretrain", "trainer") == 1 << 14
+
+
+def test_the_ledger_counts_a_whole_chunk_however_few_users_a_step_has():
+    lines = [
+        plan(
+            scenario(stages={"pretrain": {"epochs": 1, "batch": {"users": users}}}), gpu_nodes(1)
+        ).ledger.lines[-1]
+        for users in (1, 64)
+    ]
+    assert lines[0].parts["trainer.activations"] == lines[1].parts["trainer.activations"] > 0.1 * GB
+
+
+def test_what_a_plan_places_and_no_run_starts_is_marked_and_refused():
+    own = {
+        "rl": {
+            **RL,
+            "between": [{"use": "x.py:Guard"}],
+            "rewards": {"hit": {}, "far": {"use": "actor://a/b"}},
+        }
+    }
+    asked = scenario(stages=own, roles={"evaluator": {"workers": 2}})
+    made = plan(asked, gpu_nodes(1))
+    marked = [line.split()[0] for line in made.text().splitlines() if line.endswith(", not run")]
+    assert marked == ["rl.reward.far", "rl.between.0"]
+    with pytest.raises(ConfigError) as caught:
+        check_runnable(asked)
+    for key in (
+        "stages.rl.between",
+        "stages.rl.rewards.far.use",
+        "roles.evaluator.workers above 1 (one of them ranks)",
+    ):
+        assert key in str(caught.value)
+
+
+def test_a_click_models_step_is_one_batch_and_a_chunk_of_it_is_refused():
+    clicks = {"model": {"use": "deepfm"}, "sparse": {"tables": {"item": {}}}}
+    plain = scenario(**clicks)
+    check_runnable(plain)
+    assert plan(plain, gpu_nodes(1)).chunk("pretrain", "trainer") is None
+    with pytest.raises(ConfigError, match=r"stages\.pretrain\.chunk for deepfm"):
+        check_runnable(scenario(**clicks, stages={"pretrain": {"epochs": 1, "chunk": {"tokens": 1000}}}))
+
+
+def test_a_chunk_holds_at_least_one_window():
+    with pytest.raises(
+        ConfigError, match=r"stages\.pretrain\.chunk\.tokens: 51 is less than one window.* at least 52"
+    ):
+        scenario(stages={"pretrain": {"epochs": 1, "chunk": {"tokens": 51}}})
+
+
+def test_workers_are_told_the_chunk_that_the_plan_names():
+    asked = scenario(stages={"pretrain": {"epochs": 1}, "rl": {**RL, "users": 1000}})
+    told = stage_setups(asked, 100, 1000)
+    assert told["pretrain"].chunk == 1 << 14
+    prompt = 51 + 16 * 3  # a full history and its start, and the codes of 16 beams
+    assert told["rl"].chunk == (1 << 14) // prompt
+    made = plan(asked, gpu_nodes(1))
+    chunks = {name: made.chunk(name, "trainer") for name in asked.stages}
+    assert (
+        chunks
+        == {"pretrain": 1 << 14, "rl": (1 << 14) // prompt}
+        == {name: setup.chunk for name, setup in stage_setups(asked, 100, 1000, chunks).items()}
+    )
+    assert stage_setups(asked, 100, 1000, {"pretrain": 70})["pretrain"].chunk == 70

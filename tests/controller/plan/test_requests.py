@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+from views import RL, gpu_nodes, node, scenario
+
+from nonet.controller.cluster.view import ClusterView
+from nonet.controller.plan.placement import replan
+from nonet.controller.plan.planner import plan
+from nonet.controller.plan.requests import drafts
+from nonet.errors import ConfigError, PlacementError
+
+MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2", CPU=8, NPU=4)))
+
+
+def names(**roles) -> dict[str, tuple[str, ...]]:
+    return {draft.name: draft.roles for draft in drafts(scenario(roles=roles))}
+
+
+def test_fusing_into_a_fused_role_lands_in_the_same_process():
+    found = names(rollout={"fuse": "trainer"}, embedding={"fuse": "rollout"}, evaluator={"fuse": "embedding"})
+    assert found == {"trainer": ("trainer", "rollout", "embedding", "evaluator", "tokenise")}
+
+
+def test_circles_of_fuse_and_collocate_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"fuse goes in a circle \(rollout -> embedding -> rollout\)"):
+        names(rollout={"fuse": "embedding"}, embedding={"fuse": "rollout"})
+    with pytest.raises(ConfigError, match="sits on its own devices"):
+        names(trainer={"collocate": "rollout"}, rollout={"collocate": "trainer"})
+
+
+def test_sizes_and_pools_of_those_that_share_must_agree():
+    with pytest.raises(
+        ConfigError, match=r"roles\.rollout\.workers is 3, but it shares with trainer, whose workers is 2"
+    ):
+        names(trainer={"workers": 2}, rollout={"collocate": "trainer", "workers": 3})
+    with pytest.raises(ConfigError, match=r"roles\.rollout\.pool is npu, .* whose pool is gpu"):
+        names(trainer={"pool": "gpu"}, rollout={"fuse": "trainer", "pool": "npu"})
+
+
+def test_k_groups_on_one_device_ask_a_kth_of_it_each_and_never_more_than_all():
+    roles = {
+        "trainer": {"pool": "gpu", "workers": 2},
+        "rollout": {"collocate": "trainer"},
+        "mine": {"collocate": "trainer"},
+    }
+    made = plan(scenario(roles=roles), MANY)
+    groups = [made.group_of(role) for role in ("trainer", "rollout", "mine")]
+    assert [group.devices for group in groups] == [0.3333] * 3
+    assert len({group.nodes for group in groups}) == 1
+    assert [group.bundle for group in groups] == [{"GPU": 1.0}, {}, {}]
+
+
+def test_one_plan_mixes_collocated_fused_and_apart_over_three_kinds_of_device():
+    roles = {
+        "trainer": {"pool": "gpu", "workers": 4},
+        "embedding": {"fuse": "trainer"},
+        "rollout": {"pool": "npu", "workers": 2},
+        "judge": {"collocate": "rollout"},
+    }
+    made = plan(scenario(roles=roles, stages={"rl": RL}), MANY)
+    placed = {group.name: (group.resource, set(group.nodes)) for group in made.groups}
+    assert placed["trainer"] == ("GPU", {"n0"})
+    assert placed["rollout"] == placed["judge"] == ("NPU", {"n2"})
+    assert placed["rl.reward.hit"][0] == placed["evaluator"][0] == "CPU"
+
+
+def test_elastic_groups_leave_later_ones_what_they_need_at_least():
+    pool = {"pool": "gpu"}
+    roles = {
+        "trainer": {**pool, "workers": 3},
+        "rollout": {**pool, "workers": {"min": 1, "max": 64}},
+        "mine": {**pool, "workers": {"min": 2, "max": 64}},
+    }
+    made = plan(scenario(roles=roles), MANY)
+    assert [made.group_of(role).workers for role in ("trainer", "rollout", "mine")] == [3, 3, 2]
+
+
+def test_an_elastic_group_short_of_its_minimum_says_what_would_fit():
+    roles = {"rollout": {"pool": "npu", "workers": {"min": 6, "max": 8}}}
+    with pytest.raises(
+        PlacementError,
+        match=r"group 'rollout' \(pool npu\) needs 6 NPU.*lower roles\.rollout\.workers\.min to 4",
+    ):
+        plan(scenario(roles=roles), MANY)
+
+
+def test_free_devices_behind_other_labels_are_pointed_out():
+    pools = {"gpu": {"device": "cuda", "labels": {"zone": "b"}}}
+    view = ClusterView(
+        (node("a", {}, {"zone": "a"}, CPU=4, GPU=4), node("b", {}, {"zone": "b"}, CPU=4, GPU=2))
+    )
+    with pytest.raises(
+        PlacementError,
+        match=r"with labels .*'zone': 'b'.*widen pools\.gpu\.labels \(4 more GPU are free elsewhere\)",
+    ):
+        plan(scenario(pools=pools, roles={"trainer": {"pool": "gpu", "workers": 4}}), view)
+
+
+def test_a_stage_with_roles_of_its_own_is_planned_again_and_the_rest_stays_where_it_is():
+    stages = {
+        "pretrain": {"epochs": 1, "batch": {"users": 64}},
+        "rl": {**RL, "roles": {"trainer": {"pool": "gpu", "workers": 6}}},
+        "finetune": {"epochs": 1, "batch": {"users": 64}},
+    }
+    roles = {"trainer": {"pool": "gpu", "workers": 2}, "rollout": {"pool": "npu", "workers": 2}}
+    made = plan(scenario(roles=roles, stages=stages), MANY)
+    assert [(c.stage, c.stops, [(g.name, g.workers) for g in c.starts]) for c in made.changes] == [
+        ("rl", ("trainer",), [("trainer", 6)]),
+        ("finetune", ("trainer",), [("trainer", 2)]),
+    ]
+    assert {stage.name: stage.derived.get("users a trainer") for stage in made.stages}["finetune"] == 32
+    assert "before rl: stop trainer; start" in made.text()
+
+
+def test_a_lost_node_moves_only_the_groups_that_were_on_it():
+    asked = scenario(
+        roles={"trainer": {"pool": "gpu", "workers": 2}, "rollout": {"pool": "npu", "workers": 2}}
+    )
+    made = plan(asked, MANY)
+    lost = made.group_of("trainer").nodes[0]
+    held = dict.fromkeys(("n0", "n1", "n2"), 0.0)
+    for group in made.groups:
+        for name in group.nodes:
+            held[name] += group.bundle.get("NPU", 0.0)
+    left = tuple(
+        node(n.id, {"NPU": n.total["NPU"] - held[n.id]} if "NPU" in n.total else {}, **n.total)
+        for n in MANY.nodes
+        if n.id != lost
+    )
+    change = replan(asked, ClusterView(left), None, made.groups)
+    moved = {group.name: set(group.nodes) for group in change.starts}
+    assert "rollout" not in moved
+    assert moved["trainer"] == {"n1" if lost == "n0" else "n0"}
+
+
+def test_a_new_node_changes_nothing_that_stands():
+    asked = scenario(roles={"trainer": {"pool": "gpu", "workers": 2}})
+    made = plan(asked, gpu_nodes(1))
+    change = replan(asked, gpu_nodes(3), None, made.groups)
+    assert (change.stops, change.starts) == ((), ())
+
+
+def test_a_group_whose_bundle_must_hold_another_beside_it_starts_anew():
+    stages = {
+        "pretrain": {"epochs": 1},
+        "finetune": {"epochs": 1, "roles": {"rollout": {"collocate": "trainer"}}},
+    }
+    apart = scenario(roles={"rollout": {"workers": 1}}, stages=stages)
+    made = plan(apart, gpu_nodes(1))
+    (change,) = made.changes
+    assert set(change.stops) == {"trainer", "rollout"}, "0.25 CPU of a bundle have no room for two processes"
+    (trainer,) = (group for group in made.groups_at("finetune") if group.name == "trainer")
+    assert trainer.bundle == {"CPU": 0.5}

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.errors import CheckpointError
+
+
+def manifest(step: int, *, stage: str = "pretrain", last: bool = False) -> Manifest:
+    return Manifest("run", step, stage, step, last, 0, "s", {"sids": "a"}, {"trainer": 1}, 0)
+
+
+def commit(checkpoints: Checkpoints, step: int, **kwargs) -> None:
+    aside = checkpoints.aside(step)
+    (aside / "dense").mkdir()
+    (aside / "dense" / "model.bin").write_bytes(bytes([step]) * 100)
+    checkpoints.commit(aside, manifest(step, **kwargs))
+
+
+def test_newest_whole_commit_is_found(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2, 30):
+        commit(checkpoints, step)
+    path, found = checkpoints.newest()
+    assert (path.name, found.step) == ("step-000030", 30)
+    assert set(found.files) == {"dense/model.bin"}
+
+
+def test_torn_commits_are_passed_over(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2, 3, 4):
+        commit(checkpoints, step)
+    (tmp_path / "step-000004" / "manifest.json").unlink()
+    model = tmp_path / "step-000003" / "dense" / "model.bin"
+    for size in (0, 50, 99):
+        model.write_bytes(b"\x03" * size)
+        assert checkpoints.newest()[1].step == 2
+    aside = checkpoints.aside(9)
+    (aside / "half").write_text("x")
+    assert checkpoints.newest()[1].step == 2
+
+
+def test_pruning_keeps_the_newest_and_those_that_end_a_stage(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    commit(checkpoints, 1, last=True)
+    for step in (2, 3, 4, 5):
+        commit(checkpoints, step)
+    checkpoints.aside(6)
+    checkpoints.prune(2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000004", "step-000005"]
+    assert checkpoints.end_of("pretrain").name == "step-000001"
+    with pytest.raises(CheckpointError, match="no commit that ends the stage 'rl'"):
+        checkpoints.end_of("rl")
+
+
+def test_another_format_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    commit(checkpoints, 1)
+    file = tmp_path / "step-000001" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+    assert checkpoints.newest() is None

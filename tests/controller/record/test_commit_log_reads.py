@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from nonet.controller.record import checkpoint, journal
+from nonet.controller.record.checkpoint import Checkpoints
+from nonet.controller.record.commits import History
+from nonet.controller.record.run_folder import RunFolder
+from nonet.workers.roles.settings import StageSetup
+
+STAGE = StageSetup(name="pretrain", first=0, steps=100, users=1, lr={"peak": 1e-3}, base=1e-3)
+
+
+def save(folder: str) -> None:
+    (Path(folder) / "model.bin").write_bytes(b"x" * 10)
+
+
+def commit(history: History, done: int) -> None:
+    history.applied(STAGE, done - 1)
+    history.commit(STAGE, done, 0, {}, {"trainer": 1}, save)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path)
+
+
+def test_commits_count_the_journal_s_records_without_reading_it_again(run, monkeypatch):
+    read, real = [], journal.read_journal
+    monkeypatch.setattr(journal, "read_journal", lambda path: (read.append(path), real(path))[1])
+    history = History(run, "s", 9)
+    for done in range(1, 5):
+        commit(history, done)
+    assert len(read) == 1, "once, when it was opened"
+    counted = [manifest.journal for _, manifest in map(_read, sorted(run.checkpoints.glob("step-*")))]
+    assert counted == [1, 3, 5, 7]
+    history.close()
+
+
+def _read(path: Path):
+    return path, checkpoint.read_manifest(path)
+
+
+def test_after_a_resume_the_count_goes_on_where_the_commit_stood(run):
+    history = History(run, "s", 9)
+    for done in (1, 2):
+        commit(history, done)
+    history.applied(STAGE, 2)
+    history.close()
+    history = History(run, "s", 9)
+    history.forget_after(history.find()[1], ["pretrain"])
+    commit(history, 3)
+    assert history.find()[1].journal == 4, (
+        "applied, committed, applied; the step without a commit is forgotten"
+    )
+    history.close()
+
+
+def test_a_resume_reads_the_files_of_the_newest_commit_once(run, monkeypatch):
+    history = History(run, "s", 9)
+    commit(history, 1)
+    history.close()
+    monkeypatch.setattr(checkpoint, "_SETTLED_S", -1.0)
+    read, real = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *args: (read.append(args), real(*args))[1])
+    for _ in range(3):
+        assert Checkpoints(run.checkpoints).newest()[1].step == 1
+    assert len(read) == 1
+    (run.checkpoints / "step-000001" / "model.bin").write_bytes(b"y" * 10)
+    assert Checkpoints(run.checkpoints).newest() is None, "a file that changed is read again"
+
+
+def test_a_file_that_is_too_young_to_tell_is_read_every_time(run, monkeypatch):
+    history = History(run, "s", 9)
+    commit(history, 1)
+    history.close()
+    monkeypatch.setattr(checkpoint, "_SETTLED_S", 1e9)
+    assert Checkpoints(run.checkpoints).newest() is not None
+    (run.checkpoints / "step-000001" / "model.bin").write_bytes(b"y" * 10)
+    assert Checkpoints(run.checkpoints).newest() is None

@@ -1,0 +1,125 @@
+"""What a resume goes on from, and what it forgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nonet.controller.record.commits import History
+from nonet.controller.record.journal import read_journal
+from nonet.controller.record.run_folder import RunFolder
+from nonet.errors import CheckpointError, ConfigError
+from nonet.workers.roles.settings import StageSetup
+
+PRETRAIN = StageSetup("pretrain", first=0, steps=6, users=4, lr={"peak": 1e-3}, base=1e-3)
+RL = StageSetup("rl", first=6, steps=4, users=4, lr={"peak": 1e-4}, base=1e-3, weights={"hit": 1.0})
+STAGES = ["pretrain", "rl"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path)
+
+
+def history(run, scenario="s", keep_last=9):
+    return History(run, scenario, keep_last)
+
+
+def save(folder: str) -> None:
+    (Path(folder) / "dense").mkdir()
+    (Path(folder) / "dense" / "model").write_bytes(b"weights")
+
+
+def commit(past, stage, done, version=1):
+    return past.commit(stage, done, version, {"sids": "a"}, {"trainer": 1}, save)
+
+
+def told(run):
+    return [record.get("applied", record.get("committed")) for record in read_journal(run.journal)]
+
+
+def test_a_commit_says_where_in_the_run_it_is(run):
+    past = history(run)
+    for step in range(3):
+        past.applied(PRETRAIN, step)
+    assert past.open_step == (PRETRAIN, 2)
+    commit(past, PRETRAIN, 3)
+    assert past.open_step is None
+    found = past.find()[1]
+    assert (found.step, found.stage, found.stage_step, found.last, found.journal) == (
+        3,
+        "pretrain",
+        3,
+        False,
+        3,
+    )
+    commit(past, PRETRAIN, 6)
+    assert past.find()[1].last
+    commit(past, RL, 2, version=7)
+    found = past.find()[1]
+    assert (found.step, found.stage_step, found.last, found.version) == (8, 2, False, 7)
+    assert told(run) == [0, 1, 2, 3, 6, 8]
+
+
+def test_a_resume_drops_commits_results_and_records_that_came_later(run):
+    past = history(run)
+    for step in range(6):
+        past.applied(PRETRAIN, step)
+    commit(past, PRETRAIN, 3)
+    commit(past, PRETRAIN, 6)
+    commit(past, RL, 2)
+    past.close()
+    run.results.mkdir()
+    for name in ("pretrain.json", "pretrain.npz", "rl.json", "rl.rewards.after.npz", "popularity.json"):
+        (run.results / name).write_text("{}")
+    again = history(run)
+    (run.checkpoints / "step-000008" / "manifest.json").unlink()  # torn: the newest whole one ends the stage
+    _, manifest = again.find()
+    assert manifest.step == 6
+    again.forget_after(manifest, STAGES)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000003", "step-000006"]
+    assert sorted(path.name for path in run.results.iterdir()) == [
+        "popularity.json",
+        "pretrain.json",
+        "pretrain.npz",
+    ]
+    assert told(run) == [0, 1, 2, 3, 4, 5, 3]  # the commit's own record is written after it
+    again.applied(RL, 0)
+    assert told(run)[-1] == 6
+    again.close()
+
+
+def test_results_of_a_stage_that_is_under_way_again_are_forgotten(run):
+    past = history(run)
+    commit(past, PRETRAIN, 3)
+    run.results.mkdir()
+    (run.results / "pretrain.json").write_text("{}")
+    past.forget_after(past.find()[1], STAGES)
+    assert not list(run.results.iterdir())
+
+
+def test_only_a_commit_of_this_scenario_is_gone_on_from(run):
+    with pytest.raises(ConfigError, match="no whole commit to resume from"):
+        history(run).find()
+    commit(history(run, "another"), PRETRAIN, 3)
+    with pytest.raises(CheckpointError, match="another scenario"):
+        history(run).find()
+
+
+def test_commits_beyond_those_kept_are_pruned_and_stage_ends_are_not(run):
+    past = history(run, keep_last=1)
+    commit(past, PRETRAIN, 3)
+    commit(past, PRETRAIN, 6)
+    commit(past, RL, 1)
+    commit(past, RL, 2)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000006", "step-000008"]
+
+
+def test_a_step_that_is_committed_again_is_replaced(run):
+    past = history(run)
+    commit(past, PRETRAIN, 3, version=1)
+    commit(past, PRETRAIN, 3, version=2)
+    assert past.find()[1].version == 2
+    assert history(run).find()[1].version == 2
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000003"]

@@ -1,0 +1,127 @@
+"""A commit of a step that has one already, killed at each call that changes the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+
+CHANGES = ("replace", "rename", "fsync", "open", "unlink", "rmdir", "mkdir")
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing that goes on after errors goes on after this."""
+
+
+def save(checkpoints: Checkpoints, step: int, content: bytes):
+    aside = checkpoints.aside(step)
+    (aside / "dense").mkdir()
+    (aside / "dense" / "model.bin").write_bytes(content)
+    return aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {"trainer": 1}, 0)
+
+
+def killed_at(monkeypatch, nth: int, work) -> bool:
+    """Do `work` until the nth call that changes the disk, before (even) or after (odd) it. Whether it was killed."""
+    count = 0
+    with monkeypatch.context() as patched:
+        for name in CHANGES:
+            real = getattr(os, name)
+
+            def call(*args, _real=real, **kwargs):
+                nonlocal count
+                count += 1
+                if count == nth // 2 + 1 and nth % 2 == 0:
+                    raise Killed
+                answer = _real(*args, **kwargs)
+                if count == nth // 2 + 1:
+                    raise Killed
+                return answer
+
+            patched.setattr(os, name, call)
+        try:
+            work()
+        except Killed:
+            return True
+    return False
+
+
+def test_a_commit_killed_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkeypatch):
+    nth, seen = 0, set()
+    while True:
+        root = tmp_path / str(nth)
+        checkpoints = Checkpoints(root)
+        checkpoints.commit(*save(checkpoints, 3, b"old"))
+        aside, manifest = save(checkpoints, 3, b"new")
+        if not killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest)):  # noqa: B023
+            break
+        found = Checkpoints(root).newest()
+        assert found is not None, f"killed at call {nth // 2} the run has no commit"
+        seen.add((found[0] / "dense" / "model.bin").read_bytes())
+        assert Checkpoints(root).newest()[1].step == 3
+        Checkpoints(root).prune(1)
+        assert Checkpoints(root).newest() is not None, (
+            f"killed at call {nth // 2} prune removes the only commit"
+        )
+        shutil.rmtree(root)
+        nth += 1
+    assert nth > 20, "the kill points were not met"
+    assert seen == {b"old", b"new"}
+    assert [path.name for path in root.iterdir()] == ["step-000003"], "nothing is left aside"
+
+
+def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.commit(*save(checkpoints, 2, b"before"))
+    checkpoints.commit(*save(checkpoints, 3, b"old"))
+    aside, manifest = save(checkpoints, 3, b"new")
+    nth = 0
+    while checkpoints.newest()[0].name == "step-000003":
+        assert killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest))
+        nth += 1
+    path, found = checkpoints.newest()
+    assert path.name.startswith("step-000003.old-")
+    assert (path / "dense" / "model.bin").read_bytes() == b"old"
+    assert found.step == 3
+    checkpoints.drop_after(3)
+    assert checkpoints.newest()[0] == path, "it is of the step to go on from"
+    checkpoints.commit(*save(checkpoints, 3, b"again"))
+    assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-000002", "step-000003"]
+    assert (checkpoints.newest()[0] / "dense" / "model.bin").read_bytes() == b"again"
+
+
+def test_what_was_put_aside_and_has_no_successor_counts_when_pruning(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.commit(*save(checkpoints, step, b"x"))
+    os.replace(tmp_path / "step-000002", tmp_path / "step-000002.old-0123abcd")
+    checkpoints.prune(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002.old-0123abcd"]
+    checkpoints.drop_after(1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", ["dense", "sparse", "sparse/x", "."])
+def test_every_folder_of_a_commit_is_synced_before_its_name_is_given(tmp_path, monkeypatch, folder):
+    checkpoints, synced = Checkpoints(tmp_path), []
+    aside, manifest = save(checkpoints, 1, b"x")
+    (aside / "sparse" / "x").mkdir(parents=True)
+    (aside / "sparse" / "x" / "0.seg").write_bytes(b"x")
+    wanted = (aside / folder).resolve()
+    real_fsync, real_replace = os.fsync, os.replace
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), real_fsync(handle)),
+    )
+
+    def replace(source, target):
+        if target == tmp_path / "step-000001":
+            assert str(wanted) in synced
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    checkpoints.commit(aside, manifest)
+    assert str(tmp_path) in synced

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import pytest
+
+from nonet.controller.cluster.view import ClusterView, Node
+from nonet.controller.plan.planner import plan
+from nonet.controller.scenario import yaml
+from nonet.controller.scenario.document import document, load_scenario, make_scenario, shipped_names
+from nonet.errors import ConfigError
+
+
+def wrong(*changes: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_scenario("quickstart", list(changes))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_yaml_is_1_2_core():
+    text = "a: 1e-3\nb: on\nc: no\nd: 2026-11-19T00:00:00Z\ne: 30d\nf: true\ng: 010"
+    assert yaml.parse(text) == {
+        "a": 1e-3,
+        "b": "on",
+        "c": "no",
+        "d": "2026-11-19T00:00:00Z",
+        "e": "30d",
+        "f": True,
+        "g": 10,
+    }
+
+
+def test_yaml_error_names_the_line():
+    with pytest.raises(ConfigError, match="line 2"):
+        yaml.parse("a: [1\nb: 2")
+    with pytest.raises(ConfigError, match="duplicate key"):
+        yaml.parse("a: 1\na: 2")
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_every_shipped_scenario_plans_on_a_cluster_that_is_large_enough(name):
+    scenario, _ = load_scenario(name)
+    gpu = [
+        Node(f"g{i}", {"CPU": 64.0, "GPU": 8.0}, {"CPU": 64.0, "GPU": 8.0}, {"zone": "a"}) for i in range(5)
+    ]
+    npu = [
+        Node(f"n{i}", {"CPU": 192.0, "NPU": 8.0}, {"CPU": 192.0, "NPU": 8.0}, {"zone": "b"}) for i in range(5)
+    ]
+    made = plan(scenario, ClusterView((*gpu, *npu)))
+    assert made == plan(scenario, ClusterView((*gpu, *npu)))
+    assert [stage.name for stage in made.stages][1:-1] == list(scenario.stages)
+    assert made.text().startswith(name)
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_resolved_scenario_reads_back_as_itself(name):
+    scenario, _ = load_scenario(name)
+    text = yaml.dump(document(scenario))
+    assert yaml.dump(document(make_scenario(yaml.parse(text)))) == text
+
+
+def test_shipped_quickstart_fits_on_a_page():
+    _, folder = load_scenario("quickstart")
+    assert len((folder / "quickstart.yaml").read_text().splitlines()) <= 60
+
+
+def test_unknown_key_gets_a_suggestion():
+    assert "data.histry: unknown key (did you mean 'history'?)" in wrong("data.histry=3")
+    assert "stages.rl.algoritm: unknown key (did you mean 'algorithm'?)" in wrong("stages.rl.algoritm=3")
+    assert "tokenizer.code: unknown key (did you mean 'codes'?)" in wrong("tokenizer.code=3")
+    assert "sparse.tables.item.dimm: unknown key (did you mean 'dim'?)" in wrong("sparse.tables.item.dimm=3")
+
+
+def test_wrong_types_and_sizes_say_what_was_given():
+    assert "data.history: input should be greater than 0, got -1" in wrong("data.history=-1")
+    assert "data.history: input should be a valid integer, got 'abc'" in wrong("data.history=abc")
+    assert "seed: input should be a valid integer, got 1.5" in wrong("seed=1.5")
+    assert "stages.pretrain.lr: input should be a valid number, got 'x'" in wrong("stages.pretrain.lr=x")
+    assert "model: width 63 is not a multiple of heads 4" in wrong("model.width=63")
+
+
+def test_a_map_where_a_number_may_stand_is_judged_as_a_map():
+    assert "stages.pretrain.lr.warmup: input should be less than 1, got 2" in wrong(
+        "stages.pretrain.lr={peak: 1e-3, warmup: 2}"
+    )
+    assert "stages.pretrain.lr.decay: input should be 'cosine'" in wrong(
+        "stages.pretrain.lr={peak: 1e-3, decay: cosin}"
+    )
+    assert "roles.trainer.workers: min 3 is above max 1" in wrong(
+        "roles={trainer: {workers: {min: 3, max: 1}}}"
+    )
+    assert "tokenizer.vectors: input should be a valid list, got 3" in wrong("tokenizer.vectors=3")
+
+
+def test_what_wants_a_map_names_its_keys():
+    assert "stages.rl.rewards.hit: wanted a map, got nothing; its keys: at_least, pool" in wrong(
+        "stages.rl.rewards.hit="
+    )
+    assert "stages.pretrain: wanted a map, got 1; its keys: ahead, batch, chunk, epochs" in wrong(
+        "stages.pretrain=1"
+    )
+    assert "stages.rl.rewards: wanted a map of names, got ['hit']" in wrong("stages.rl.rewards=[hit]")
+
+
+def test_a_supervised_stage_with_steps_is_not_taken_for_one_of_rl():
+    assert "stages.pretrain.steps: unknown key; known keys: ahead, batch, chunk, epochs" in wrong(
+        "stages.pretrain.steps=3"
+    )
+
+
+def test_a_key_of_another_use_is_not_suggested_to_itself():
+    assert "model.hidden: is a key of another `use`" in wrong("model.hidden=[3]")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["stages.pretrain.lr=.inf", "stages.rl.rewards.hit.weight=.nan", "stages.rl.algorithm.kl=.inf",
+     "sparse.tables.item.lr=.inf", "stages.rl.algorithm.clip=.inf"],
+)  # fmt: skip
+def test_every_number_is_finite(change):
+    assert "input should be a finite number" in wrong(change)
+
+
+def test_a_clip_is_a_width_or_two_bounds():
+    assert "clip: list should have at least 2 items" in wrong("stages.rl.algorithm.clip=[0.2]")
+    assert "clip.0: input should be greater than 0, got -0.2" in wrong("stages.rl.algorithm.clip=[-0.2, 0.2]")
+    load_scenario("quickstart", ["stages.rl.algorithm.clip=[0.2, 0.28]"])
+
+
+def test_a_seed_fits_64_bits_and_something_is_measured():
+    assert "seed: input should be less than" in wrong("seed=9223372036854775808")
+    assert "evaluate.metrics: list should have at least 1 item" in wrong("evaluate.metrics=[]")
+
+
+def test_a_pool_with_no_memory_is_refused():
+    assert "pools.g.memory: input should be greater than 0" in wrong("pools={g: {memory: 0}}")
+
+
+def test_the_decoder_s_parts_are_named_and_reach_the_workers():
+    from nonet.controller.setup.worker_setup import run_setup
+
+    assert "model.depth: input should be 'mlp' or 'attention', got 'gru'" in wrong("model.depth=gru")
+    assert "model.block: input should be 'attention' or 'hstu', got 'HSTU'" in wrong("model.block=HSTU")
+    told = {
+        change: run_setup(load_scenario("quickstart", [change])[0]).model
+        for change in ("model.depth=attention", "model.block=hstu")
+    }
+    assert told["model.depth=attention"]["depth"] == "attention"
+    assert "length" not in told["model.depth=attention"]
+    # HSTU divides by the longest sequence there can be: the history and the start before it.
+    assert (told["model.block=hstu"]["block"], told["model.block=hstu"]["length"]) == ("hstu", 51)
+
+
+def test_names_that_must_meet_are_checked():
+    assert "roles.trainer.pool: there is no pool 'gpuu'" in wrong("roles.trainer.pool=gpuu")
+    assert "there is no other role 'trainr' to share with" in wrong("roles.rollout={fuse: trainr}")
+    assert "'rqkmeans' (did you mean 'rq_kmeans'?)" in wrong("tokenizer.use=rqkmeans")
+
+
+def test_unknown_scenario_lists_the_shipped_ones():
+    with pytest.raises(
+        ConfigError, match=r"did you mean 'quickstart'.*shipped: ctr, nightly-feed, quickstart"
+    ):
+        load_scenario("quickstrt")
+
+
+def test_scenario_and_plan_import_neither_ray_nor_torch():
+    import subprocess
+    import sys
+
+    modules = "nonet.controller.scenario.document, nonet.controller.plan.planner"
+    code = f"import sys, {modules}; assert not {{'ray', 'torch'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

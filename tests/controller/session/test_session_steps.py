@@ -1,0 +1,245 @@
+"""A session's own steps over groups that answer at once: when commits are due, what is published, where a stage goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from stand_ins import Group, Now, Trace
+
+from nonet.controller.groups.handles import EmbeddingPlayer, Prompts, RolloutPlayer, TrainerPlayer
+from nonet.controller.groups.publish import publish
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario.document import make_scenario
+from nonet.controller.session.session import Session
+from nonet.errors import CheckpointError, ConfigError
+from nonet.workers.roles.settings import StageSetup
+
+BODY = {
+    "name": "steps",
+    "data": {"interactions": "events.parquet", "split": {"use": "leave_last_out", "rl": 2}},
+    "sparse": {"tables": {"item": {"dim": 8}}},
+    "stages": {
+        "pretrain": {"epochs": 1},
+        "rl": {"steps": 4, "users": 2, "rewards": {"hit": {"weight": 1.0}}},
+    },
+    "checkpoint": {"every": 3},
+}
+PRETRAIN = StageSetup("pretrain", 0, 8, 4, {"peak": 1e-3}, 1e-3)
+RL = StageSetup("rl", 8, 4, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0})
+
+
+class World:
+    """A session with its players over groups that note their calls in `calls`."""
+
+    def __init__(self, folder, apart=False):
+        self.calls: list = []
+        hosts = SimpleNamespace(actors=["trainer"])
+        shard_hosts = SimpleNamespace(actors=["shard"]) if apart else hosts
+        self.shards = Group(
+            self.calls, "shards", 1, shard_hosts, replica_bytes=[100], rows=[{"item": 3}], slice_map="map"
+        )
+        self.group = Group(self.calls, "trainer", 1, hosts, update={"loss": 1.0}, weights=b"dense", train=[])
+        self.rollout_group = Group(
+            self.calls, "rollout", 1, None if apart else hosts, lease=(np.arange(2), np.arange(2))
+        )
+        session = self.session = Session(make_scenario(BODY), run=RunFolder(folder))
+        session.trace = Trace()
+        session.stages = {"pretrain": PRETRAIN, "rl": RL}
+        session.facts = {"artifacts": {"sids": {"sha256": "a"}}}
+        self.committed: list = []
+        session.history = SimpleNamespace(
+            applied=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
+            commit=self._commit,
+            open_step=None,
+            forget_after=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
+        )
+        self.trainer = TrainerPlayer(self.group, self.shards, self._enter)
+        self.rollout = RolloutPlayer(self.rollout_group, 4, self._enter)
+        session.crew = SimpleNamespace(
+            trainer=self.trainer,
+            rollout=self.rollout,
+            due=lambda name: None,
+            load=lambda path, stage: self.calls.append(("load", (path, stage and stage.name), {})),
+        )
+
+    def _enter(self, stage, phase):
+        self.calls.append(("enter", (stage, phase), {}))
+
+    def _commit(self, stage, done, version, artifacts, worlds, save):
+        self.committed.append((stage.name, done, version))
+        save("aside")
+        return Path("commit")
+
+    def names(self):
+        return [name for name, *_ in self.calls]
+
+    def call(self, name):
+        """Arguments and options of the one call of this name."""
+        ((_, arguments, options),) = [call for call in self.calls if call[0] == name]
+        return arguments, options
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+@pytest.fixture
+def apart(tmp_path):
+    return World(tmp_path, apart=True)
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def test_commits_are_made_every_so_many_steps_at_the_end_of_a_stage_and_when_asked(world):
+    world.session.begin("pretrain")
+    for step in range(8):
+        world.session.commit(step, now=step == 3)
+    assert [done for _, done, _ in world.committed] == [3, 4, 6, 8]
+    assert [arguments for name, arguments, _ in world.calls if name == "applied"] == [
+        ("pretrain", step) for step in range(8)
+    ]
+
+
+def test_a_commit_is_written_by_trainers_and_shards(world):
+    world.session.begin("pretrain")
+    world.session.commit(2)
+    assert world.call("trainer.save") == (("aside",), {})
+    assert world.call("shards.save") == (("aside",), {})
+
+
+def restored(world, manifest, artifacts=None):
+    world.session.resume = True
+    manifest.artifacts = artifacts or {"sids": "a"}
+    world.session.history.find = lambda: (Path("newest"), manifest)
+    world.session.restore()
+
+
+def test_a_stage_goes_on_where_its_commit_left_it_and_others_begin_afresh(world):
+    restored(world, SimpleNamespace(stage="pretrain", stage_step=3, last=False, step=3, version=5))
+    assert world.call("load") == ((Path("newest"), "pretrain"), {})
+    assert world.call("forget") == ((3, ["pretrain", "rl"]), {})
+    assert world.session.version == 5
+    assert world.session.begin("pretrain") == 3
+    assert "trainer.begin" not in world.names()
+    assert world.session.begin("rl") == 0
+    assert world.call("trainer.begin") == ((RL,), {})
+
+
+def test_a_commit_that_ends_its_stage_brings_weights_alone(world):
+    restored(world, SimpleNamespace(stage="pretrain", stage_step=8, last=True, step=8, version=5))
+    assert world.call("load") == ((Path("newest"), None), {})
+
+
+def test_a_commit_of_other_artifacts_is_refused(world):
+    with pytest.raises(CheckpointError, match="trained from other artifacts"):
+        restored(world, SimpleNamespace(stage="rl", step=9), artifacts={"sids": "b"})
+
+
+# --- prompts, updates, versions -----------------------------------------------------------------------------------------
+
+
+def test_prompts_publish_first_and_tell_the_trainer_which_step_they_are_of(world):
+    session = world.session
+    for step, prompts in session.prompts("rl"):
+        assert (prompts.stage, prompts.step) == ("rl", step)
+        assert "rollout.apply" in world.names()
+        assert world.trainer.at == (RL, step)
+        world.calls.clear()
+        session.rollout.generate(prompts)
+        session.trainer.update(Now(), {"hit": Now()})
+        _, options = world.call("rollout.generate")
+        assert options == {"stage": "rl", "step": step, "width": 4, "version": session.version, "chunk": None}
+        (stage, at, *_), _ = world.call("trainer.update")
+        assert (stage, at) == (RL, step)
+        assert session.publish() == step + 2
+        assert world.rollout.version == step + 2
+    assert step == 3
+
+
+def test_an_update_without_prompts_is_refused(world):
+    with pytest.raises(ConfigError, match=r"take prompts from session\.prompts"):
+        world.trainer.update(Now(), {})
+
+
+def test_a_fused_rollout_is_sent_nothing(world):
+    assert publish(world.trainer, world.rollout, 4, 1 << 30, RL) == {"version": 4, "rows": "shared"}
+    assert world.call("rollout.apply") == ((4,), {})
+    assert "shards.export" not in world.names()
+
+
+def test_a_rollout_apart_is_sent_weights_and_every_row_once_then_what_changed(apart):
+    assert publish(apart.trainer, apart.rollout, 1, 1 << 30, RL)["rows"] == "full"
+    assert apart.call("shards.export") == ((1, None), {})
+    _, options = apart.call("rollout.apply")
+    assert options["dense"].value == b"dense"
+    assert "sparse" in options
+    apart.calls.clear()
+    assert publish(apart.trainer, apart.rollout, 2, 1 << 30, RL)["rows"] == "delta"
+    assert apart.call("shards.export") == ((2, 1), {})
+    assert apart.rollout.version == 2
+
+
+def test_tables_over_the_limit_stay_with_their_shards_and_are_read_by_key(apart):
+    assert publish(apart.trainer, apart.rollout, 1, 99, RL)["rows"] == "by key"
+    assert apart.call("shards.publish") == ((1,), {})
+    _, options = apart.call("rollout.apply")
+    assert options["slices"].value == "map"
+    assert options["shards"].value == ["shard"]
+    assert (
+        publish(apart.trainer, apart.rollout, 2, 100, RL)["rows"] == "full"
+    )  # it holds no version of its own
+
+
+def test_who_takes_turns_is_on_its_device_when_it_is_asked(apart):
+    publish(apart.trainer, apart.rollout, 1, 1 << 30, RL)
+    order = [call[1] if call[0] == "enter" else call[0] for call in apart.calls]
+    assert order.index(("rl", "publish")) < order.index("trainer.weights")
+    assert order.index(("rl", "rollout")) < order.index("rollout.apply")
+    assert order.index("shards.export") < order.index(("rl", "rollout"))
+
+
+def test_a_supervised_stage_lets_go_of_what_was_published(world):
+    world.session.begin("pretrain")
+    assert "shards.unpublish" in world.names()
+    world.calls.clear()
+    world.session.begin("rl")
+    assert "shards.unpublish" not in world.names()
+
+
+def test_shards_apart_serve_while_trainers_step(apart, world):
+    for there, serves in ((apart, 1), (world, 0)):
+        there.trainer.train(PRETRAIN, 0, 5)
+        assert there.call("trainer.train") == ((PRETRAIN, 0, 5), {})
+        assert there.names().count("shards.serve") == serves
+
+
+def test_a_stage_that_is_not_there_is_named(world):
+    with pytest.raises(ConfigError, match="there is no stage 'rll'; stages: pretrain, rl"):
+        world.session.begin("rll")
+    with pytest.raises(ConfigError, match="no stage has begun"):
+        _ = world.session.stage
+
+
+def test_rows_move_only_to_shards_there_are(world):
+    world.shards.world = 3
+    player = EmbeddingPlayer(world.trainer)
+    assert player.reshard(2) == [{"item": 3}]
+    assert world.call("trainer.reshard") == (([0, 1],), {})
+    for wrong in ([3], [1, 1], [], 4):
+        with pytest.raises(ConfigError, match="distinct shards out of the run's 3"):
+            player.reshard(wrong)
+
+
+def test_prompts_are_cut_over_the_rollouts(world):
+    users, positions = np.arange(5), np.arange(5) + 3
+    world.rollout.version = 9
+    world.rollout.generate(Prompts("rl", 2, users, positions))
+    (first, second), options = world.call("rollout.generate")
+    assert first.value is users
+    assert second.value is positions
+    assert options["version"] == 9

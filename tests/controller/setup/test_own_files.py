@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario.document import Scenario, load_scenario, make_scenario
+from nonet.controller.setup.own_files import keep_copies, own_files, read_copies
+from nonet.controller.setup.run_files import write_run
+from nonet.controller.setup.worker_setup import role_specs
+from nonet.errors import ConfigError
+from nonet.rl.rewards.api import find_reward, load_reward
+
+REWARD = "import nonet\n\n\n@nonet.reward\ndef own(item):\n    return item * 0.0 + {}\n"
+
+
+def scenario_of(*uses: str) -> Scenario:
+    rewards = {f"r{i}": {"use": use} for i, use in enumerate(uses)}
+    return make_scenario(
+        {
+            "name": "own",
+            "data": {"interactions": "interactions.parquet"},
+            "stages": {"pretrain": {"epochs": 1}, "rl": {"steps": 1, "rewards": rewards}},
+        }
+    )
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A scenario's folder, with files in it and beside it, two of one name."""
+    folder = tmp_path / "scenario"
+    for i, place in enumerate(("scenario/rewards/own.py", "a/own.py", "b/own.py", "far/own.py")):
+        path = tmp_path / place
+        path.parent.mkdir(parents=True)
+        path.write_text(REWARD.format(i))
+    return folder
+
+
+def scores(run: RunFolder, scenario: Scenario) -> list[float]:
+    """What each reward gives, made as a run makes it."""
+    import numpy as np
+
+    found = []
+    for spec in (spec for name, spec in role_specs(scenario, run, None).items() if ".reward." in name):
+        name, use, folder, options = spec.args
+        reward = load_reward(use, Path(folder), options, name=name)
+        found.append(float(reward.function(np.zeros(1))[0]))
+    return found
+
+
+def test_a_run_loads_its_own_copies_wherever_the_originals_lie(beside, tmp_path):
+    uses = ["rewards/own.py", "../a/own.py", "../b/own.py:own", f"{tmp_path}/far/own.py"]
+    scenario, run = scenario_of(*uses), RunFolder(tmp_path / "run")
+    for use in uses:
+        assert find_reward(use, beside), "preflight takes it"
+    write_run(scenario, beside, run)
+    for place in ("a", "b", "far", "scenario"):
+        shutil.rmtree(tmp_path / place)
+    assert scores(run, scenario) == [0.0, 1.0, 2.0, 3.0]
+    again, _ = load_scenario(run.scenario)
+    write_run(again, run.sources, run)
+    assert scores(run, again) == [0.0, 1.0, 2.0, 3.0], "as `nonet resume` does"
+
+
+def test_the_run_says_which_copy_stands_for_what_with_its_hash(beside, tmp_path):
+    import hashlib
+
+    run = RunFolder(tmp_path / "run")
+    keep_copies(scenario_of("rewards/own.py", "../a/own.py", "rewards/own.py"), beside, run)
+    records = json.loads(run.sources_list.read_text())
+    assert [record["use"] for record in records] == ["rewards/own.py", "../a/own.py"]
+    for record in records:
+        content = (run.sources / record["copy"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == record["sha256"]
+        assert content == (beside / record["use"]).read_bytes()
+
+
+def test_an_edited_original_does_not_reach_a_run_that_has_begun(beside, tmp_path):
+    scenario, run = scenario_of("../a/own.py"), RunFolder(tmp_path / "run")
+    write_run(scenario, beside, run)
+    (tmp_path / "a" / "own.py").write_text(REWARD.format(9))
+    write_run(scenario, beside, run)
+    assert scores(run, scenario) == [1.0]
+    run.begin_anew()
+    write_run(scenario, beside, run)
+    assert scores(run, scenario) == [9.0], "a start that never got to a commit begins with what is there now"
+
+
+@pytest.mark.parametrize("change", ["edited", "gone"])
+def test_a_changed_copy_is_an_error_that_says_what_to_do(beside, tmp_path, change):
+    scenario, run = scenario_of("rewards/own.py"), RunFolder(tmp_path / "run")
+    write_run(scenario, beside, run)
+    copy = run.sources / "rewards" / "own.py"
+    copy.write_text(REWARD.format(9)) if change == "edited" else copy.unlink()
+    said = (
+        r"was changed since the run began \(sha256 .* or start a new run" if change == "edited" else "is gone"
+    )
+    with pytest.raises(ConfigError, match=said):
+        read_copies(run)
+    with pytest.raises(ConfigError, match=said):
+        role_specs(scenario, run, None)
+
+
+def test_a_run_of_before_with_copies_but_no_list_can_be_resumed(beside, tmp_path):
+    scenario, run = scenario_of("rewards/own.py"), RunFolder(tmp_path / "run")
+    write_run(scenario, beside, run)
+    run.sources_list.unlink()
+    write_run(scenario, run.sources, run)
+    assert scores(run, scenario) == [0.0]
+
+
+def test_whatever_part_uses_a_file_has_it_copied():
+    scenario = make_scenario(
+        {
+            "name": "own",
+            "data": {"interactions": "i.parquet", "split": {"use": "mine/split.py:Newest", "days": 3}},
+            "model": {"use": "package.module:Model"},
+            "stages": {
+                "rl": {
+                    "steps": 1,
+                    "rewards": {"hit": {}},
+                    "between": [{"use": "steps.py:Guard"}],
+                }
+            },
+        }
+    )
+    assert own_files(scenario) == ["mine/split.py", "steps.py"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"use: gone\.py: there is no file .*gone\.py; it is looked for beside"
+    ):
+        write_run(scenario_of("gone.py"), tmp_path, RunFolder(tmp_path / "run"))

@@ -1,0 +1,47 @@
+"""What is refused before a process starts, on the ring."""
+
+from __future__ import annotations
+
+import pytest
+from tests_ring import make_ring
+
+from nonet.controller.scenario.document import load_scenario
+from nonet.controller.setup.preflight import check
+from nonet.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return make_ring(tmp_path_factory.mktemp("ring"))
+
+
+def checked(ring, *changes):
+    scenario, folder = load_scenario(ring / "ring.yaml", list(changes))
+    check(scenario, folder)
+
+
+def test_the_ring_is_fine(ring):
+    checked(ring)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        # the sixteenth hour is a test event of everybody: true of some events, and of none that is trained on
+        ("stages.finetune.target='timestamp >= 54000'", DataError, "holds for none of the 720"),
+        (
+            "data.split={use: leave_last_out, test: 9, valid: 4, rl: 4}",
+            DataError,
+            "needs users with at least 18 events",
+        ),
+        ("data.split={use: leave_last_out, test: 1, valid: 1}", ConfigError, "needs events held out for RL"),
+        ("evaluate.metrics=[auc]", ConfigError, "unknown metric 'auc'"),
+        ("stages.rl.rewards.own.ceilling=3", ConfigError, "ceilling"),
+        ("sparse.tables.shop={dim: 8}", ConfigError, "sid_decoder has no feature 'shop'"),
+        ("tokenizer.vectors=[colour]", ConfigError, "colour"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(ring, change, error, said):
+    with pytest.raises(error, match=said) as raised:
+        checked(ring, change)
+    assert "\n" not in str(raised.value)

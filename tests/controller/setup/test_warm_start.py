@@ -1,0 +1,102 @@
+"""What `init` names, and what it is refused for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario import yaml
+from nonet.controller.scenario.document import document, load_scenario, make_scenario
+from nonet.controller.setup.warm_start import settled, starting_from, warm_start
+from nonet.errors import ConfigError
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("NONET_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=True):
+    """A run's folder as far as another run looks at it."""
+    run = RunFolder(runs / name)
+    (run.path / "sequences").mkdir(parents=True)
+    run.scenario.write_text(yaml.dump(document(load_scenario("quickstart")[0])))
+    if keyed:
+        np.save(run.path / "sequences" / "item_keys.npy", np.arange(3))
+    artifacts = {kind: {"path": str(run.path / kind)} for kind in ("sequences", "sids")}
+    run.write_json("results/tokenise.json", {"artifacts": artifacts, "tokenizer": {"codes": [64, 64, 64, 3]}})
+    checkpoints = Checkpoints(run.checkpoints)
+    for number, stage in enumerate(ends):
+        step = 100 * (number + 1)
+        where = {"stage": stage, "stage_step": step, "last": True, "version": 0}
+        manifest = Manifest(run.id, step, **where, scenario="", artifacts={}, participants={}, journal=0)
+        checkpoints.commit(checkpoints.aside(step), manifest)
+    return run
+
+
+def quickstart(*changes):
+    return load_scenario("quickstart", list(changes))[0]
+
+
+def test_without_init_nothing_is_looked_for():
+    scenario = quickstart()
+    assert settled(scenario) is scenario
+    assert warm_start(scenario) is None
+
+
+def test_init_means_the_last_stage_that_ended_and_is_settled_to_a_folder(runs):
+    run = finished(runs)
+    scenario = settled(quickstart("init.from=quick"))
+    assert document(scenario)["init"] == {"from": str(run.path), "stage": "finetune"}
+    start = warm_start(scenario)
+    assert (start.stage, start.step, start.known.codes) == ("finetune", 200, (64, 64, 64, 3))
+    assert start.commit == str(run.checkpoints / "step-000200")
+    assert start.as_dict() == {"run": run.id, "stage": "finetune", "commit": start.commit, "step": 200}
+    assert make_scenario(document(scenario)) == scenario, "what a run stores means the same"
+
+
+def test_a_session_s_from_run_is_init(runs):
+    finished(runs)
+    named = settled(quickstart("init.from=last", "init.stage=pretrain"))
+    assert starting_from(quickstart(), "last", "pretrain") == named
+    assert warm_start(named).step == 100
+
+
+def test_a_run_or_stage_that_is_not_there_is_named(runs):
+    finished(runs, ends=("pretrain",))
+    with pytest.raises(ConfigError, match="there is no run 'other'"):
+        settled(quickstart("init.from=other"))
+    with pytest.raises(ConfigError, match=r"init: .*no commit that ends the stage 'finetune'"):
+        warm_start(quickstart("init.from=last", "init.stage=finetune"))
+    finished(runs, "quickstart-2", ends=())
+    with pytest.raises(ConfigError, match="has finished none of its stages pretrain, finetune, rl"):
+        settled(quickstart("init.from=quickstart-2"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("model.width=32", "model.width is 32 here and was 64 in quickstart-1"),
+        ("tokenizer.codes=32", "tokenizer.codes is 32 here and was 64"),
+        ("sparse.tables.item.dim=16", "sparse.tables.item.dim is 16 here and was 32"),
+        ("sparse.tables.user.optimizer=adam", "sparse.tables.user.optimizer is 'adam' here and was"),
+    ],
+)
+def test_what_would_not_fit_is_named_with_what_it_was(runs, change, says):
+    finished(runs)
+    with pytest.raises(ConfigError, match=says):
+        warm_start(quickstart("init.from=last", change))
+
+
+def test_dropout_may_differ(runs):
+    finished(runs)
+    assert warm_start(quickstart("init.from=last", "model.dropout=0.3")) is not None
+
+
+def test_a_run_whose_rows_are_named_by_places_is_refused(runs):
+    finished(runs, keyed=False)
+    with pytest.raises(ConfigError, match="named by their places in its own data"):
+        warm_start(quickstart("init.from=last"))

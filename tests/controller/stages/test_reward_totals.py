@@ -1,0 +1,49 @@
+"""The totals that the controller reports of rewards; without Ray."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+from stand_ins import Now
+
+from nonet.controller.scenario.document import make_scenario
+from nonet.controller.stages.loops import probe_rewards
+from nonet.deadlines import DEFAULTS
+from nonet.workers.roles.settings import StageSetup
+
+BODY = {
+    "name": "totals",
+    "data": {"interactions": "events.parquet"},
+    "stages": {"rl": {"steps": 1, "users": 2, "rewards": {"hit": {}, "own": {}, "off": {}}}},
+}
+
+
+def test_the_total_of_held_out_users_is_weighted():
+    stage = StageSetup("rl", 0, 1, 2, {}, 1.0, weights={"hit": 1.0, "own": 0.25, "off": 0.0})
+    scores = {"hit": [[1, 0], [0, 0]], "own": [[4, 0], [8, 8]], "off": [[9, 9], [9, 9]]}
+    asked = []
+    probe = np.array([3, 5]), np.array([1, 2])
+    rollout = SimpleNamespace(
+        group=SimpleNamespace(probe=lambda most: Now(probe), probes=lambda: Now(2)),
+        generate=lambda prompts: asked.append(prompts) or "beams",
+    )
+    rewards = SimpleNamespace(
+        groups=scores,
+        score=lambda beams: scores,
+        means=lambda each: {name: np.mean(score, 1) for name, score in each.items()},
+    )
+    session = SimpleNamespace(
+        scenario=make_scenario(BODY),
+        stages={"rl": stage},
+        deadlines=DEFAULTS,
+        publish=lambda name: None,
+        rollout=rollout,
+        rewards_of=lambda name: rewards,
+    )
+    found = probe_rewards(session, "rl")
+    assert found["hit"].tolist() == [0.5, 0.0]
+    assert found["own"].tolist() == [2.0, 8.0]
+    assert found["total"].tolist() == [0.5 + 0.25 * 2, 0.25 * 8]
+    assert found["user"].tolist() == [3, 5]
+    assert asked[0].stage == "rl"

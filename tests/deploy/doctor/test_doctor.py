@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nonet.deploy.doctor import doctor
+from nonet.deploy.doctor.doctor import FAILURE, OK, WARNING, Check, _fits, examine, text
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("NONET_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def found() -> dict[str, Check]:
+    return {check.name: check for check in examine()}
+
+
+def test_a_machine_that_runs_these_tests_is_ready(capsys):
+    checks = found()
+    assert [check for check in checks.values() if check.state == FAILURE] == []
+    assert {"python", "torch", "ray", "cores", "memory", "runs folder"} <= set(checks)
+    assert checks["calibration"].state == WARNING
+    assert doctor.main(False, True) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} == set(checks)
+
+
+def test_each_lack_is_named_with_its_way_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "version", lambda name: "0.0.1")
+    (tmp_path / "file").write_text("")
+    checks = found()
+    assert checks["torch"].state == FAILURE
+    assert "is needed" in checks["torch"].advice
+    assert checks["compiler"].state == WARNING
+    assert "NumPy" in checks["compiler"].advice
+    broken = [check for check in examine() if check.name == "ray"]
+    assert "nobody answers" in broken[-1].found
+    assert doctor.main(False, True) == 1
+
+
+def test_an_unreadable_calibration_is_a_warning_that_says_what_to_do():
+    from nonet.controller.predict import calibration
+
+    calibration.path().parent.mkdir(parents=True, exist_ok=True)
+    calibration.path().write_text("{}")
+    check = found()["calibration"]
+    assert check.state == WARNING
+    assert "doctor --calibrate" in check.advice
+
+
+def test_versions_are_compared_as_numbers():
+    assert _fits("2.13.0+cpu", ">=2.9,<2.14")
+    assert not _fits("2.14.0", ">=2.9,<2.14")
+    assert not _fits("2.8.9", ">=2.9,<2.14")
+    assert _fits("2.60.0", "<2.61,>=2.56")
+
+
+def test_the_verdict_counts_failures_and_warnings():
+    lines = text([Check("a", OK, "1"), Check("b", WARNING, "2", "do this"), Check("c", FAILURE, "3")])
+    assert "warning  b  2: do this" in lines
+    assert lines.endswith("not ready: 1 failure, 1 warning")
+
+
+@pytest.mark.slow  # real model steps, two processes, a Ray of its own: about a minute
+def test_calibrating_keeps_costs_that_explain_their_own_probes_within_a_quarter(capfd, tmp_path):
+    from nonet.controller.predict import calibration
+    from nonet.deploy.doctor import calibrate as measures
+    from nonet.deploy.doctor import reference_steps as probes
+
+    assert doctor.main(True, False) == 0
+    kept = calibration.load()
+    assert kept is not calibration.NOMINAL
+    assert str(tmp_path) in capfd.readouterr().out
+    for line in (
+        kept.pull,
+        kept.push,
+        kept.exchange,
+        kept.reduce,
+        kept.call,
+        kept.hop,
+        kept.weights,
+        kept.publish,
+    ):
+        assert line.unit_s > 0
+    assert kept.matmul_gflops > 1
+    for points in (kept.crowded, kept.threads):
+        assert set(points) == {"train", "update", "decode"}
+    assert all(1 <= slower < 10 for points in kept.crowded.values() for _, slower in points)
+    for rates, probe, cases in (
+        (kept.train, probes.train_step, measures.TRAINED),
+        (kept.decode, probes.decode_step, measures.ROLLED),
+        (kept.update, probes.update_step, measures.ROLLED),
+    ):
+        errors = []
+        for case in cases[:3]:
+            work, seconds = measures.timed(probe, case)
+            errors.append(abs(rates.seconds(work) / seconds - 1))
+        assert sorted(errors)[1] < 0.25

@@ -1,0 +1,203 @@
+import pytest
+
+from nonet.deploy.report.scores import metrics_of, number, stage_table
+from nonet.deploy.report.verdicts import findings, verdict
+
+
+def compared(diff, low, high, left="finetune", right="popularity", **others):
+    """A report with one comparison in recall@10, and in other metrics as {metric: (diff, low, high)}."""
+    found = {"recall@10": (diff, low, high), **others}
+    pairs = {
+        metric: dict(zip(("diff", "low", "high"), values, strict=True)) for metric, values in found.items()
+    }
+    return {
+        "baselines": {"popularity": {"recall@10": 0.1}},
+        "stages": {"finetune": {"recall@10": 0.1 + diff}, "rl": {"recall@10": 0.1 + 2 * diff}},
+        "paired": {f"{left}-{right}": pairs},
+    }
+
+
+def test_a_difference_whose_interval_leaves_out_zero_is_told_as_better_or_worse():
+    assert verdict(compared(0.1, 0.05, 0.15)) == [
+        "Finetune beats popularity: recall@10 0.2000 against 0.1000, 2.0 times as much "
+        "(+0.1000, 95 % interval +0.0500 to +0.1500)."
+    ]
+    assert verdict(compared(-0.02, -0.03, -0.01)) == [
+        "Finetune loses to popularity: recall@10 0.0800 against 0.1000 "
+        "(−0.0200, 95 % interval −0.0300 to −0.0100)."
+    ]
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.01, 0.09), (0.0, 0.08), (-0.08, 0.0)])
+def test_a_difference_whose_interval_holds_zero_is_called_not_significant(low, high):
+    (sentence,) = verdict(compared(0.04, low, high))
+    assert sentence.startswith("Finetune against popularity: the difference is not significant: recall@10")
+    assert "beats" not in sentence
+    assert findings(compared(0.04, low, high))[0].tone == 0
+
+
+@pytest.mark.parametrize(
+    ("diff", "low", "high", "words", "tone"),
+    [
+        (0.01, 0.004, 0.016, "RL helped, over finetune: ", 1),
+        (-0.01, -0.016, -0.004, "RL hurt, against finetune: ", -1),
+        (
+            0.01,
+            -0.002,
+            0.02,
+            "RL neither helped nor hurt: its difference from finetune is not significant: ",
+            0,
+        ),
+    ],
+)
+def test_rl_against_the_stage_before_helped_or_hurt_or_neither(diff, low, high, words, tone):
+    (found,) = findings(compared(diff, low, high, left="rl", right="finetune"))
+    assert found.text.startswith(words)
+    assert found.tone == tone
+
+
+def test_a_stage_against_the_one_before_improves_on_it_or_is_worse():
+    stages = {"pretrain": {"recall@10": 0.1}, "finetune": {"recall@10": 0.2}}
+    (up,) = findings(compared(0.1, 0.05, 0.15, left="finetune", right="pretrain") | {"stages": stages})
+    assert up.text.startswith("Finetune improves on pretrain: recall@10")
+    assert up.tone == 1
+    (down,) = findings(compared(-0.1, -0.15, -0.05, left="finetune", right="pretrain") | {"stages": stages})
+    assert down.text.startswith("Finetune is worse than pretrain: recall@10")
+    assert down.tone == -1
+
+
+def test_ndcg_is_told_where_it_judges_differently():
+    (agree,) = verdict(compared(0.1, 0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
+    (differ,) = verdict(compared(0.1, -0.05, 0.15, **{"ndcg@10": (0.05, 0.02, 0.08)}))
+    assert "ndcg" not in agree
+    assert differ.endswith(
+        "in ndcg@10 the difference is significant and up (+0.0500, 95 % interval +0.0200 to +0.0800)."
+    )
+
+
+def test_the_trained_reward_is_told_with_its_objectives_and_where():
+    rewards = {"hit": [0.01, 0.015], "novelty": [0.4, 0.3], "rank": [0.2, 0.2], "total": [0.1, 0.12]}
+    made = {**compared(0.1, 0.05, 0.15), "rewards": rewards, "rewards_on": "9 prompts; mean score a beam"}
+    assert findings(made)[-1].tone == 1
+    assert verdict(made)[-1] == (
+        "The trained reward rose from 0.1000 to 0.1200 (+20 %) on 9 prompts: "
+        "hit rose from 0.0100 to 0.0150 (+50 %); "
+        "novelty fell from 0.4000 to 0.3000 (−25 %); rank stayed at 0.2000."
+    )
+    made["rewards"] = {"total": [0.00093, 0.00141]}
+    assert "rose from 0.000930 to 0.001410 (+52 %)" in verdict(made)[-1]
+    made["rewards"] = {"total": [0.12, 0.1]}
+    assert verdict(made)[-1] == "The trained reward fell from 0.1200 to 0.1000 (−17 %) on 9 prompts."
+    assert findings(made)[-1].tone == -1
+
+
+def test_a_reward_with_an_interval_that_holds_zero_is_not_called_up():
+    made = {**compared(0.1, 0.05, 0.15), "rewards": {"total": [0.1, 0.12, -0.01, 0.05]}}
+    assert findings(made)[-1].tone == 0
+    assert (
+        "did not change significantly (0.1000 to 0.1200, 95 % interval −0.0100 to +0.0500)"
+        in verdict(made)[-1]
+    )
+    made["rewards"] = {"total": [0.1, 0.12, 0.01, 0.03]}
+    assert findings(made)[-1].tone == 1
+
+
+def test_without_paired_differences_nothing_is_called_better():
+    made = compared(0.1, 0.05, 0.15)
+    del made["paired"]
+    (sentence,) = verdict(made)
+    assert sentence == (
+        "recall@10: popularity 0.1000, finetune 0.2000, RL 0.3000. "
+        "Nothing was compared pairwise, so none of these is called better."
+    )
+
+
+@pytest.mark.parametrize("made", [{}, {"baselines": {"popularity": {"recall@10": 0.1}}}, {"stages": {}}])
+def test_a_report_without_stages_says_that_there_is_nothing_to_compare(made):
+    assert verdict(made) == ["No stage has been evaluated, so there is nothing to compare."]
+
+
+def test_of_many_comparisons_the_verdict_tells_the_ones_that_decide():
+    names = ["pretrain", "finetune", "rl"]
+    baselines = {"popularity": {"recall@10": 0.04}, "transition_counter": {"recall@10": 0.12}}
+    interval = {"recall@10": {"diff": 0.01, "low": 0.005, "high": 0.015}}
+    pairs = {f"{left}-{right}": interval for left in names for right in baselines}
+    pairs |= {
+        "rl-pretrain": interval,
+        "rl-finetune": interval,
+        "finetune-pretrain": interval,
+        "mine-other": interval,
+    }
+    made = {"baselines": baselines, "stages": {name: {"recall@10": 0.13} for name in names}, "paired": pairs}
+    assert [sentence.partition(":")[0] for sentence in verdict(made)] == [
+        "Finetune beats popularity",
+        "Finetune beats transition counter",
+        "Finetune improves on pretrain",
+        "RL helped, over finetune",
+        "RL beats transition counter",
+        "Mine beats other",
+    ]
+
+
+def test_a_stage_whose_name_holds_a_hyphen_is_still_found_in_its_pair():
+    made = {
+        "baselines": {"popularity": {}},
+        "stages": {"fine-tune": {"recall@10": 0.2}, "warm-up": {"recall@10": 0.1}},
+        "paired": {"fine-tune-warm-up": {"recall@10": {"diff": 0.1, "low": 0.05, "high": 0.15}}},
+    }
+    assert verdict(made)[0].startswith("Fine-tune improves on warm-up: recall@10 0.2000 against 0.1000")
+
+
+def test_the_stage_table_lists_baselines_first_and_takes_details_over_the_summary():
+    made = {
+        "stages": {"pretrain": {"recall@10": 0.2}, "rl": {"recall@10": 0.3}},
+        "baselines": {"popularity": {"recall@10": 0.1}},
+        "detail": {"rl": {"test": {"exhaustive": {"all": {"recall@10": 0.31, "ndcg@10": 0.2}}, "beam": {}}}},
+    }
+    rows = stage_table(made)
+    assert [(row.name, row.kind) for row in rows] == [
+        ("popularity", "baseline"),
+        ("pretrain", "stage"),
+        ("rl", "stage"),
+    ]
+    assert [row.scores["recall@10"] for row in rows] == [0.1, 0.2, 0.31]
+    assert metrics_of(rows) == ["recall@10", "ndcg@10"]
+    assert stage_table(made, search="beam") == []
+    assert stage_table(made, split="valid") == []
+
+
+def test_numbers_have_fixed_digits_and_a_dash_for_what_is_missing():
+    assert number(0.12345) == "0.1235"
+    assert number(-0.5, 2, sign=True) == "−0.50"
+    assert [number(value) for value in (None, float("nan"), float("inf"), "x", True)] == ["–"] * 5
+
+
+def repeats(policy, chosen_by="data", **share):
+    return {"repeats": {"policy": policy, "chosen_by": chosen_by, "share": share}}
+
+
+def test_what_repeats_mean_is_told_where_there_are_some():
+    made = compared(0.1, 0.05, 0.15)
+    assert len(verdict(made | {"data": repeats("mask", train=0.0, test=0.0)})) == 1
+    assert verdict(made | {"data": repeats("allow", train=0.2213, test=0.4459)})[-1] == (
+        "Seen items may be recommended again (data.repeats: allow, chosen by the data): "
+        "44.6 % of the test events return to one, 22.1 % of the training events."
+    )
+    assert verdict(made | {"data": repeats("mask", "scenario", train=0.2, test=0.4459)})[-1] == (
+        "Seen items are recommended to nobody again (data.repeats: mask, set by the scenario); "
+        "44.6 % of the test events return to one and are missed by everybody."
+    )
+    few = verdict(made | {"data": repeats("mask", train=0.0, test=0.0001)})[-1]
+    assert "less than 0.1 % of the test events return" in few
+
+
+def test_a_run_whose_only_metric_is_coverage_has_a_verdict():
+    made = {
+        "baselines": {"popularity": {"coverage@10": 0.05}},
+        "stages": {"finetune": {"coverage@10": 0.5}},
+        "paired": {"finetune-popularity": {}},
+    }
+    assert verdict(made) == [
+        "coverage@10: popularity 0.0500, finetune 0.5000. Nothing was compared pairwise, so none of these is "
+        "called better."
+    ]

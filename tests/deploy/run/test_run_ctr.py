@@ -1,0 +1,200 @@
+"""A click model from tables to report on real Ray actors; interrupted and resumed; its commit as a reward."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import nonet
+from nonet.controller.record.checkpoint import Checkpoints
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario.document import load_scenario
+from nonet.deploy.run import api
+from nonet.deploy.run.panel import Panel
+from nonet.errors import CheckpointError, ConfigError
+from nonet.models.click.model import ClickModel
+from nonet.models.generation.corpus_items import read_items
+from nonet.random import rng
+from nonet.rl.rewards.api import load_reward
+from nonet.rl.rewards.checks import score_checked
+from nonet.samples.batches.clicks import Clicks
+from nonet.samples.sequences.sequences import TEST, Sequences
+from nonet.types import Jagged, Rollouts
+
+SCENARIO = """
+name: likes
+seed: 5
+data:
+  interactions: interactions.parquet
+  items: items.parquet
+  history: 8
+  split: {use: leave_last_out, test: 4, valid: 2}
+model: {use: deepfm, hidden: [16], dropout: 0.1}
+sparse:
+  defaults: {dim: 8, optimizer: adagrad, lr: 0.1}
+  tables: {user: {}, item: {features: [item, liked]}, disliked: {}, categories: {}, moment: {features: [hour, age]}}
+stages:
+  train: {epochs: 4, batch: {tokens: 128}, lr: 3e-3, target: "rating >= 4"}
+evaluate: {metrics: [auc, log_loss]}
+checkpoint: {every: 20}
+"""
+
+
+def make_likes(folder, users=80, items=40, events=30):
+    """Users of two kinds like items of their own kind: nothing that a sum of a user's and an item's weight can tell."""
+    draw = rng(1, "likes")
+    item = np.stack([draw.permutation(items)[:events] for _ in range(users)])
+    kind_U, kind_I = np.arange(users) % 2, np.arange(items) % 2
+    liked = (kind_U[:, None] == kind_I[item]) ^ (draw.random(item.shape) < 0.1)
+    table = {
+        "user_id": np.repeat(np.arange(100, 100 + users), events),
+        "item_id": item.ravel() + 1000,
+        "timestamp": np.tile(np.arange(events) * 3600, users),
+        "rating": np.where(liked, 5.0, 2.0).astype(np.float32).ravel(),
+        "age": np.repeat(np.arange(users) // 10, events).astype(np.float32),
+    }
+    pq.write_table(pa.table(table), folder / "interactions.parquet")
+    names = [f"item {i}" for i in range(items)]
+    every = {"item_id": np.arange(1000, 1000 + items), "title": names, "categories": [["a"]] * items}
+    pq.write_table(pa.table(every), folder / "items.parquet")
+    (folder / "likes.yaml").write_text(SCENARIO)
+    return folder
+
+
+def run(folder, name, *changes):
+    scenario = api.scenario(folder / "likes.yaml", list(changes))
+    return api.run(scenario, run_dir=folder / name, panel=Panel(io.StringIO(), live=False))
+
+
+@pytest.fixture(scope="module")
+def whole(ray_local, tmp_path_factory):
+    folder = make_likes(tmp_path_factory.mktemp("likes"))
+    return folder, run(folder, "whole")
+
+
+def newest(finished):
+    return Checkpoints(finished.folder.checkpoints).newest()[0]
+
+
+def test_a_click_model_learns_what_a_sum_of_weights_cannot(whole):
+    _, finished = whole
+    report = finished.report
+    assert finished.state == "done"
+    assert set(report["baselines"]) == {"popularity", "logistic_regression"}
+    assert report["rows"]["train"] == 4 * 80 * 24
+    # Chance that a like is noise: 0.1, so the best possible AUC is about 0.9; sums of weights stay near 0.5.
+    assert report["stages"]["train"]["auc"] > 0.75
+    assert report["baselines"]["logistic_regression"]["auc"] < 0.65
+    paired = report["paired"]["train-logistic_regression"]
+    assert paired["auc"]["low"] > 0 > paired["log_loss"]["high"]
+    assert (finished.folder.path / "report.html").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_to_the_same_bits(whole):
+    folder, finished = whole
+    with nonet.Session(
+        load_scenario(folder / "likes.yaml")[0], folder=folder, run=stopped(folder)
+    ) as session:
+        stage = session.stages["train"]
+        session.begin("train")
+        session.trainer.train(stage, 0, 20)
+        for step in range(20):
+            session.commit(step)
+        run_folder = session.run
+    resumed = api.resume(run_folder.path, panel=Panel(io.StringIO(), live=False))
+    assert resumed.report["stages"] == finished.report["stages"]
+    assert resumed.report["detail"] == finished.report["detail"]
+
+
+def stopped(folder):
+    return RunFolder(folder / "stopped")
+
+
+@pytest.mark.slow
+def test_two_trainers_learn_what_one_does(whole):
+    folder, finished = whole
+    pair = run(folder, "pair", "roles={trainer: {workers: 2}}")
+    one, two = (r.report["stages"]["train"] for r in (finished, pair))
+    # Dropout is drawn a rank, so the two differ by more than rounding.
+    assert two["auc"] == pytest.approx(one["auc"], abs=0.05)
+    assert pair.report["rows"] == finished.report["rows"]
+
+
+def rollouts(finished, users, items, history):
+    count = len(users)
+    offsets = np.concatenate([[0], np.cumsum([len(past) for past in history])])
+    item_id = np.asarray(items)
+    return Rollouts(
+        uid=np.array([str(u) for u in users]), user_id=np.asarray(users), item_id=item_id,
+        item=np.zeros(item_id.shape, np.int64), sid=np.zeros((*item_id.shape, 1), np.int32),
+        logp=np.zeros((*item_id.shape, 1), np.float32), valid=item_id >= 0,
+        target=Jagged(np.zeros(count, np.int64), np.arange(count + 1)),
+        history=Jagged(np.concatenate([np.asarray(past, np.int64) for past in history]), offsets),
+        scene=np.zeros(count, np.int64), weights_version=1, catalogue_version="", step=0,
+    )  # fmt: skip
+
+
+def test_a_commit_is_a_reward_that_scores_every_beam(whole):
+    folder, finished = whole
+    reward = load_reward("ctr", folder, {"model": str(newest(finished))}, name="click")
+    reward.setup()
+    asked = rollouts(
+        finished, [100, 101, 999], [[1000, 1001, 7], [1000, 1001, -1], [1000, 1001, 1002]], [[1004], [], []]
+    )
+    score = score_checked(reward, "click", asked)
+    assert score.shape == (3, 3)
+    assert score.dtype == np.float32
+    assert score[0, 0] > score[0, 1]  # user 100 likes even items, user 101 odd ones
+    assert score[1, 1] > score[1, 0]
+    assert score[0, 2] == pytest.approx(reward.asked.known.rate)  # an item it never saw
+    assert score[1, 2] == 0  # no beam
+    assert np.isfinite(score).all()
+
+
+def test_the_reward_says_what_the_model_says_of_the_same_question(whole):
+    _, finished = whole
+    artifacts = finished.folder.read_json("results/tokenise.json")["artifacts"]
+    folders = {"sequences": artifacts["sequences"]["path"]}
+    seq, model = Sequences.load(folders["sequences"]), ClickModel(newest(finished))
+    rows = Clicks.of(
+        seq, read_items(folders), seq.targets["train"], list(model.setup.features), model.setup.history
+    )
+    first = rows.rows(TEST)[::4]  # the history of a user's first test row ends in two validation events
+    first = first - 2  # the first validation row: all its history was trained on
+    expected = model.chances(rows.batch(first, timeless=np.ones(len(first), bool)))
+    item_id = model.known.item_id
+    history = [item_id[seq.item[seq.offsets[seq.user[at]] : at]] for at in first]
+    reward = load_reward("ctr", ".", {"model": str(finished.folder.path)}, name="click")
+    reward.setup()
+    users = seq.user_id[seq.user[first]]
+    score = reward.score(rollouts(finished, users, item_id[seq.item[first]][:, None], history))
+    np.testing.assert_allclose(score[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_folder_without_a_click_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no click model"):
+        load_reward("ctr", tmp_path, {"model": str(tmp_path)}, name="click")
+    with pytest.raises(CheckpointError, match="holds no click model"):
+        ClickModel(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("stages.train={epochs: 1, batch: {tokens: 9}}", r"stages.train: deepfm wants target"),
+        ('stages.train={epochs: 1, target: "rating >= 4"}', r"stages.train: deepfm wants batch"),
+        ("evaluate.metrics=[recall@5]", "recall@5.*auc, log_loss"),
+        ("sparse.tables.user={dim: 4}", r"one dim .* \[4, 8\]"),
+        ("stages.rl={steps: 1, rewards: {hit: {}}}", "makes no lists"),
+    ],
+)
+def test_what_a_click_model_cannot_do_is_said_before_anything_starts(tmp_path, change, says):
+    folder = make_likes(tmp_path, users=20, events=10)
+    with pytest.raises(ConfigError, match=says):
+        run(folder, "wrong", change)
+    assert not (folder / "wrong").exists()

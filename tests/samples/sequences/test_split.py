@@ -1,0 +1,110 @@
+import datetime as dt
+
+import numpy as np
+import pytest
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.sequences.split import RL, TEST, TRAIN, VALID, moment, seconds, split_events
+
+DAY = 86400
+START = 1_700_000_000
+
+
+def _users(*lengths: int) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and one event a day for each user."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return offsets, np.concatenate([START + np.arange(n) * DAY for n in lengths])
+
+
+def test_leave_last_out_takes_the_newest_for_test_then_validation_then_rl():
+    codes = split_events(*_users(6, 5, 2), {"use": "leave_last_out", "test": 2, "valid": 1, "rl": 1})
+    assert codes.tolist() == [TRAIN, TRAIN, RL, VALID, TEST, TEST, TRAIN, RL, VALID, TEST, TEST, TRAIN, TRAIN]
+
+
+def test_users_with_nothing_left_to_train_on_only_train():
+    codes = split_events(*_users(4, 3, 1), {"test": 1, "valid": 1, "rl": 1})
+    assert codes.tolist() == [TRAIN, RL, VALID, TEST] + [TRAIN] * 4
+
+
+def test_time_split_cuts_at_one_moment_for_all_users():
+    offsets, time = _users(5, 3)
+    test = dt.datetime.fromtimestamp(START + 3 * DAY, dt.UTC).isoformat()
+    codes = split_events(offsets, time, {"use": "time", "test": test, "valid": "1d", "rl": "24h"})
+    assert codes.tolist() == [TRAIN, RL, VALID, TEST, TEST, TRAIN, RL, VALID]
+
+
+def test_time_split_without_validation_takes_rl_just_before_the_test():
+    offsets, time = _users(4)
+    codes = split_events(offsets, time, {"use": "time", "test": _iso(START + 3 * DAY), "rl": "1d"})
+    assert codes.tolist() == [TRAIN, TRAIN, RL, TEST]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_codes_never_fall_back_inside_a_user_so_train_is_a_prefix(seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 30, size=20)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    time = np.concatenate([np.sort(rng.integers(START, START + 20 * DAY, size=n)) for n in lengths])
+    by_count = {"test": int(rng.integers(4)), "valid": int(rng.integers(3)), "rl": int(rng.integers(4))}
+    by_time = {"use": "time", "test": _iso(START + 15 * DAY), "valid": "2d", "rl": "36h"}
+    for split in (by_count, by_time):
+        codes = split_events(offsets, time, split)
+        inside = np.ones(len(codes) - 1, bool)
+        inside[offsets[1:-1] - 1] = False
+        assert (np.diff(codes.astype(int))[inside] >= 0).all()
+
+
+def test_durations_carry_units():
+    assert [seconds(d) for d in ("1d", "12h", "30min", "5m", "90s", "2w", "1.5h", 60)] == [
+        *(86400, 43200, 1800, 300, 90, 1209600, 5400, 60)
+    ]
+
+
+@pytest.mark.parametrize("bad", ["1 fortnight", "d", "", "-1d", True, -5])
+def test_wrong_duration_shows_how_to_write_one(bad):
+    with pytest.raises(ConfigError, match="such as 1d"):
+        seconds(bad, "rl")
+
+
+def test_moments_without_a_zone_are_utc_and_yaml_dates_are_taken():
+    same = [moment("2026-11-19T00:00:00Z"), moment("2026-11-19"), moment(dt.date(2026, 11, 19))]
+    same += [moment(dt.datetime(2026, 11, 19)), moment("2026-11-19T01:00:00+01:00")]
+    assert set(same) == {1795046400}
+
+
+@pytest.mark.parametrize(
+    ("split", "says"),
+    [
+        ({"use": "leave_lst_out", "test": 1}, "Did you mean 'leave_last_out'"),
+        ({"test": 1, "vald": 1}, "unknown key 'vald'.*Did you mean 'valid'"),
+        ({"test": -1}, "test: -1 is no count"),
+        ({"test": "one"}, "test: 'one' is no count"),
+        ({"test": True}, "test: True is no count"),
+        ({"use": "time", "rl": "1d"}, "wants test: a timestamp"),
+        ({"use": "time", "test": "yesterday"}, "'yesterday' is no ISO timestamp"),
+    ],
+)
+def test_wrong_split_is_a_config_error(split, says):
+    with pytest.raises(ConfigError, match=says):
+        split_events(*_users(5), split)
+
+
+def test_nobody_left_to_evaluate_says_what_is_needed_and_what_there_is():
+    with pytest.raises(DataError, match="at least 12 events; the longest of 2 users has 7"):
+        split_events(*_users(7, 3), {"test": 5, "valid": 1, "rl": 5})
+
+
+def test_time_split_after_the_last_event_says_how_far_the_data_runs():
+    with pytest.raises(
+        DataError, match=r"nobody to evaluate: the events run from 2023-11-14.* to 2023-11-18"
+    ):
+        split_events(*_users(5), {"use": "time", "test": "2030-01-01"})
+
+
+def test_time_split_before_the_first_event_leaves_nothing_to_train_on():
+    with pytest.raises(DataError, match="no event to train on"):
+        split_events(*_users(5), {"use": "time", "test": "2020-01-01"})
+
+
+def _iso(unix_s: int) -> str:
+    return dt.datetime.fromtimestamp(unix_s, dt.UTC).isoformat()

@@ -1,0 +1,106 @@
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+
+from nonet.errors import ConfigError
+from nonet.samples.tables.conditions import condition, matches
+
+TABLE = pa.table(
+    {
+        "rating": pa.array([1, 3.3, 4.5, None], pa.float32()),
+        "n": pa.array([1, 2, 3, None], pa.int32()),
+        "event": ["click", "cart", "order", None],
+        "bought": [True, False, None, True],
+        "day": [dt.date(2020, 1, d) for d in (1, 2, 3, 4)],
+        "at": pa.array([dt.datetime(2020, 1, d) for d in (1, 2, 3, 4)], pa.timestamp("us", "UTC")),
+        "tags": [["a"], ["b"], [], ["c"]],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("rating >= 4", [2]),
+        ("rating == 3.3", [1]),
+        ("4 <= rating", [2]),
+        ("1 < n <= 3", [1, 2]),
+        ("-1 < n", [0, 1, 2]),
+        ("n >= 1.5", [1, 2]),
+        ("n < rating", [1, 2]),
+        ("event in ('cart', 'order')", [1, 2]),
+        ("event not in ('cart', 'order')", [0]),
+        ("not event == 'cart'", [0, 2]),
+        ("rating in (3.3, 4.5)", [1, 2]),
+        ("n in (1.0, 2.5)", [0]),
+        ("bought", [0, 3]),
+        ("not bought", [1]),
+        ("bought == true", [0, 3]),
+        ("(rating > 4 or n == 1) and event != 'x'", [0, 2]),
+        ("rating > 4 or n == 1 and event == 'x'", [2]),
+        ("day >= '2020-01-03'", [2, 3]),
+        ("at < '2020-01-02T12:00:00'", [0, 1]),
+        ("at == '2020-01-02T02:00:00+02:00'", [1]),
+        ("event == '\\d'", []),
+    ],
+)
+def test_condition_selects_the_rows_that_python_would_and_never_nulls(text, rows):
+    assert matches(text, TABLE).nonzero()[0].tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("ratng >= 4", ["column 'ratng'", "Did you mean 'rating'?", "There are: rating, n, event"]),
+        (
+            "rating >= 'four'",
+            ["'rating' (float, a number)", "'four', which is text", "Compare it with a number"],
+        ),
+        ("event == 4", ["'event' (string, text)", "4, which is a number"]),
+        ("event in (1, 2)", ["'event' (string, text)", "1, which is a number"]),
+        ("bought > 3", ["true or false"]),
+        ("event = 'cart'", ["near character 7", "Write == to compare"]),
+        ("event in 'cart'", ["wants a list after `in`"]),
+        ("event in ()", ["wants a list after `in`"]),
+        ("n in (event, 2)", ["column 'event' inside `in`"]),
+        ("rating + 1 > n", ["'rating + 1'"]),
+        ("n > -rating", ["'-rating'"]),
+        ("rating", ["'rating' (float) alone"]),
+        ("5 > 4", ["no column among them"]),
+        ("n is 3", ["write == or !="]),
+        ("n == None", ["'None'"]),
+        ("tags == 3", ["'tags' of type list", "cannot be compared"]),
+        ("day > 'soon'", ["'soon'", "ISO timestamp"]),
+        ("n > 10000000000000000000000", ["does not fit"]),
+        ("n in (1, 10000000000)", ["do not fit column 'n' (int32)"]),
+        ("true", ["'true'"]),
+        ("", ["is no condition"]),
+        ("rating >=", ["is no condition"]),
+        ("n\x00 > 1", ["is no condition"]),
+        ("(" * 500 + "n" + ")" * 500, ["Allowed: comparisons"]),
+    ],
+)
+def test_wrong_condition_is_one_line_that_names_the_place_and_the_fault(text, says):
+    with pytest.raises(ConfigError) as caught:
+        condition(text, TABLE.schema, name="stages.rl.target")
+    message = str(caught.value)
+    assert message.startswith("stages.rl.target: ")
+    assert "\n" not in message
+    for part in says:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('touch x')",
+        "(lambda: n)() > 1",
+        "[x for x in (1, 2)]",
+        "n.real > 1",
+        "n[0] > 1",
+    ],
+)
+def test_nothing_but_comparisons_is_accepted_let_alone_run(text):
+    with pytest.raises(ConfigError, match="Allowed: comparisons"):
+        condition(text, TABLE.schema)

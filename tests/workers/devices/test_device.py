@@ -1,0 +1,167 @@
+"""Devices by name, in one process: what Ray is told, what torch is asked, and a vendor of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from nonet.errors import ConfigError
+from nonet.workers.devices.device import Device, device, register
+from nonet.workers.devices.environment import Environment
+
+VENDOR = """
+from nonet.workers.devices.device import Device, register
+
+register(Device("maia", "MAIA", "MAIA_VISIBLE_DEVICES", "gloo", "vendor_torch", vars={"MAIA_EXACT": "1"}))
+"""
+
+
+class FakeModule(types.ModuleType):
+    """What torch keeps of a vendor, as torch.cuda is for NVIDIA."""
+
+    def __init__(self):
+        super().__init__("torch.fake")
+        self.calls = []
+        self.Stream = lambda: "a stream"
+
+    def is_available(self):
+        return True
+
+    def device_count(self):
+        return 2
+
+    def set_device(self, index):
+        self.calls.append(("set_device", index))
+
+    def synchronize(self):
+        self.calls.append(("synchronize",))
+
+    def mem_get_info(self):
+        return 60, 100
+
+    def memory_allocated(self):
+        return 30
+
+    def max_memory_allocated(self):
+        return 35
+
+    def manual_seed_all(self, seed):
+        self.calls.append(("seed", seed))
+
+    def stream(self, stream):
+        return stream
+
+
+@pytest.fixture
+def vendor(monkeypatch):
+    module = FakeModule()
+    monkeypatch.setattr("nonet.workers.devices.device._DEVICES", {})
+    monkeypatch.setattr(torch, "maia", module, raising=False)
+    monkeypatch.setitem(sys.modules, "vendor_torch", types.ModuleType("vendor_torch"))
+    register(Device("maia", "MAIA", "MAIA_VISIBLE_DEVICES", "gloo", "vendor_torch"))
+    return device("maia:1"), module
+
+
+def test_ray_is_asked_for_gpus_by_number_and_for_others_by_name():
+    assert device("cuda").ray_options(0.5) == {"num_gpus": 0.5}
+    assert device("npu").ray_options(2) == {"resources": {"NPU": 2}}
+    assert device("cpu").ray_options(2) == {} == device("npu").ray_options(0)
+
+
+def test_each_device_has_its_backend_and_host_tensors_keep_gloo():
+    found = {name: device(name).collectives() for name in ("cpu", "cuda", "npu")}
+    assert found == {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
+
+
+def test_visible_ids_are_those_that_ray_set():
+    environment = {"CUDA_VISIBLE_DEVICES": "3,5", "ASCEND_RT_VISIBLE_DEVICES": ""}
+    assert device("cuda").visible_ids(environment) == ("3", "5")
+    assert device("npu").visible_ids(environment) == () == device("cpu").visible_ids(environment)
+
+
+def test_unknown_device_lists_the_known_and_the_way_to_register():
+    with pytest.raises(ConfigError, match=r"no device 'tpu'; known: cpu, cuda, npu\..*NONET_DEVICES"):
+        device("tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_said_before_torch_says_it():
+    with pytest.raises(
+        ConfigError, match=r"finds no cuda device here; CUDA_VISIBLE_DEVICES is .*Give the role"
+    ):
+        device("cuda").claim()
+    with pytest.raises(ConfigError, match="no collective backend 'nccl' for cuda; it has gloo"):
+        device("cuda").check_collectives()
+
+
+def test_a_missing_vendor_package_names_the_interpreter_that_lacks_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    with pytest.raises(ConfigError, match=r"needs the package torch_npu, which .*python.* cannot import"):
+        device("npu").claim()
+
+
+def test_the_host_is_always_there():
+    host = device("cpu")
+    assert host.claim() == "cpu"
+    host.check_collectives()
+    host.synchronize()
+    memory = host.memory()
+    assert 0 < memory.used <= memory.peak < memory.total
+    assert 0 < memory.free < memory.total
+    with host.stream():
+        host.seed(5)
+        first = torch.rand(3)
+    host.seed(5)
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_autocast_changes_matrix_products_alone():
+    x = torch.ones(4, 4)
+    with device("cpu").autocast("bf16"):
+        assert (x @ x).dtype == torch.bfloat16
+        assert (x + x).dtype == torch.float32
+    with device("cpu").autocast():
+        assert (x @ x).dtype == torch.float32
+    with pytest.raises(ConfigError, match="precision 'fp8' is not one of fp32, bf16, fp16"):
+        device("cpu").autocast("fp8")
+
+
+def test_a_registered_vendor_is_used_as_the_shipped_ones_are(vendor):
+    kind, module = vendor
+    assert kind.ray_options(3) == {"resources": {"MAIA": 3}}
+    assert kind.claim() == "maia:0"
+    assert kind.collectives() == "cpu:gloo,maia:gloo"
+    kind.synchronize()
+    kind.seed(9)
+    memory = kind.memory()
+    assert (memory.used, memory.peak, memory.free, memory.total) == (30, 35, 60, 100)
+    assert kind.stream() == "a stream"
+    assert module.calls == [("set_device", 0), ("synchronize",), ("seed", 9)]
+
+
+def test_a_module_named_in_the_environment_registers_in_every_process(tmp_path, monkeypatch):
+    (tmp_path / "maia_devices.py").write_text(VENDOR)
+    code = (
+        "import sys; from nonet.workers.devices.device import device; d = device('maia'); "
+        "assert not {'torch', 'ray'} & set(sys.modules); print(d.ray_options(2), d.vars)"
+    )
+    monkeypatch.setenv("NONET_DEVICES", "maia_devices")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"NONET_DEVICES": "maia_devices", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert told.stdout.strip() == "{'resources': {'MAIA': 2}} {'MAIA_EXACT': '1'}"
+
+
+def test_a_device_adds_its_variables_and_the_pool_may_overrule_them():
+    told = Environment(vars={"HCCL_DETERMINISTIC": "false", "A": 1}).runtime_env(device("npu"))
+    assert told == {"env_vars": {"HCCL_DETERMINISTIC": "false", "A": "1"}}
+    assert Environment().runtime_env(device("cpu")) == {}

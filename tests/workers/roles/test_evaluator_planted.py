@@ -1,0 +1,295 @@
+"""Evaluator with models whose every answer is known: what is masked, what is counted, and on which events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from ring_world import Ring
+
+from nonet.models.baselines import BASELINES
+from nonet.models.generation.beams import Beams
+from nonet.models.metrics import rank_of_target_np
+from nonet.samples.batches.prompts import event_at, prompts, seen
+from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID
+from nonet.types import Jagged
+from nonet.workers.roles import evaluator as evaluators
+from nonet.workers.roles.evaluator import EvaluateSetup, Evaluator
+from nonet.workers.roles.tokenizer import write_sequences
+
+# Shapes: P prompts, I items, W beams.
+METRICS = ("recall@1", "recall@2", "ndcg@2")
+
+
+class Planted:
+    """A model that gives every prompt the scores of a function (users [P], positions [P]) -> [P, I], and beams by them."""
+
+    def __init__(self, corpus, scores):
+        self.corpus, self.answer = corpus, scores
+
+    def batch(self, users, positions):
+        return users, positions
+
+    def chunks(self, users, positions, size):
+        for start in range(0, len(users), size):
+            part = slice(start, start + size)
+            yield (users[part], positions[part]), users[part], positions[part]
+
+    def scores(self, batch):
+        return torch.from_numpy(self.answer(*batch).astype(np.float32))
+
+    def beams(self, batch, width, users, positions):
+        item = self.scores(batch).argsort(dim=1, descending=True, stable=True)[:, :width]
+        nothing = torch.zeros(*item.shape, 1)
+        return Beams(item, nothing.long(), nothing, torch.ones_like(item, dtype=torch.bool))
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+@pytest.fixture
+def evaluator(ring, tmp_path):
+    """An evaluator of the ring; its folder of artifacts and its name mark where its ranks go."""
+
+    def made(folders=ring.folders, name="results", **setup):
+        run = ring.world().run
+        made = Evaluator(run, EvaluateSetup(**{"metrics": METRICS, "width": 4, "target": None} | setup))
+        made.open(folders, str(tmp_path / name))
+        return made
+
+    return made
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Have an evaluator evaluate a planted model; the detail of its answer."""
+
+    def evaluated(evaluator, scores, name="planted"):
+        monkeypatch.setattr(
+            evaluators, "load_recommender", lambda run, corpus, *_: Planted(corpus, scores(corpus.seq))
+        )
+        return evaluator.evaluate(name, "no commit")["detail"]
+
+    return evaluated
+
+
+def behind_what_was_seen(seq):
+    """The target is best but for everything that its user has seen."""
+
+    def scores(users, positions):
+        values = np.zeros((len(users), seq.item.max() + 1))
+        history = seen(seq, users, positions)
+        for row in range(len(users)):
+            values[row, history[row]] = 2.0
+        values[np.arange(len(users)), seq.item[event_at(seq, users, positions)]] = 1.0
+        return values
+
+    return scores
+
+
+def right_where_liked(seq):
+    """The target comes first where it was rated 4 or more, else last."""
+
+    def scores(users, positions):
+        asked = event_at(seq, users, positions)
+        values = np.zeros((len(users), seq.item.max() + 1))
+        values[np.arange(len(users)), seq.item[asked]] = np.where(
+            seq.columns["rating"][asked] >= 4, 1.0, -1.0
+        )
+        return values
+
+    return scores
+
+
+def test_a_target_just_behind_what_its_user_has_seen_is_found_because_seen_items_are_masked(
+    evaluator, planted
+):
+    there = evaluator()
+    detail = planted(there, behind_what_was_seen)
+    for split in ("valid", "test"):
+        assert detail[split]["exhaustive"]["all"]["recall@1"] == 1.0
+        assert detail[split]["exhaustive"]["all"]["ndcg@2"] == 1.0
+    seq = there.corpus.seq
+    users, positions = prompts(seq, TEST)
+    unmasked = rank_of_target_np(
+        behind_what_was_seen(seq)(users, positions),
+        seq.item[event_at(seq, users, positions)].astype(np.int64),
+        Jagged(np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64)),
+    )
+    assert (unmasked == 0).mean() < 0.1  # what the test would measure, were nothing masked
+
+
+def test_a_beam_counts_by_its_place_and_what_is_in_no_beam_is_a_miss(evaluator, planted):
+    def second(seq):
+        def scores(users, positions):
+            target = seq.item[event_at(seq, users, positions)].astype(np.int64)
+            values = np.zeros((len(users), seq.item.max() + 1))
+            values[np.arange(len(users)), target] = np.where(
+                users % 2, 1.0, -1.0
+            )  # even users: never in the beam
+            values[np.arange(len(users)), (target + 1) % values.shape[1]] = 2.0
+            return values
+
+        return scores
+
+    beam = planted(evaluator(), second)["test"]["beam"]["all"]
+    assert beam["recall@1"] == 0.0
+    assert beam["recall@2"] == pytest.approx(0.5)  # every user has one test event
+    assert beam["ndcg@2"] == pytest.approx(0.5 / np.log2(3))
+
+
+def test_the_target_column_is_of_the_events_that_match_and_all_is_of_all(evaluator, planted):
+    there = evaluator(target="finetune")
+    detail = planted(there, right_where_liked)["test"]
+    seq = there.corpus.seq
+    liked = (seq.columns["rating"][seq.split == TEST] >= 4).mean()
+    assert 0 < liked < 1
+    for how in ("exhaustive", "beam"):
+        assert detail[how]["target"]["recall@1"] == 1.0
+        assert detail[how]["all"]["recall@1"] == pytest.approx(liked)
+    assert "target" not in planted(evaluator(), right_where_liked)["test"]["exhaustive"]
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_baselines_learn_nothing_from_events_that_are_held_out(name, ring, evaluator, tmp_path):
+    """Half of the users have other items held out: nothing that is asked of the other half changes."""
+    corpus = ring.corpus()
+    seq, half = corpus.seq, corpus.seq.user < len(corpus.seq) // 2
+    other = seq.item.copy()
+    for split in (RL, VALID, TEST):
+        some = half & (seq.split == split)
+        other[some] = 7  # one item that would become popular
+    folder = tmp_path / "other"
+    folder.mkdir()
+    write_sequences(
+        folder, replace(seq, item=other), pq.read_table(f"{ring.folders['sequences']}/items.parquet")
+    )
+    ranks = {}
+    for which, folders in (("as it is", ring.folders), ("other", {**ring.folders, "sequences": str(folder)})):
+        there = evaluator(folders, which)
+        there.baseline(name)
+        ranks[which] = np.load(tmp_path / which / f"{name}.npz")
+    for split in (VALID, TEST):
+        key = f"{['train', 'rl', 'valid', 'test'][split]}.exhaustive"
+        rest = ~half[seq.split == split]
+        assert rest.any()
+        assert np.array_equal(ranks["as it is"][key][rest], ranks["other"][key][rest])
+
+
+def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator):
+    there = evaluator(shown_users=2, shown_items=3)
+    seq = there.corpus.seq
+    count = np.bincount(seq.item[seq.split == TRAIN], minlength=len(there.corpus.items))
+    titles = there.corpus.items["title"].to_pylist()
+    for user, (row, best) in enumerate(
+        zip(there.shown(), there.baseline("popularity")["shown"], strict=True)
+    ):
+        users, positions = there._shown_prompts()
+        unseen = np.setdiff1d(np.arange(len(titles)), seen(seq, users, positions)[user])
+        assert [count[titles.index(title)] for title in best] == sorted(count[unseen], reverse=True)[:3]
+        assert not {titles[i] for i in seen(seq, users, positions)[user]} & set(best)
+        assert row["history"] == [titles[i] for i in seen(seq, users, positions)[user]][-8:]
+        assert row["target"] == [titles[seq.item[seq.offsets[users[user] + 1] - 1]]]
+
+
+def test_comparisons_are_left_minus_right_over_test_events(evaluator, planted):
+    there = evaluator()
+    planted(there, behind_what_was_seen, "good")
+    planted(there, lambda seq: lambda *asked: -behind_what_was_seen(seq)(*asked), "bad")
+    paired = there.compare([("good", "bad"), ("bad", "good")])
+    assert paired["good-bad"]["recall@1"]["diff"] > 0.9
+    assert paired["good-bad"]["recall@1"]["low"] > 0
+    assert paired["bad-good"]["recall@1"]["diff"] == -paired["good-bad"]["recall@1"]["diff"]
+    assert set(paired["good-bad"]) == set(METRICS)
+
+
+def test_validation_and_test_are_told_apart(evaluator, planted):
+    def right_on_test(seq):
+        def scores(users, positions):
+            asked = event_at(seq, users, positions)
+            values = np.zeros((len(users), seq.item.max() + 1))
+            values[np.arange(len(users)), seq.item[asked]] = np.where(seq.split[asked] == TEST, 1.0, -1.0)
+            return values
+
+        return scores
+
+    detail = planted(evaluator(), right_on_test)
+    recall = {split: detail[split]["exhaustive"]["all"]["recall@1"] for split in detail}
+    assert recall == {"valid": 0.0, "test": 1.0}
+
+
+def test_equal_scores_stand_by_popularity_as_in_training(evaluator, planted, tmp_path):
+    there = evaluator()
+    planted(there, lambda seq: lambda users, positions: np.zeros((len(users), seq.item.max() + 1)), "silent")
+    there.baseline("popularity")
+    silent, popular = (np.load(tmp_path / "results" / f"{name}.npz") for name in ("silent", "popularity"))
+    for split in ("valid", "test"):
+        assert np.array_equal(silent[f"{split}.exhaustive"], popular[f"{split}.exhaustive"])
+
+
+# --- the model of a commit, and beams ---------------------------------------------------------------------------------
+
+
+def test_beams_never_hold_what_the_user_has_seen(ring):
+    world = ring.world()
+    corpus = world.trainer.corpus
+    beams = world.beams(width=30)  # of 40 items: without a mask most seen ones would be among them
+    for row, (user, position) in enumerate(zip(beams["user"], beams["position"], strict=True)):
+        history = set(
+            corpus.seq.item[corpus.seq.offsets[user] : corpus.seq.offsets[user] + position].tolist()
+        )
+        found = beams["item"][row][beams["valid"][row]].tolist()
+        assert len(found) == len(set(found)) == min(30, 40 - len(history))
+        assert not history & set(found)
+
+
+def test_a_commit_is_evaluated_with_its_weights_and_its_rows(ring, evaluator, tmp_path):
+    world = ring.world()
+    world.train("pretrain", 0, 12)
+    world.save(tmp_path / "commit")
+    asked = evaluators.load_recommender(world.run, ring.corpus(), tmp_path / "commit")
+    users, positions = prompts(asked.corpus.seq, TEST)
+    live = world.rollout._recommender
+    expected = live.scores(live.batch(users, positions))
+    assert torch.equal(asked.scores(asked.batch(users, positions)), expected)
+    detail = evaluator(metrics=("recall@5",), width=30).evaluate("pretrain", str(tmp_path / "commit"))[
+        "detail"
+    ]
+    seq = asked.corpus.seq
+    ranks = rank_of_target_np(
+        expected.numpy(),
+        seq.item[event_at(seq, users, positions)].astype(np.int64),
+        seen(seq, users, positions),
+    )
+    recall = detail["test"]["exhaustive"]["all"]["recall@5"]
+    assert recall == pytest.approx((ranks < 5).mean())
+    assert (
+        recall == detail["test"]["beam"]["all"]["recall@5"]
+    )  # a beam as wide as what is left misses nothing
+
+
+def test_rollouts_on_the_wire_tell_rewards_of_the_same_prompt_row_by_row(ring):
+    world = ring.world()
+    seq, item_id = world.trainer.corpus.seq, world.trainer.corpus.item_id
+    beams = world.beams(step=2)
+    assert (beams["weights_version"] == 1).all()
+    assert (beams["step"] == 2).all()
+    for row, (user, position) in enumerate(zip(beams["user"], beams["position"], strict=True)):
+        first = seq.offsets[user]
+        assert seq.split[first + position] == RL
+        assert beams["user_id"][row] == seq.user_id[user]
+        assert beams["target"][row].tolist() == [item_id[seq.item[first + position]]]
+        assert beams["history"][row].tolist() == item_id[seq.item[first : first + position]].tolist()
+        assert beams["uid"][row] == f"rl/0/{user}:{position}"
+    assert np.array_equal(beams["item_id"], item_id[beams["item"]])
+    assert np.array_equal(beams["sid"], world.trainer.corpus.sids[beams["item"]])
+    total = beams["logp"].sum(-1)
+    assert (np.diff(total, axis=1) <= 0).all()  # best first
+    asked = world.rollout._recommender
+    every = asked.scores(asked.batch(beams["user"], beams["position"])).numpy()
+    np.testing.assert_allclose(total, np.take_along_axis(every, beams["item"], 1), rtol=1e-4)

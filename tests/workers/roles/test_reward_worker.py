@@ -1,0 +1,67 @@
+"""A reward's worker in this process: the columns it asks for, its options, and the beams it is sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ring_world import Ring
+
+from nonet.errors import ConfigError
+from nonet.workers.roles.reward import RewardWorker
+
+OWN = """
+import nonet
+
+
+@nonet.reward
+def often(events, valid, *, scale: float = 1.0):
+    return events * scale
+
+
+@nonet.reward
+def missing(price):
+    return price
+"""
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    ring = Ring(tmp_path_factory.mktemp("ring"))
+    (ring.scenario.parent / "own.py").write_text(OWN)
+    return ring
+
+
+def worker(ring, use, **options):
+    made = RewardWorker("own", use, str(ring.scenario.parent), options)
+    made.setup()
+    made.open(ring.folders)
+    return made
+
+
+def on_wire(beams):
+    return {name: values for name, values in beams.items() if name not in ("user", "position")}
+
+
+def test_a_reward_sees_its_item_s_column_and_its_options(ring):
+    world = ring.world()
+    beams = world.beams(width=30)
+    scores = worker(ring, "own.py:often", scale=2.0).score(on_wire(beams))
+    events = world.trainer.corpus.items["events"].to_numpy()
+    expected = np.where(beams["valid"], 2.0 * events[np.maximum(beams["item"], 0)], 0.0)
+    assert (~beams["valid"]).any()
+    assert np.array_equal(scores, expected.astype(np.float32))
+
+
+def test_hit_is_1_for_the_item_that_came_next(ring):
+    world = ring.world()
+    beams = world.beams(width=30)
+    scores = worker(ring, "hit").score(on_wire(beams))
+    seq = world.trainer.corpus.seq
+    target = seq.item[seq.offsets[beams["user"]] + beams["position"]]
+    assert np.array_equal(scores, (beams["item"] == target[:, None]).astype(np.float32))
+    assert scores.sum() > 0
+
+
+def test_a_column_that_items_do_not_have_is_named_before_anything_is_scored(ring):
+    with pytest.raises(ConfigError, match="reward 'own' asks for the column 'price'; items have"):
+        worker(ring, "own.py:missing")

@@ -1,0 +1,91 @@
+"""What the tokenise stage says of the ring, and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ring_world import Ring
+
+from nonet.controller.scenario.document import load_scenario
+from nonet.controller.setup.run_files import data_setup
+from nonet.models.generation.corpus import Corpus
+from nonet.samples.sequences.sequences import TEST, TRAIN
+from nonet.workers.roles.tokenizer import keep
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+def test_facts_are_those_of_the_tables(ring):
+    data, corpus = ring.facts["data"], ring.corpus()
+    liked = corpus.seq.columns["rating"] >= 4
+    assert {
+        name: data[name] for name in ("users", "items", "events", "trained_events", "users_only_trained")
+    } == {
+        "users": 60,
+        "items": 40,
+        "events": 960,
+        "trained_events": 720,
+        "users_only_trained": 0,
+    }
+    held_out = {"rl": 120, "valid": 60, "test": 60, "test_target": int(liked[corpus.seq.split == TEST].sum())}
+    assert data["held_out"] == held_out
+    assert data["train_span_s"] == 11 * 3600  # twelve events, an hour apart
+    assert data["train_spread"] == 0.0
+    assert data["trained_share"] == {"finetune": pytest.approx(liked[corpus.seq.split == TRAIN].mean())}
+
+
+def test_data_are_read_as_the_scenario_says(ring):
+    def built(*changes):
+        scenario, beside = load_scenario(ring.scenario, list(changes))
+        return data_setup(scenario, beside).build()
+
+    seq, items = built()
+    assert (len(seq), len(items), len(seq.item)) == (60, 40, 960)
+    assert set(seq.targets) == {"finetune"}
+    assert np.array_equal(seq.targets["finetune"], seq.columns["rating"] >= 4)
+    liked, _ = built("data.where='rating >= 4'")
+    assert 0 < len(liked.item) == int((seq.columns["rating"] >= 4).sum())
+    often, fewer = built("data.keep={item_events: 24}")
+    assert 0 < len(fewer) < 40
+    assert np.bincount(often.item).min() >= 24
+    later, _ = built("data.split={use: leave_last_out, test: 3, valid: 2, rl: 1}")
+    assert np.bincount(later.split).tolist() == [600, 60, 120, 180]
+
+
+def test_artifacts_are_one_corpus(ring):
+    corpus = ring.corpus()
+    assert corpus.sids.shape == (40, 3)  # two levels, and the one for collisions
+    assert len({tuple(sid) for sid in corpus.sids.tolist()}) == 40
+    assert corpus.codes[:2] == (6, 6)
+    assert corpus.item_id.tolist() == list(range(1000, 1040))
+    node = np.zeros(40, np.int64)
+    for level in range(corpus.trie.levels):
+        first = corpus.trie.first_child[level]
+        for item in range(40):
+            children = slice(first[node[item]], first[node[item] + 1])
+            codes = corpus.trie.code[level][children].tolist()
+            node[item] = first[node[item]] + codes.index(corpus.sids[item, level])
+    assert corpus.trie.item_of_leaf[node].tolist() == list(range(40))
+
+
+def test_the_same_content_lands_in_the_same_folder_and_other_content_does_not(tmp_path):
+    def write(text):
+        return keep(tmp_path, "kind", lambda folder: (folder / "file").write_text(text))
+
+    one, again, other = write("a"), write("a"), write("b")
+    assert one == again
+    assert one["sha256"] != other["sha256"]
+    assert Path(one["path"]).name == f"kind-{one['sha256'][:8]}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        Path(found["path"]).name for found in (one, other)
+    )
+
+
+def test_a_corpus_is_opened_from_its_three_artifacts(ring):
+    assert set(ring.folders) == {"sequences", "sids", "catalogue"}
+    assert Corpus.load(ring.folders).trie.version == ring.corpus().trie.version

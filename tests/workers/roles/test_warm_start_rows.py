@@ -1,0 +1,74 @@
+"""A run on other data goes on from weights and rows: those who were known keep theirs, the others are new."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ring_world import Ring
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The ring after pretraining: itself, its world and its commit."""
+    ring = Ring(tmp_path_factory.mktemp("source"))
+    world = ring.world()
+    world.train("pretrain")
+    return ring, world, world.save(tmp_path_factory.mktemp("commit"))
+
+
+@pytest.fixture(scope="module")
+def grown(trained, tmp_path_factory):
+    """A ring of more users and items that starts from it."""
+    ring, _, commit = trained
+    other = Ring(tmp_path_factory.mktemp("grown"), ring.known(), users=75, items=46)
+    world = other.world()
+    world.load(commit)
+    return other, world
+
+
+def test_known_items_keep_their_semantic_ids_and_new_ones_get_free_ones_of_the_same_codes(trained, grown):
+    before, after = trained[0].corpus(), grown[0].corpus()
+    place = {item: row for row, item in enumerate(before.items["item_id"].to_pylist())}
+    items = after.items["item_id"].to_pylist()
+    known = [row for row, item in enumerate(items) if item in place]
+    assert 0 < len(known) < len(items)
+    assert (after.sids[known] == before.sids[[place[items[row]] for row in known]]).all()
+    assert after.codes == before.codes
+    assert len({tuple(codes) for codes in after.sids.tolist()}) == len(items)
+    new = [tuple(after.sids[row].tolist()) for row in range(len(items)) if items[row] not in place]
+    assert not set(new) & {tuple(codes) for codes in before.sids.tolist()}
+
+
+def test_users_and_items_that_were_known_keep_their_rows_and_others_have_none_yet(trained, grown):
+    _, source, _ = trained
+    other, world = grown
+    for table in ("user", "item"):
+        keys, rows = source.rows(table)
+        found, same = world.rows(table)
+        assert found.tolist() == keys.tolist()
+        assert np.array_equal(rows, same)
+    seq = other.corpus().seq
+    known = np.isin(seq.user_key, source.rows("user")[0])
+    assert known[seq.user_id < 160].all()
+    assert not known[seq.user_id >= 160].any()
+    counts = other.facts["init"]
+    assert (counts["known_users"], counts["users"]) == (60, 75)
+    assert counts["known_items"] < counts["items"]
+
+
+def test_it_starts_where_the_source_ended_and_not_afresh(grown, tmp_path):
+    world = grown[1]
+    cold = Ring(tmp_path, users=75, items=46).world()
+    warm, fresh = (there.train("finetune", 0, 1)[0]["loss"] for there in (world, cold))
+    assert warm < fresh - 0.3
+
+
+def test_steps_go_on_from_those_of_the_rows(trained):
+    """Rows remember the step that trained them last; a step before it would be refused or look old."""
+    from nonet.controller.scenario.document import load_scenario
+    from nonet.controller.setup.worker_setup import stage_setups
+
+    ring, _, _ = trained
+    scenario, _ = load_scenario(ring.scenario)
+    stages = stage_setups(scenario, 60, 720, first=500)
+    assert [stages[name].first for name in stages] == [500, 518, 524]

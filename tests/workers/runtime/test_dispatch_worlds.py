@@ -1,0 +1,155 @@
+"""Arguments over ranks without Ray: what `spread` sends and `arguments` puts together, for every world and container."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from nonet.errors import ConfigError
+from nonet.types import BatchRef, Jagged
+from nonet.workers.runtime import payload as rows
+from nonet.workers.runtime.dispatch import arguments, is_plain, named, packed, spread, task_name, unpacked
+from nonet.workers.runtime.methods import PerRank, Replicate, Shard
+
+WORLDS = range(1, 9)
+ROWS = (*range(10), 13, 16, 31, 32, 33)
+
+
+def jagged(n: int) -> Jagged:
+    lengths = np.arange(n) % 4
+    return Jagged(np.arange(lengths.sum()), np.concatenate([[0], np.cumsum(lengths)]))
+
+
+CONTAINERS = {
+    "list": lambda n: list(range(n)),
+    "tuple": lambda n: tuple(range(n)),
+    "array": lambda n: np.arange(2 * n).reshape(n, 2),
+    "tensor": lambda n: torch.arange(3 * n).reshape(n, 3),
+    "table": lambda n: pa.table({"x": np.arange(n), "y": [str(i) for i in range(n)]}),
+    "jagged": jagged,
+    "dict": lambda n: {"a": np.arange(n), "b": list(range(n)), "j": jagged(n)},
+}
+
+
+def equal(left, right) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, Jagged):
+        return equal(left.values, right.values) and equal(left.offsets, right.offsets)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    return type(left) is type(right) and left == right
+
+
+def received(value, marker, world):
+    """What each rank gets; references are positions in `fetched`, so that fetching can be watched."""
+    argument, flats = spread("role.m", "x", value, marker, world)
+    header = unpacked(packed((argument,)))
+    assert len(flats) == world
+    return [arguments(header, flats[rank], rank, world, fetch)["x"] for rank in range(world)]
+
+
+class Chunk:
+    """Stands for an object reference."""
+
+    def __init__(self, value):
+        self.value, self.fetched = value, 0
+
+
+def fetch(parameter, refs):
+    for ref in refs:
+        ref.fetched += 1
+    return [ref.value for ref in refs]
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_sharded_rows_come_back_in_order_without_padding(kind):
+    for world in WORLDS:
+        for n in ROWS:
+            value = CONTAINERS[kind](n)
+            parts = received(value, Shard, world)
+            counts = [rows.count(part) for part in parts]
+            assert sum(counts) == n
+            assert max(counts) - min(counts) <= 1
+            assert equal(rows.join(parts), value)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_chunks_by_reference_are_recut_for_any_group_size(kind):
+    for before in WORLDS:
+        for after in WORLDS:
+            for n in (0, 1, 7, 33):
+                value = CONTAINERS[kind](n)
+                chunks = [Chunk(rows.cut(value, *share)) for share in rows.shares(n, before)]
+                counts = tuple(rows.count(chunk.value) for chunk in chunks)
+                batch = BatchRef("s/0/0", {"x": tuple(chunks)}, counts)
+                if before == after:  # Ray itself would resolve these references
+                    _, flats = spread("role.m", "x", batch, Shard, after)
+                    assert [flat[0] for flat in flats] == chunks
+                    continue
+                parts = [got["x"] for got in received(batch, Shard, after)]
+                assert equal(rows.join(parts), value)
+                assert [rows.count(part) for part in parts] == [b - a for a, b in rows.shares(n, after)]
+
+
+def test_a_rank_fetches_only_chunks_that_hold_its_rows():
+    chunks = [Chunk(list(range(i * 4, i * 4 + 4))) for i in range(4)]
+    argument, flats = spread("r.m", "x", BatchRef("b", {"x": tuple(chunks)}, (4, 4, 4, 4)), Shard, 8)
+    got = arguments((argument,), flats[5], 5, 8, fetch)
+    assert got["x"]["x"] == [10, 11]
+    assert [chunk.fetched for chunk in chunks] == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_replicated_value_is_the_same_for_all(kind):
+    value = CONTAINERS[kind](5)
+    assert all(equal(part, value) for part in received(value, Replicate, 3))
+    assert all(equal(part, value) for part in received(Replicate(value), Shard, 3))
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_unmarked_collection_is_an_error_for_every_container(kind):
+    with pytest.raises(ConfigError, match="not sharded by guess"):
+        spread("role.m", "x", CONTAINERS[kind](4), None, 4)
+
+
+@pytest.mark.parametrize("value", [3, 2.5, "text", None, True, b"bytes", np.float32(1)])
+def test_scalars_text_and_none_are_replicated(value):
+    assert received(value, None, 3) == [value] * 3
+
+
+def test_per_rank_wants_one_value_a_rank():
+    assert received(PerRank(["a", [1]]), None, 2) == ["a", [1]]
+    with pytest.raises(ConfigError, match=r"role.m\(x\): PerRank wants 3 values, one a rank, got 2"):
+        spread("role.m", "x", PerRank([1, 2]), None, 3)
+
+
+def test_values_without_rows_cannot_be_sharded():
+    with pytest.raises(ConfigError, match="cannot shard a int"):
+        spread("role.m", "x", 3, Shard, 2)
+    with pytest.raises(ConfigError, match="different row counts"):
+        spread("role.m", "x", {"a": [1], "b": [1, 2]}, Shard, 2)
+
+
+def test_batch_ref_needs_a_marker_that_makes_sense():
+    batch = BatchRef("b", {"x": (Chunk([1]),)}, (1,))
+    with pytest.raises(ConfigError, match="BatchRef takes Shard or Replicate"):
+        spread("role.m", "x", batch, None, 2)
+
+
+def test_task_names_tell_role_method_and_epoch():
+    assert named(task_name("rl.reward.hit", "score", 0)) == ("rl.reward.hit", "score", 0)
+    assert named(task_name("trainer", "train", 3)) == ("trainer", "train", 3)
+
+
+def test_header_is_left_out_only_when_values_are_the_parameters_in_order():
+    (a, _), (b, _) = (spread("r.m", name, 1, None, 2) for name in "ab")
+    assert is_plain((a, b), ["a", "b", "c"])
+    assert not is_plain((b,), ["a", "b"])
+    assert not is_plain((a, b), ["a"])  # b can only be given by keyword
+    shared, _ = spread("r.m", "a", BatchRef("b", {"x": (Chunk([1]),)}, (1,)), Shard, 2)
+    assert not is_plain((shared,), ["a"])

@@ -1,0 +1,196 @@
+"""Residency: whether a group's buffers are on its device or wait in host memory, and the moves between.
+
+    RESIDENT ── offload ──▶ MOVING ──▶ OFFLOADED ── resume ──▶ MOVING ──▶ RESIDENT
+
+A move is checked against the device's account before a byte is touched, and undone where it fails half-way: buffers are
+wholly here or wholly there. Tensors keep their identity (their storage is emptied and filled again, tied weights once), so
+optimizers and fused roles that hold them notice nothing, bit for bit. On cpu the bytes go to a mapped file, so memory really
+falls: 64 MB give back 64 MB. The planner's ledger decides who takes turns ; this carries it out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.errors import ConfigError, PlacementError
+from nonet.workers.devices.device import device
+
+
+class State(Enum):
+    """Where a group's buffers are."""
+
+    RESIDENT = "resident"
+    MOVING = "moving"
+    OFFLOADED = "offloaded"
+
+
+class Account:
+    """The bytes of one device (0: not limited) and who holds them. Thread-safe."""
+
+    def __init__(self, capacity_bytes: int = 0):
+        self.capacity_bytes = capacity_bytes
+        self._held: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes by owner."""
+        with self._lock:
+            return dict(self._held)
+
+    def take(self, owner: str, wanted_bytes: int) -> None:
+        """Note that an owner holds so many bytes. Raises PlacementError, and notes nothing, where they don't fit."""
+        with self._lock:
+            others = sum(held for name, held in self._held.items() if name != owner)
+            if self.capacity_bytes and others + wanted_bytes > self.capacity_bytes:
+                told = ", ".join(f"{name} {held}" for name, held in self._held.items() if name != owner)
+                raise PlacementError(
+                    f"{owner} wants {wanted_bytes} bytes resident, the device has {self.capacity_bytes} and {told or 'nobody'} "
+                    "held there; offload one of them first"
+                )
+            self._held[owner] = wanted_bytes
+
+    def give(self, owner: str) -> None:
+        """Note that an owner holds nothing."""
+        with self._lock:
+            self._held.pop(owner, None)
+
+
+class Residency:
+    """The buffers of one group in this process.
+
+    tensors    asked at every move, so that what was made since (optimizer states) moves too
+    shelf      folder of the mapped files on cpu; the temporary folder by default
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        tensors: Callable[[], Iterable[Tensor]],
+        account: Account | None = None,
+        *,
+        shelf: Path | None = None,
+    ):
+        self.owner, self.account = owner, account or Account()
+        self._tensors, self._shelf = tensors, shelf
+        self._parked: list[tuple[Any, Tensor]] = []
+        self._turn = threading.Lock()
+        self.state = State.RESIDENT
+        self.account.take(owner, self.resident_bytes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes on the device now."""
+        return sum(storage.nbytes() for storage in self._storages())
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes in host memory now."""
+        return sum(shelf.numel() for _, shelf in self._parked)
+
+    def require(self) -> None:
+        """Raises PlacementError unless the buffers are here: what a method that uses them asks first."""
+        if self.state is not State.RESIDENT:
+            raise PlacementError(
+                f"{self.owner} is {self.state.value}, not resident: resume it before it works"
+            )
+
+    def offload(self) -> int:
+        """Move every buffer to host memory; bytes moved. Raises PlacementError unless resident."""
+        with self._moving(State.RESIDENT, "offload"):
+            storages, parked = self._storages(), []
+            try:
+                for storage in storages:
+                    parked.append((storage, _park(storage, self._shelf)))
+            except BaseException:
+                self.state = State.RESIDENT  # copies alone were made; nothing was emptied
+                raise
+            for storage, _ in parked:
+                storage.resize_(0)
+            for kind in {storage.device.type for storage, _ in parked}:
+                device(kind).release()
+            self._parked = parked
+            self.account.give(self.owner)
+            self.state = State.OFFLOADED
+            return self.offloaded_bytes
+
+    def resume(self) -> int:
+        """Move every buffer back; bytes moved. Raises PlacementError unless offloaded, or where the device has no room."""
+        with self._moving(State.OFFLOADED, "resume"):
+            wanted, filled = self.offloaded_bytes, []
+            try:
+                self.account.take(self.owner, wanted)
+                for storage, shelf in self._parked:
+                    filled.append(storage)
+                    storage.resize_(shelf.numel())
+                    _bytes_of(storage).copy_(shelf)
+            except BaseException:
+                for storage in filled:
+                    storage.resize_(0)
+                self.account.give(self.owner)
+                self.state = State.OFFLOADED
+                raise
+            self._parked = []
+            self.state = State.RESIDENT
+            return wanted
+
+    @contextmanager
+    def _moving(self, wanted: State, what: str) -> Iterator[None]:
+        """In MOVING from the state wanted; one move at a time."""
+        if not self._turn.acquire(blocking=False):
+            raise PlacementError(f"{self.owner} is moving: wait for that move before you {what}")
+        try:
+            if self.state is not wanted:
+                raise PlacementError(
+                    f"cannot {what} {self.owner}: it is {self.state.value}, not {wanted.value}"
+                )
+            self.state = State.MOVING
+            yield
+        finally:
+            self._turn.release()
+
+    def _storages(self) -> list[Any]:
+        """Each storage behind the tensors once, in their order."""
+        found: dict[int, Any] = {}
+        for tensor in self._tensors():
+            storage = tensor.untyped_storage()
+            found.setdefault(storage._cdata, storage)
+        return list(found.values())
+
+
+def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[Tensor]:
+    """A model's parameters, gradients and buffers, and its optimizer's states."""
+    found = [*model.parameters(), *model.buffers()]
+    found += [p.grad for p in model.parameters() if p.grad is not None]
+    for states in (optimizer.state if optimizer else {}).values():
+        found += [value for value in states.values() if isinstance(value, Tensor)]
+    return found
+
+
+def _park(storage: Any, folder: Path | None) -> Tensor:
+    """A host copy of a storage: pinned memory for a device's, a mapped file for the host's own."""
+    if not storage.resizable():
+        raise ConfigError(
+            "a buffer's memory belongs to NumPy or a mapped file and cannot be given back; clone it first"
+        )
+    source = _bytes_of(storage)
+    if source.device.type != "cpu":
+        return torch.empty(source.shape, dtype=torch.uint8, pin_memory=True).copy_(source)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="nonet-parked-") as file:
+        file.truncate(max(1, storage.nbytes()))
+        shelf = torch.from_file(file.name, shared=True, size=storage.nbytes(), dtype=torch.uint8)
+        return shelf.copy_(source)  # the mapping outlives the file's name
+
+
+def _bytes_of(storage: Any) -> Tensor:
+    """The whole storage as bytes; no graph, no copy."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,84 @@
+"""ClickEvaluator: how well commits of a click model tell liked events from others, beside its two baselines.
+
+AUC and log loss of the held-out events' chances, each asked of what its user did before it. Chances are kept a file a
+subject, so that any two subjects can be compared by a paired bootstrap over users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.models.click import ClickModel, baseline_chances, paired_clicks, summarise_clicks
+from nonet.models.generation import read_items
+from nonet.samples.batches import Clicks
+from nonet.samples.sequences import TEST, VALID, Sequences
+from nonet.workers.roles import EvaluateSetup, RunSetup
+from nonet.workers.runtime import DistributeWorker, Replicate, method
+
+# Shapes: P held-out events.
+
+_SPLITS = {"valid": VALID, "test": TEST}
+
+
+class ClickEvaluator(DistributeWorker):
+    """Rank 0 of the evaluator group of a click model's run."""
+
+    def __init__(self, run: RunSetup, setup: EvaluateSetup):
+        self.run, self.ask = run, setup
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str], results: str) -> None:
+        """Open the events; chances go to the folder `results`."""
+        seq, self._results = Sequences.load(folders["sequences"]), Path(results)
+        self._results.mkdir(parents=True, exist_ok=True)
+        label = seq.targets[self.ask.target or ""]
+        self._clicks = Clicks.of(seq, read_items(folders), label, list(self.run.features), self.run.history)
+
+    @method(collect="first")
+    def baseline(self, name: str) -> dict[str, Any]:
+        """Fit a baseline on the training events and ask it: {"detail": {split: ...}, "shown": []}."""
+        index = {split: self._clicks.rows(code) for split, code in _SPLITS.items()}
+        chances = baseline_chances(name, self._clicks, np.concatenate(list(index.values())))
+        cut = len(index["valid"])
+        return self._summary(name, {"valid": chances[:cut], "test": chances[cut:]})
+
+    @method(collect="first")
+    def evaluate(self, name: str, folder: str) -> dict[str, Any]:
+        """The same for the model of a commit."""
+        asked = ClickModel(Path(folder))
+        found = {
+            split: asked.chances_of(self._clicks, self._clicks.rows(code)) for split, code in _SPLITS.items()
+        }
+        return self._summary(name, found)
+
+    @method(collect="first", pairs=Replicate)
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
+        """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}."""
+        rows = self._clicks.rows(TEST)
+        label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
+        found = {}
+        for a, b in pairs:
+            ours, theirs = (np.load(self._results / f"{name}.npz")["test"] for name in (a, b))
+            every = paired_clicks(ours, theirs, label, user, self.run.seed)
+            found[f"{a}-{b}"] = {metric: every[metric] for metric in self.ask.metrics}
+        return found
+
+    @method(collect="first")
+    def shown(self) -> list[dict[str, Any]]:
+        """Nobody: a click model recommends no lists."""
+        return []
+
+    def _summary(self, name: str, chances: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        arrays: dict[str, Any] = dict(chances)
+        np.savez(self._results / f"{name}.npz", **arrays)
+        detail = {}
+        for split, found in chances.items():
+            if len(found):
+                every = summarise_clicks(found, self._clicks.label[self._clicks.rows(_SPLITS[split])])
+                metrics = {metric: every[metric] for metric in self.ask.metrics}
+                detail[split] = {"exhaustive": {"all": metrics}}
+        return {"detail": detail, "shown": []}

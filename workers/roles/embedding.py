@@ -1,0 +1,192 @@
+"""EmbeddingShard: the role that holds sparse rows.
+
+Fused with the trainer, the trainer works on its tables directly (or W fused ranks by all-to-all). Apart, it sits in
+`serve` on its work thread while trainers step, and between steps saves, loads and exports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.embedding import SliceMap
+from nonet.embedding.exchange import Layout
+from nonet.embedding.reading import Answer, Publisher, make_update
+from nonet.embedding.storage import load, save
+from nonet.embedding.tables import BaseTable, TableSpec, make_table
+from nonet.embedding.tiers import TieredTable, Tiers
+from nonet.embedding.training import SparseWorld, Tally
+from nonet.errors import ConfigError, StaleVersion
+from nonet.workers.devices import HOST, claim
+from nonet.workers.roles.settings import RunSetup
+from nonet.workers.runtime import (
+    DistributeWorker,
+    Gang,
+    Membership,
+    PerRank,
+    Replicate,
+    join_process_group,
+    leave,
+    method,
+    size_bytes,
+)
+
+
+class EmbeddingShard(DistributeWorker):
+    """Shards of every sparse table of the run."""
+
+    def __init__(self, run: RunSetup):
+        self.specs, self._tiers, self._deadlines = run.specs(), run.tiers, run.deadlines
+        self._seed, self._member = run.seed, Membership(0, 1)
+        self.world_: SparseWorld | None = None
+        self._tally: Tally | None = None
+        self._publisher: Publisher | None = None
+        self._steps: dict[int, int] = {}  # the version that replicas hold -> the last step in it
+        self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
+
+    def setup(self) -> None:
+        for name, given in self._tiers.items():
+            try:
+                Tiers.of(self.specs[name], given).check(self.specs[name])
+            except ConfigError as error:
+                raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
+
+    @property
+    def sparse(self) -> SparseWorld:
+        """The shard's part of the sparse world; a world of one until a gang is joined."""
+        if self.world_ is None:
+            self._hold(SparseWorld(self.specs, seed=self._seed, make=self._made))
+        assert self.world_ is not None
+        return self.world_
+
+    def enter(self, layout: Layout, member: Membership) -> None:
+        """Take this place in a sparse world; a fused trainer calls it with its own membership."""
+        group = member.everyone
+        world = SparseWorld(
+            self.specs, seed=self._seed, layout=layout, group=group, make=self._made, local=True
+        )
+        self._hold(world)
+
+    @method(ttl_steps=Replicate)
+    def settle(self, ttl_steps: Mapping[str, int]) -> None:
+        """Times to live by table, known once the data is; before a gang is joined."""
+        for name, steps in ttl_steps.items():
+            self.specs[name] = replace(self.specs[name], ttl_steps=steps)
+
+    @method(gang=PerRank)
+    def meet(self, gang: Gang) -> None:
+        """Join a gang as a shard apart from the trainers."""
+        self._member = join_process_group(gang, gang.trainers + self.rank)
+        self.enter(Layout.apart(gang.trainers + self.rank, gang.trainers, gang.shards), self._member)
+
+    @method()
+    def serve(self) -> int:
+        """Take part in the trainers' exchanges until they stop; how many there were."""
+        return self.sparse.serve()
+
+    @method()
+    def rows(self) -> dict[str, int]:
+        """How many rows of each table this shard holds."""
+        return {name: len(table) for name, table in self.sparse.tables.items()}
+
+    @method()
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What each table did since the last time asked; see Tally."""
+        self._tally = self._tally or Tally(self.sparse.tables)
+        return self._tally.take()
+
+    @method()
+    def save(self, folder: str) -> dict[str, int]:
+        """Write the owned rows of each table under folder/sparse/; how many there are."""
+        save(self.sparse, Path(folder)).wait(self._deadlines.save)
+        self._forget_deletes()
+        return self.rows()
+
+    @method()
+    def load(self, folder: str) -> None:
+        """Read the owned slices out of every shard's file, whatever the number of shards that wrote them."""
+        world = self.sparse
+        self._end_publishing()
+        load(world, Path(folder))
+        self._hold(world)
+
+    @method()
+    def replica_bytes(self) -> int:
+        """Bytes of the keys and rows that a replica of this shard's tables holds."""
+        return sum(len(table) * (8 + 4 * table.dim) for table in self.sparse.tables.values())
+
+    @method(collect="concat")
+    def export(self, version: int, have: int | None = None) -> list[dict[str, Any]]:
+        """An update for replicas to this version, one a shard: from version `have` what was touched since, else everything."""
+        self._end_publishing()  # copies are read from now on
+        tables = self.sparse.tables
+        since = self._steps.get(have) if have is not None else None
+        base = None if since is None else have
+        update = make_update(tables, version, base=base, since=since)
+        self._steps = {version: min((table.step for table in tables.values()), default=0)}
+        sent = self._sent["full" if base is None else "delta"]
+        sent["updates"] += self.rank == 0
+        sent["bytes"] += size_bytes(update)
+        return [update]
+
+    @method()
+    def sent(self) -> dict[str, dict[str, int]]:
+        """Updates for replicas and their bytes, full ones and deltas; rank 0 counts the updates."""
+        return {kind: dict(counts) for kind, counts in self._sent.items()}
+
+    @method()
+    def publish(self, version: int) -> None:
+        """Keep the rows as they are now readable by key as `version`, whatever is trained from now on."""
+        if self._publisher is None:
+            self._publisher = Publisher(self.sparse)
+        self._publisher.publish(version)
+
+    @method()
+    def unpublish(self) -> None:
+        """Let go of what was published: it costs memory for every row that is trained, and nobody reads until the next."""
+        self._end_publishing()
+
+    @method(collect="first")
+    def slice_map(self) -> SliceMap:
+        """Which shard holds which slices."""
+        return self.sparse.slices
+
+    def read(self, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+        """Rows of keys [N] at a published version; readers call it at any time, on a thread of its own."""
+        publisher = self._publisher  # which may end meanwhile
+        if publisher is None:
+            raise StaleVersion(
+                f"embedding-{self.rank} has nothing published: publish a version before readers ask"
+            )
+        return publisher.rows(table, keys, version, wire)
+
+    def _forget_deletes(self) -> None:
+        """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""
+        held = min(self._steps.values(), default=None)
+        for table in self.sparse.tables.values():
+            table.deleted.forget(table.step if held is None else min(held, table.step))
+
+    def _made(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
+        """A table, in the tiers that the scenario gives it."""
+        if name not in self._tiers:
+            return make_table(name, spec, seed)
+        given = self._tiers[name]
+        wants_device = given.get("device_rows") or given.get("device_bytes")
+        tiers = Tiers.of(spec, given, claim(self.device) if wants_device else HOST)
+        return TieredTable.over(make_table(name, spec, seed), tiers)
+
+    def _hold(self, world: SparseWorld) -> None:
+        self._end_publishing()
+        self.world_, self._tally, self._steps = world, Tally(world.tables), {}
+
+    def _end_publishing(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+        self._publisher = None
+
+    def teardown(self) -> None:
+        leave(self._member)

@@ -1,0 +1,218 @@
+"""Evaluator: the role that tells how good a commit is, beside popularity and the transition counter.
+
+Full ranking over the catalogue, by exhaustive scoring *and* by beam, on validation and test, on all held-out events and
+on those that match the finetuning target. What is masked is masked for every subject and both ways. Ranks are kept a file
+a subject, so that any two can be compared by a paired bootstrap over users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.embedding.reading import ReplicaReader
+from nonet.embedding.storage import update_of
+from nonet.models import (
+    BASELINES,
+    MISSED,
+    Popularity,
+    Scoreboard,
+    list_depth,
+    of_events,
+    paired,
+    per_event,
+    rank_of_target_np,
+    tie_order,
+)
+from nonet.models.generation import Corpus, Recommender, top_items
+from nonet.models.sid import build_model
+from nonet.samples.batches import event_at, masked, prompts
+from nonet.samples.sequences import TEST, VALID
+from nonet.types import Jagged
+from nonet.workers.devices import HOST, claim
+from nonet.workers.roles.dense_optimizer import load_model
+from nonet.workers.roles.settings import RunSetup
+from nonet.workers.runtime import DistributeWorker, Replicate, method
+
+# Shapes: P prompts, I items, W beams.
+
+SPLITS = {"valid": VALID, "test": TEST}
+_CHUNK = 256
+
+Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(users [P], positions [P]) -> a score an item [P, I], higher is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSetup:
+    """Metrics by name, beam width, the stage whose target mask marks the `target` column, and how many users to show."""
+
+    metrics: Sequence[str]
+    width: int
+    target: str | None
+    shown_users: int = 8
+    shown_items: int = 5
+
+
+class Evaluator(DistributeWorker):
+    """Rank 0 of the evaluator group."""
+
+    def __init__(self, run: RunSetup, setup: EvaluateSetup):
+        self.run, self.ask = run, setup
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str], results: str) -> None:
+        """Open the artifacts; ranks go to the folder `results`."""
+        self.corpus, self._results = Corpus.load(folders), Path(results)
+        self._results.mkdir(parents=True, exist_ok=True)
+        self._tie = tie_order(
+            Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity, self.run.seed
+        )
+        self._prompts = {name: prompts(self.corpus.seq, split) for name, split in SPLITS.items()}
+
+    @method(collect="first")
+    def baseline(self, name: str) -> dict[str, Any]:
+        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user}."""
+        scorer = BASELINES[name](len(self.corpus.items)).fit(self.corpus.seq)
+        seq = self.corpus.seq
+        return self._evaluate(name, lambda users, positions: scorer.scores(seq, users, positions), None)
+
+    @method(collect="first")
+    def evaluate(self, name: str, folder: str) -> dict[str, Any]:
+        """The same for the model of a commit, by exhaustive scoring and by beam."""
+        asked = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
+
+        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            return asked.scores(asked.batch(users, positions)).numpy()
+
+        return self._evaluate(name, scores, asked)
+
+    @method(collect="first", pairs=Replicate)
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
+        """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}.
+
+        Coverage is of all lists together, not of an event: it is compared by nobody.
+        """
+        users = self._prompts["test"][0]
+        found = {}
+        for a, b in pairs:
+            ranks_a, ranks_b = (np.load(self._results / f"{name}.npz")["test.exhaustive"] for name in (a, b))
+            found[f"{a}-{b}"] = {
+                metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self.run.seed)
+                for metric in of_events(self.ask.metrics)
+            }
+        return found
+
+    @method(collect="first")
+    def shown(self) -> list[dict[str, Any]]:
+        """The users that reports show: id, titles of their newest history and of the held-out events."""
+        title = self._titles()
+        users, positions = self._shown_prompts()
+        rows = []
+        for user, position in zip(users.tolist(), positions.tolist(), strict=True):
+            first, last = int(self.corpus.seq.offsets[user]), int(self.corpus.seq.offsets[user + 1])
+            items = self.corpus.seq.item[first:last]
+            rows.append(
+                {
+                    "user_id": _plain(self.corpus.seq.user_id[user]),
+                    "history": [title[i] for i in items[max(0, position - 8) : position]],
+                    "target": [title[i] for i in items[position:]],
+                }
+            )
+        return rows
+
+    def _evaluate(self, name: str, scores: Scores, asked: Recommender | None) -> dict[str, Any]:
+        arrays: dict[str, np.ndarray] = {}
+        detail: dict[str, Any] = {}
+        for split, (users, positions) in self._prompts.items():
+            if not len(users):
+                continue
+            found = {"exhaustive": self._ranked(scores, users, positions)}
+            if asked is not None:
+                found["beam"] = self._beamed(asked, users, positions)
+            arrays |= {f"{split}.{how}": board.ranks for how, board in found.items()}
+            detail[split] = {how: board.summary() for how, board in found.items()}
+        np.savez(self._results / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+        return {"detail": detail, "shown": self._top(scores)}
+
+    def _ranked(self, scores: Scores, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
+        """Every item scored."""
+        board, target = self._board(users, positions), self._target(users, positions)
+        depth = list_depth(self.ask.metrics, self.ask.width)
+        for p in _parts(len(users)):
+            scores_PI = scores(users[p], positions[p])
+            hidden = masked(self.corpus.seq, users[p], positions[p])
+            ranks = rank_of_target_np(scores_PI, target[p], hidden, self._tie)
+            board.add(ranks, self._best(scores_PI, depth, hidden) if depth else None)
+        return board
+
+    def _beamed(self, asked: Recommender, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
+        """By beam: what the beam does not hold is missed."""
+        board, target = self._board(users, positions), self._target(users, positions)
+        for p in _parts(len(users)):
+            batch = asked.batch(users[p], positions[p])
+            item_PW = asked.beams(batch, self.ask.width, users[p], positions[p]).item.numpy()
+            hit_PW = item_PW == target[p][:, None]
+            board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
+        return board
+
+    def _board(self, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
+        """An empty one for these events: all of them, and those that match the target condition."""
+        groups = {"all": np.ones(len(users), bool)}
+        mask = self.corpus.seq.targets.get(self.ask.target or "")
+        if mask is not None:
+            groups["target"] = mask[event_at(self.corpus.seq, users, positions)]
+        return Scoreboard(self.ask.metrics, len(self.corpus.items), groups)
+
+    def _best(self, scores_PI: np.ndarray, k: int, hidden: Jagged) -> np.ndarray:
+        """The k first of the order that ranks are of [P, k]; -1 where none is left."""
+        return top_items(torch.from_numpy(np.array(scores_PI)), k, hidden, self._tie).numpy()
+
+    def _top(self, scores: Scores) -> list[list[str]]:
+        """Titles of the best items of each shown user."""
+        users, positions = self._shown_prompts()
+        if not len(users):
+            return []
+        title = self._titles()
+        hidden = masked(self.corpus.seq, users, positions)
+        best_Pk = self._best(scores(users, positions), self.ask.shown_items, hidden)
+        return [[title[i] for i in row if i >= 0] for row in best_Pk.tolist()]
+
+    def _shown_prompts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first held-out test event of evenly spread users."""
+        users, positions = self._prompts["test"]
+        first = np.unique(users, return_index=True)[1]
+        chosen = (
+            first[np.linspace(0, len(first) - 1, min(self.ask.shown_users, len(first))).round().astype(int)]
+            if len(first)
+            else first
+        )
+        return users[chosen], positions[chosen]
+
+    def _target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
+
+    def _titles(self) -> list[str]:
+        return [str(text) for text in self.corpus.items["title"].to_pylist()]
+
+
+def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = HOST) -> Recommender:
+    """The model of a commit on a device, with its sparse rows, ready to be asked."""
+    model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
+    load_model(model, folder / "dense")
+    reader = ReplicaReader(run.specs())
+    reader.apply(update_of(folder, run.specs()))
+    return Recommender(model, reader, dict(run.features), corpus, run.history)
+
+
+def _parts(events: int) -> Iterator[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, events, _CHUNK))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

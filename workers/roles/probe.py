@@ -1,0 +1,128 @@
+"""Probe: the role that shows what a model computes on its pool, module by module, so that two pools can be compared.
+
+Everything it is asked is a function of the commit and the seeds: the same training windows, the same prompts, no dropout.
+Answers are NumPy float32; of a module's output the first 65,536 numbers, which is all of it on small models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.reading import SparseReader
+from nonet.models.generation import Corpus, keys_of, on
+from nonet.models.sid import sid_loss
+from nonet.samples.batches import step_rows, training_batch
+from nonet.workers.devices import claim, device
+from nonet.workers.roles.evaluator import load_recommender
+from nonet.workers.roles.settings import RunSetup, StageSetup
+from nonet.workers.runtime import DistributeWorker, Replicate, method
+
+# Shapes: P prompts, I items.
+
+_MOST = 1 << 16
+_CHUNK = 256
+
+
+class Probe(DistributeWorker):
+    """One side of a comparison: a commit's model on this worker's device, in this precision."""
+
+    def __init__(self, run: RunSetup, precision: str = "fp32"):
+        self.run, self._precision = run, precision
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str], commit: str) -> dict[str, str]:
+        """Load the artifacts and the commit; what this side is."""
+        self.corpus = Corpus.load(folders)
+        self.asked = load_recommender(self.run, self.corpus, Path(commit), claim(self.device))
+        torch_name = f"torch {torch.__version__}"
+        return {
+            "device": self.device,
+            "precision": self._precision,
+            "torch": torch_name,
+            "python": sys.executable,
+        }
+
+    @method(collect="first", stage=Replicate)
+    def learn(self, stage: StageSetup, step: int) -> dict[str, Any]:
+        """The windows of a step, forward and backward without dropout.
+
+        {"loss": nats a target, "modules": {call: output}, in the order of execution, "gradients": {parameter: gradient}}.
+        """
+        seq = self.corpus.seq
+        epoch, rows = step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
+        batch = training_batch(
+            seq,
+            self.corpus.sids,
+            rows,
+            history=self.run.history,
+            stage=stage.name,
+            epoch=epoch,
+            seed=self.run.seed,
+            target=None,
+        )
+        model = self.asked.model.eval()
+        pulled = {
+            feature: _rows(self.asked.reader, table, keys_of(batch, feature), self.device)
+            for feature, table in self.run.features.items()
+        }
+        model.zero_grad()
+        with _Watch(model) as seen, device(self.device).autocast(self._precision):
+            loss, count = sid_loss(model, on(batch, self.device), pulled, self.corpus.trie, ahead=stage.ahead)
+        (loss / max(1, count)).backward()
+        gradients = {name: _plain(p.grad) for name, p in model.named_parameters() if p.grad is not None} | {
+            f"rows of {feature}": _plain(rows.grad)
+            for feature, rows in pulled.items()
+            if rows.grad is not None
+        }
+        return {"loss": float(loss.detach()) / max(1, count), "modules": seen.outputs, "gradients": gradients}
+
+    @method(collect="first", users=Replicate, positions=Replicate)
+    def score(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Log-probability of every catalogue item for each prompt [P, I] float32, nats."""
+        found = []
+        with device(self.device).autocast(self._precision):
+            for batch, *_ in self.asked.chunks(users, positions, _CHUNK):
+                found.append(self.asked.scores(batch).float().numpy())
+        return np.concatenate(found)
+
+
+class _Watch:
+    """Outputs of every submodule while a model works, by "name#call"."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.outputs: dict[str, np.ndarray] = {}
+        self._calls: Counter[str] = Counter()
+        self._named = [(name, module) for name, module in model.named_modules() if name]
+
+    def __enter__(self) -> _Watch:
+        self._hooks = [
+            module.register_forward_hook(lambda _, __, output, name=name: self._note(name, output))
+            for name, module in self._named
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _note(self, name: str, output: Any) -> None:
+        if isinstance(output, Tensor):
+            self.outputs[f"{name}#{self._calls[name]}"] = _plain(output)
+            self._calls[name] += 1
+
+
+def _rows(reader: SparseReader, table: str, keys: Tensor, where: str) -> Tensor:
+    return reader.rows(table, keys).to(where).requires_grad_()
+
+
+def _plain(tensor: Tensor | None) -> np.ndarray:
+    assert tensor is not None
+    return tensor.detach().reshape(-1)[:_MOST].float().cpu().numpy()

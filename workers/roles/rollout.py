@@ -1,0 +1,221 @@
+"""Rollout: the role that answers prompts with beams over the catalogue.
+
+Fused with the trainer it reads the live model and tables; alone it holds copies, and serves only after the version that
+was published is the version it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayTaskError
+from torch import Tensor
+
+from nonet.embedding import SliceMap
+from nonet.embedding.reading import Answer, LocalReader, Published, RemoteReader, ReplicaReader, join_updates
+from nonet.errors import StaleVersion
+from nonet.models.generation import Corpus, Recommender
+from nonet.models.sid import build_model
+from nonet.random import rng
+from nonet.rl import to_wire
+from nonet.samples.batches import bounded, event_at, prompt_step, prompts_at, rl_events, seen
+from nonet.samples.sequences import Sequences
+from nonet.types import Jagged, Rollouts
+from nonet.workers.devices import claim
+from nonet.workers.devices import tensors_of as buffers_of
+from nonet.workers.roles.settings import RunSetup
+from nonet.workers.roles.tensor_files import tensors_of
+from nonet.workers.runtime import DistributeWorker, Replicate, Shard, join, method
+
+_HELD_OUT = 5  # one user in five never gives an RL prompt
+
+
+class Rollout(DistributeWorker):
+    """One rank of the rollout group."""
+
+    def __init__(self, run: RunSetup):
+        self.run = run
+        self._version, self._absent = -1, 0
+        self._kept_out: np.ndarray | None = None
+
+    @method(folders=Replicate)
+    def open(self, folders: Mapping[str, str]) -> None:
+        """Open the artifacts; share a fused trainer's model and rows, or build a model to be filled by `apply`."""
+        trainer, shard = self.place.peers.get("trainer"), self.place.peers.get("embedding")
+        corpus = self._corpus = trainer.corpus if trainer else Corpus.load(folders)
+        model = (
+            trainer.model
+            if trainer
+            else build_model(self.run.model, corpus.codes, self.run.feature_dims(), self.run.seed).to(
+                claim(self.device)
+            )
+        )
+        if shard is not None and shard.sparse.layout.world == 1:
+            self._replica, self._reader = None, LocalReader(shard.sparse.tables)
+        else:
+            self._replica = self._reader = ReplicaReader(self.run.specs())
+        self._recommender = Recommender(
+            model, self._reader, dict(self.run.features), corpus, self.run.history
+        )
+
+    @method(dense=Replicate, sparse=Replicate, slices=Replicate, shards=Replicate)
+    def apply(
+        self,
+        version: int,
+        dense: bytes = b"",
+        sparse: list[Mapping[str, Any]] | None = None,
+        slices: SliceMap | None = None,
+        shards: Sequence[Any] = (),
+    ) -> int:
+        """Move to a published version: dense weights, and rows of all shards as updates for the copies held here, or by key
+        from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither. Returns it."""
+        if dense and "trainer" not in self.place.peers:
+            self._recommender.model.load_state_dict(tensors_of(dense))
+        if sparse is not None and (copies := self._copies()) is not None:
+            copies.apply(join_updates(sparse))
+        if slices is not None:
+            self._read_by_key(
+                Published(version, slices, [partial(_ask, host, self.run.deadlines.step) for host in shards])
+            )
+        self._version = version
+        return version
+
+    @method(collect="sum")
+    def absent(self) -> int:
+        """Positions that read the default row since the last time asked; live tables count their own."""
+        reader = self._recommender.reader
+        now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
+        before, self._absent = self._absent, now
+        return max(0, now - before)
+
+    @method(collect="first")
+    def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
+        """The prompts of an RL step, (users, positions): a pure function of the step; held-out users are never among them."""
+        among = ~np.isin(self._corpus.seq.user, self._held_out())
+        _, chosen, positions = prompt_step(self._corpus.seq, users, self.run.seed, stage, step, among)
+        return chosen, positions
+
+    @method(collect="first")
+    def probe(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """RL events of the users that RL never trains on, (users, positions): what rewards are compared on.
+
+        All of them, or `most` drawn by the seed, the same ones whenever they are asked for.
+        """
+        seq = self._corpus.seq
+        users, positions = prompts_at(seq, rl_events(seq, np.isin(seq.user, self._held_out())))
+        if most is None or len(users) <= most:
+            return users, positions
+        drawn = np.sort(rng(self.run.seed, "probe").permutation(len(users))[:most])
+        return users[drawn], positions[drawn]
+
+    @method(collect="first")
+    def probes(self) -> int:
+        """How many prompts there are to probe."""
+        return len(self.probe()[0])
+
+    @method(collect="concat", users=Shard, positions=Shard)
+    def generate(
+        self,
+        users: np.ndarray,
+        positions: np.ndarray,
+        *,
+        stage: str,
+        step: int,
+        width: int,
+        version: int,
+        chunk: int | None = None,
+    ) -> dict[str, Any]:
+        """Beams for prompts (users [U], positions [U]) as Rollouts on the wire; `user` and `position` name the prompts.
+
+        `chunk` is how many prompts are computed at once, by default all of them.
+        Raises StaleVersion when this rank's weights are not those of `version`.
+        """
+        if version != self._version:
+            raise StaleVersion(
+                f"rollout-{self.rank} has weights of version {self._version}, version {version} is published: apply it first"
+            )
+        parts = bounded(np.ones(len(users), np.int64), chunk or max(1, len(users)))
+        return join([self._answered(users[part], positions[part], stage, step, width) for part in parts])
+
+    def _answered(
+        self, users: np.ndarray, positions: np.ndarray, stage: str, step: int, width: int
+    ) -> dict[str, Any]:
+        """What `generate` gives for one chunk."""
+        corpus = self._corpus
+        batch = self._recommender.batch(users, positions, stage)
+        beams = self._recommender.beams(batch, width, users, positions)
+        item = beams.item.numpy()
+        asked = event_at(corpus.seq, users, positions)
+        history = seen(corpus.seq, users, positions)
+        rollouts = Rollouts(
+            uid=np.array(batch.uid, dtype=np.str_),
+            user_id=np.asarray(corpus.seq.user_id[users]),
+            item_id=_original(corpus.item_id, item),
+            item=item,
+            sid=beams.sid.numpy().astype(np.int32),
+            logp=beams.logp.numpy(),
+            valid=beams.valid.numpy(),
+            target=Jagged(corpus.item_id[corpus.seq.item[asked]], np.arange(len(users) + 1)),
+            history=Jagged(corpus.item_id[history.values], history.offsets),
+            scene=np.zeros(len(users), np.int64),
+            weights_version=self._version,
+            catalogue_version=corpus.trie.version,
+            step=step,
+        )
+        return to_wire(rollouts) | {"user": np.asarray(users), "position": np.asarray(positions)}
+
+    def held(self) -> Iterable[Tensor]:
+        """The model, which is the trainer's where they are fused."""
+        return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
+
+    def _copies(self) -> ReplicaReader | None:
+        """The copies of the tables held here, empty ones where rows were read by key until now; None where they are shared."""
+        reader = self._recommender.reader
+        if isinstance(reader, RemoteReader):
+            reader.close()
+            self._replica = ReplicaReader(self.run.specs())
+            self._read_through(self._replica)
+        return self._replica
+
+    def _read_by_key(self, published: Published) -> None:
+        """Ask the shards for rows as they were published; what was asked for before is forgotten."""
+        self._published = published
+        if isinstance(self._recommender.reader, RemoteReader):
+            self._recommender.reader.refresh()
+            return
+        self._replica = None  # tables have outgrown copies
+        self._read_through(
+            RemoteReader(self.run.specs(), lambda: self._published, timeout_s=self.run.deadlines.step)
+        )
+
+    def _read_through(self, reader: ReplicaReader | RemoteReader) -> None:
+        """Another reader, which has counted nothing yet."""
+        self._recommender.reader, self._absent = reader, 0
+
+    def _held_out(self) -> np.ndarray:
+        if self._kept_out is None:
+            self._kept_out = _keep_out(self._corpus.seq, self.run.seed)
+        return self._kept_out
+
+
+def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:
+    try:
+        return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, StaleVersion) else error from None
+
+
+def _keep_out(seq: Sequences, seed: int) -> np.ndarray:
+    """A fifth of the users that RL may ask, drawn by the seed; at least one stays in."""
+    users = np.unique(seq.user[rl_events(seq)])
+    return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _HELD_OUT])
+
+
+def _original(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """Original ids of dense indices; -1 or "" where there is no item."""
+    none = "" if item_id.dtype.kind == "U" else -1
+    return np.where(item >= 0, item_id[np.maximum(item, 0)], none)

@@ -1,0 +1,68 @@
+"""What a run tells its workers once: plain data, no torch, no Ray.
+
+Everything here comes from the scenario and the plan; a worker never sees the scenario itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nonet.deadlines import DEFAULTS, Deadlines
+
+CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
+    of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
+    of tables in tiers what each may hold, and how long waits may take."""
+
+    seed: int
+    history: int
+    model: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
+    features: Mapping[str, str]
+    combiners: Mapping[str, str] = field(default_factory=dict)
+    in_flight: int | None = None
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    deadlines: Deadlines = DEFAULTS
+
+    def specs(self) -> dict[str, Any]:
+        """The TableSpec of each sparse table."""
+        from nonet.embedding.tables import TableSpec
+
+        return {name: TableSpec(**spec) for name, spec in self.tables.items()}
+
+    def feature_dims(self) -> dict[str, int]:
+        """Width of each sparse feature."""
+        return {feature: self.tables[table]["dim"] for feature, table in self.features.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StageSetup:
+    """One training stage.
+
+    first      global number of the stage's first step: sparse steps count over the whole run
+    steps      of the whole stage; users: rows (users or prompts) a global step
+    lr         peak, warmup share and decay of the dense rate
+    base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
+    ahead      how many events ahead are targets too, weighted 1 / distance
+    target     name of the stage's target mask in the sequences, None for all events
+    algorithm  of RL: kl, clip, normalise; weights: reward -> weight
+    chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
+    """
+
+    name: str
+    first: int
+    steps: int
+    users: int
+    lr: Mapping[str, Any]
+    base: float
+    target: str | None = None
+    ahead: int = 1
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    chunk: int = CHUNK_TOKENS

@@ -1,0 +1,98 @@
+"""A batch with what it asks of the sparse tables: each table once, however many features read it."""
+
+# Shapes: N keys of a feature, M distinct keys of a table, D width.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.errors import ConfigError
+from nonet.models.generation import keys_of
+from nonet.types import SampleBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A batch, the keys of each table, and for each feature its table and where its rows are among the table's [N]."""
+
+    batch: Any
+    keys: Mapping[str, Tensor]
+    places: Mapping[str, tuple[str, Tensor]]
+
+    def spread(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rows [M, D] by table as rows [N, D] by feature."""
+        return {name: rows[table].index_select(0, at) for name, (table, at) in self.places.items()}
+
+
+def asked(batch: SampleBatch, features: Mapping[str, str], device: str) -> Asked:
+    """The distinct keys that the features of each table have in a batch; places are on the device."""
+    keys, places = {}, {}
+    for table in dict.fromkeys(features.values()):
+        names = [name for name, of in features.items() if of == table]
+        each = [keys_of(batch, name) for name in names]
+        keys[table], inverse = torch.unique(torch.cat(each), return_inverse=True)
+        for name, at in zip(names, inverse.split([len(part) for part in each]), strict=True):
+            places[name] = table, at.to(device)
+    return Asked(batch, keys, places)
+
+
+class Share:
+    """A rank's part of a step, in chunks: what it asks of the tables over all of them, and how many targets it has.
+
+    A chunk is made when its turn comes, so that memory holds one at a time: once for its keys, and again to be computed. One
+    chunk alone is made once.
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], SampleBatch]], features: Mapping[str, str], device: str):
+        self._makes, self._features, self._device = list(makes), dict(features), device
+        self.targets = 0
+        parts: dict[str, list[Tensor]] = {table: [] for table in features.values()}
+        for make in self._makes:
+            part = asked(make(), features, device)
+            self.targets += int(part.batch.loss_mask.values.sum())
+            for table, keys in part.keys.items():
+                parts[table].append(keys)
+        self._only = part if len(self._makes) == 1 else None
+        self.keys = self._only.keys if self._only else {t: torch.cat(k).unique() for t, k in parts.items()}
+
+    def __len__(self) -> int:
+        return len(self._makes)
+
+    def __iter__(self) -> Iterator[Asked]:
+        """The chunks; the places of each are among the keys of all."""
+        if self._only is not None:
+            yield self._only
+            return
+        for make in self._makes:
+            batch = make()
+            places = {
+                name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))
+                for name, table in self._features.items()
+            }
+            yield Asked(batch, self.keys, places)
+
+
+class Given:
+    """Rows that were fetched before, as a source of an embedding collection; gradients stay here by table."""
+
+    def __init__(self, rows: Mapping[str, Tensor]):
+        self._rows = dict(rows)
+        self.grads = {table: torch.zeros(found.shape) for table, found in self._rows.items()}
+
+    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
+        """The table's rows [N, D]; the keys are those that the batch was read with."""
+        if len(keys) != len(self._rows[table]):
+            raise ConfigError(
+                f"{len(self._rows[table])} rows of table {table!r} were fetched, {len(keys)} asked"
+            )
+        return self._rows[table]
+
+    def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
+        """Keep the gradients [N, D]; a batch that no loss reached has none."""
+        if len(keys):
+            self.grads[table] = grads

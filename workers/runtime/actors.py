@@ -1,0 +1,312 @@
+"""Hosts: the worker processes of one group, whatever roles they hold.
+
+A group of a run is named and detached: it outlives a controller that is restarted, and ends itself when none speaks to it
+(CONTRACTS 2). A group of a script belongs to the script's driver, as Ray's actors do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+
+from nonet.deadlines import DEFAULTS, Deadlines, way_out
+from nonet.errors import DeadlineExceeded, NonetError, PlacementError, WorkerLost
+from nonet.workers import Doing
+from nonet.workers.devices import Environment
+from nonet.workers.devices import device as known_device
+from nonet.workers.runtime import payload as wire
+from nonet.workers.runtime.dispatch import Header, packed, task_name
+from nonet.workers.runtime.future import GroupFuture
+from nonet.workers.runtime.host import Host, RoleSpec
+from nonet.workers.runtime.worker import Place
+
+if TYPE_CHECKING:
+    from nonet.workers.runtime.residents import Moved
+
+
+NAMESPACE = "nonet"
+PING_S = 5.0
+
+
+def ensure_ray() -> None:
+    """Join the cluster that `RAY_ADDRESS` names, or start a local one that ends with this process."""
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local
+        )
+    wire.speak()
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How long a group's processes live.
+
+    run                the run they belong to, "" for none
+    orphan_timeout_s   above 0: they are detached, and exit when nobody speaks to them for so long; 0: their maker's
+    restarts           how often one that died is started, built and told its remembered calls again
+    """
+
+    run: str = ""
+    orphan_timeout_s: float = 0.0
+    restarts: int = 0
+
+    @property
+    def detached(self) -> bool:
+        """Whether they outlive their maker."""
+        return self.orphan_timeout_s > 0
+
+    def name_of(self, what: str) -> str:
+        """The name of a worker or placement group: `{run}/...` where it is detached, `{run}: ...` where it is not."""
+        return f"{self.run}{'/' if self.detached else ': '}{what}" if self.run else what
+
+
+OWNED = Life()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one worker asks of the cluster: cpus, devices of a kind, torch threads, and its pool's environment."""
+
+    device: str = "cpu"
+    cpus: float = 1.0
+    devices: float = 0.0
+    threads: int = 1
+    placement_group: Any = None
+    env: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    def options(self, rank: int) -> dict[str, Any]:
+        """Keyword arguments of the actor."""
+        kind = known_device(self.device)
+        options: dict[str, Any] = {"num_cpus": self.cpus, **kind.ray_options(self.devices)}
+        if self.placement_group is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement_group, rank)
+        if runtime_env := Environment.of(self.env).runtime_env(kind):
+            options["runtime_env"] = runtime_env
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One group call as it is sent: header None where the task's name says how the values are the parameters."""
+
+    role: str
+    method: str
+    epoch: int
+    header: Header | None
+    flats: Sequence[Sequence[Any]]
+
+
+class Hosts:
+    """`workers` actors, each holding the same roles."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, RoleSpec],
+        *,
+        workers: int = 1,
+        name: str = "",
+        seat: Seat | None = None,
+        life: Life = OWNED,
+        deadlines: Deadlines = DEFAULTS,
+    ):
+        ensure_ray()
+        seat = seat or Seat()
+        self.name, self.world, self.specs = name or "+".join(specs), workers, dict(specs)
+        self.epoch = 0
+        self._life, self._deadlines = life, deadlines
+        self._remembered: dict[tuple[str, str], Message] = {}
+        self._ways: dict[tuple[str, str], list[Any]] = {}
+        self.watchdog: Any = None  # tells what late ranks do
+        self.hurt: dict[int, str] = {}  # ranks that were found lost, and what Ray said of it
+        self.actors = [self._actor(rank, seat) for rank in range(workers)]
+        self._built = self._build(range(workers))
+
+    def _actor(self, rank: int, seat: Seat) -> Any:
+        options = seat.options(rank)
+        if self._life.detached:
+            name = self._life.name_of(f"{self.name}-{rank}")
+            options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
+        if self._life.restarts:
+            options["max_restarts"] = self._life.restarts
+        kind = known_device(seat.device)
+        place = Place(
+            role=self.name,
+            rank=rank,
+            world=self.world,
+            threads=seat.threads,
+            device=kind.torch_device(),
+            deadline_s=self._deadlines.step,
+        )
+        return Host.options(**options).remote(place, self._life.orphan_timeout_s)  # type: ignore[attr-defined]
+
+    def _build(self, ranks: Sequence[int]) -> list[Any]:
+        where = [actor.where.remote() for actor in self.actors]
+        return [self.actors[rank].build.remote(self.specs, *where) for rank in ranks]
+
+    def ready(self) -> list[dict[str, Any]]:
+        """Wait until every role of every rank is set up; their nodes, process ids and names."""
+        future = GroupFuture(self._built, self, self.name, "setup", "list")
+        try:
+            return future.get(self._deadlines.start)
+        except DeadlineExceeded:
+            asked = ray.cluster_resources(), ray.available_resources()
+            raise PlacementError(
+                f"group {self.name!r}: {self.world} workers did not start within {self._deadlines.start:g} s; "
+                f"the cluster has {_short(asked[0])}, free are {_short(asked[1])}. Ask for fewer workers or cpus, or add a node"
+                f"{way_out(self._deadlines.start)}."
+            ) from None
+
+    def control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
+        """A control method (ping, spans, dump_stacks) on every rank, answered even while the rank works."""
+        refs = [getattr(actor, method).remote() for actor in self.actors]
+        return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
+
+    def reach(self, file: str, token: str) -> list[str]:
+        """What keeps each rank from working beside a file that holds `token`, "" where nothing does."""
+        refs = [actor.reach.remote(file, token) for actor in self.actors]
+        return GroupFuture(refs, self, self.name, "reach", "list").get(self._deadlines.start)
+
+    def doing(self, timeout_s: float = PING_S) -> list[Doing]:
+        """What every rank is doing; a rank that does not answer is silent."""
+        asked = [actor.doing.remote() for actor in self.actors]
+        ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
+        return [self._answer(rank, ref) for rank, ref in enumerate(asked)]
+
+    def _answer(self, rank: int, ref: Any) -> Doing:
+        try:
+            return ray.get(ref, timeout=0)
+        except (RayActorError, GetTimeoutError):
+            return Doing(f"{self.name}-{rank}", silent=True)
+
+    def explain(self, ranks: Sequence[int]) -> str:
+        """Why these ranks are late, as far as can be seen; "" where nobody watches this group."""
+        return f". {self.watchdog.tell(self, ranks)}" if self.watchdog else ""
+
+    def spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
+        """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
+        try:
+            names = [found["name"] for found in ray.get(self._built, timeout=1.0)]
+            return list(zip(names, self.control("spans"), strict=True))
+        except (NonetError, RayActorError, GetTimeoutError):
+            return []  # a dead rank's spans are lost with it
+
+    def beat(self) -> None:
+        """Tell every host that its controller lives; never waits."""
+        for actor in self.actors:
+            actor.ping.remote()
+
+    def send(self, message: Message, rank: int) -> Any:
+        """One rank's part of a call; the reference to its result."""
+        flat = message.flats[rank]
+        if message.header is None:
+            return self._way("call", message)[rank].remote(*flat)
+        return self._way("call_with", message)[rank].remote(packed(message.header), *flat)
+
+    def open_stream(self, message: Message, rank: int) -> Any:
+        """As `send`, of a method that yields; a generator of references."""
+        return self._way("stream", message)[rank].remote(packed(message.header or ()), *message.flats[rank])
+
+    def _way(self, how: str, message: Message) -> list[Any]:
+        """Each rank's actor method under the task's name, made once a name."""
+        name = task_name(message.role, message.method, message.epoch)
+        if (how, name) not in self._ways:
+            self._ways[how, name] = [getattr(actor, how).options(name=name) for actor in self.actors]
+        return self._ways[how, name]
+
+    def remember(self, message: Message) -> None:
+        """Keep a call that a restarted rank must hear again; the last of each method counts."""
+        if self._life.restarts:
+            self._remembered[message.role, message.method] = message
+
+    def heal(self) -> None:
+        """Revive every rank that was found lost. Raises WorkerLost as `revive`."""
+        for rank, cause in list(self.hurt.items()):
+            self.revive(rank, cause)
+
+    def revive(self, rank: int, cause: str) -> None:
+        """Wait for Ray to restart a rank, build its roles and repeat what it must know.
+
+        Raises WorkerLost with the cause where the group does not restart, or it takes longer than a start may.
+        """
+        lost = WorkerLost(f"{self.name}-{rank} died: {cause}", role=self.name, rank=rank)
+        if not self._life.restarts:
+            raise lost
+        deadline, actor = time.monotonic() + self._deadlines.start, self.actors[rank]
+        while True:
+            try:
+                if not ray.get(actor.admitted.remote(), timeout=self._deadlines.start):
+                    ray.get(self._build([rank]), timeout=max(1.0, deadline - time.monotonic()))
+                    for message in self._remembered.values():
+                        ray.get(self.send(message, rank), timeout=self._deadlines.start)
+                self.hurt.pop(rank, None)
+                return
+            except (RayActorError, GetTimeoutError) as error:
+                if isinstance(error, ActorDiedError) or time.monotonic() > deadline:
+                    raise lost from error
+                time.sleep(0.1)
+
+    def advance(self, epoch: int) -> None:
+        """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on.
+
+        Raises WorkerLost, DeadlineExceeded.
+        """
+        self.epoch = epoch
+        refs = [actor.admitted.remote(epoch) for actor in self.actors]
+        GroupFuture(refs, self, self.name, "advance", "list").get(self._deadlines.start)
+
+    def move(self, away: Sequence[str], timeout_s: float) -> list[Moved]:
+        """Let these roles' buffers wait in host memory and all others be on the device, on every rank.
+
+        Raises PlacementError, WorkerLost, and DeadlineExceeded where a rank is busy for longer.
+        """
+        refs = [actor.move.remote(tuple(away)) for actor in self.actors]
+        return GroupFuture(refs, self, self.name, "move", "list").get(timeout_s)
+
+    def steady(self, threads: int) -> None:
+        """Have every rank compute with so many torch threads, after what it is asked already; never waits."""
+        for actor in self.actors:
+            actor.steady.remote(threads)
+
+    def dead(self) -> list[int]:
+        """Ranks that do not answer a ping."""
+        refs = [actor.ping.remote() for actor in self.actors]
+        found = []
+        for rank, ref in enumerate(refs):
+            try:
+                ray.get(ref, timeout=PING_S)
+            except (RayActorError, GetTimeoutError):
+                found.append(rank)
+        return found
+
+    def say_stop(self) -> list[Any]:
+        """Ask every rank to tear down; references to their answers."""
+        return [actor.stop.remote() for actor in self.actors]
+
+    def kill(self) -> None:
+        """End every process of the group. Never raises: what is dead already is what was wanted."""
+        for actor in self.actors:
+            ray.kill(actor, no_restart=True)
+        self.actors, self._ways = [], {}
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Tear down, then end every process of the group."""
+        refs = self.say_stop()
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        self.kill()
+
+
+def _short(resources: Mapping[str, float]) -> str:
+    kept = {key: value for key, value in resources.items() if ":" not in key and "memory" not in key}
+    return ", ".join(f"{key} {value:g}" for key, value in sorted(kept.items())) or "nothing"

@@ -1,0 +1,212 @@
+"""What a rank is told about a call: the method in the task's name, then flat values, and a header where they need one.
+
+Ray resolves references only where they are arguments of their own, so a call's values travel flat. Most calls give one
+value a parameter, in order: the name says it all, and a bare call sends nothing (an argument of 100 bytes costs 8 to 20 % of a
+call). Otherwise a header, the same for all ranks and pickled once, says how parameters are put together.
+
+How the arguments of a group call reach its ranks: cut, copied, handed out, or passed on unfetched.
+
+Every argument gives one `Argument` (the same for all ranks, so that a repeated call pickles no header) and a list of flat
+values a rank. A large replicated value is put once; a chunk goes to its rank alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import ray
+
+from nonet.errors import ConfigError
+from nonet.types import BatchRef
+from nonet.workers.runtime import payload as rows
+from nonet.workers.runtime.future import GroupFuture
+from nonet.workers.runtime.methods import PerRank, Replicate, Shard
+from nonet.workers.runtime.timeline import size_bytes
+
+AS_IS, JOIN, SHARE = "as is", "join", "share"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """How one parameter is put together.
+
+    how    as is: the next value; join: the next `take` values, joined along rows; share: of `take` chunks whose row
+           counts and then whose references follow, this rank's rows, fetching only chunks that hold some of them
+    parts  for a dict: how each of its values is put together
+    """
+
+    name: str
+    how: str = AS_IS
+    take: int = 1
+    parts: tuple[Argument, ...] = ()
+
+
+Header = tuple[Argument, ...]
+
+
+def task_name(role: str, method: str, epoch: int) -> str:
+    """What Ray calls the task, in its timeline and dashboard too: "rollout.generate", and "#3" in gang epoch 3."""
+    return f"{role}.{method}#{epoch}" if epoch else f"{role}.{method}"
+
+
+@lru_cache(maxsize=4096)
+def named(name: str) -> tuple[str, str, int]:
+    """(role, method, epoch) of a task name."""
+    text, _, epoch = name.partition("#")
+    role, _, method = text.rpartition(".")
+    return role, method, int(epoch or 0)
+
+
+def is_plain(header: Header, parameters: Sequence[str]) -> bool:
+    """Whether flat values are the first of these positional parameters in order, so that no header need be sent."""
+    return len(header) <= len(parameters) and all(
+        argument.how == AS_IS and not argument.parts and argument.name == name
+        for argument, name in zip(header, parameters, strict=False)
+    )
+
+
+@lru_cache(maxsize=4096)
+def packed(header: Header) -> bytes:
+    """The header as bytes, pickled once."""
+    return pickle.dumps(header)
+
+
+@lru_cache(maxsize=4096)
+def unpacked(data: bytes) -> Header:
+    """The header of those bytes."""
+    return pickle.loads(data)
+
+
+def arguments(
+    header: Header, flat: Iterable[Any], rank: int, world: int, fetch: Callable[[str, list[Any]], Any]
+) -> dict[str, Any]:
+    """Keyword arguments from flat values. `fetch` turns a parameter's name and a list of references into their values."""
+    left = iter(flat)
+    return {a.name: _assembled(a, left, rank, world, fetch) for a in header}
+
+
+def _assembled(argument: Argument, left: Iterator[Any], rank: int, world: int, fetch: Callable) -> Any:
+    if argument.how == AS_IS:
+        if argument.parts:
+            return {part.name: _assembled(part, left, rank, world, fetch) for part in argument.parts}
+        return next(left)
+    if argument.how == JOIN:
+        return rows.join([next(left) for _ in range(argument.take)])
+    counts = [next(left) for _ in range(argument.take)]
+    start, stop = rows.shares(sum(counts), world)[rank]
+    return _overlap(next(left), counts, start, stop, partial(fetch, argument.name))
+
+
+def _overlap(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, fetch: Callable) -> Any:
+    """Rows [start, stop) of chunks laid end to end, fetching only the chunks that have some; no rows: of the first."""
+    wanted, begin = [], 0
+    for ref, count in zip(refs, counts, strict=True):
+        low, high = max(start - begin, 0), min(stop - begin, count)
+        if low < high:
+            wanted.append((ref, low, high))
+        begin += count
+    wanted = wanted or [(refs[0], 0, 0)]
+    values = fetch([ref for ref, _, _ in wanted])
+    parts = [rows.cut(value, low, high) for value, (_, low, high) in zip(values, wanted, strict=True)]
+    return parts[0] if len(parts) == 1 else rows.join(parts)
+
+
+INLINE_BYTES = 100_000
+
+Spread = tuple[Argument, Sequence[list[Any]]]
+
+
+def spread(where: str, parameter: str, value: Any, marker: Any, world: int) -> Spread:
+    """One parameter's value over `world` ranks. Raises ConfigError for a collection nobody has marked."""
+    if isinstance(value, Shard | Replicate | PerRank):
+        marker, value = type(value), value.value
+    if isinstance(value, GroupFuture):
+        return _pass_on(where, parameter, value, marker, world)
+    if isinstance(value, BatchRef):
+        return _batch(where, parameter, value, marker, world)
+    if isinstance(value, Mapping) and any(isinstance(part, GroupFuture) for part in value.values()):
+        return _dict(parameter, [spread(where, name, part, marker, world) for name, part in value.items()])
+    if marker is Shard:
+        chunks = [[rows.cut(value, *share)] for share in rows.shares(rows.count(value), world)]
+    elif marker is PerRank:
+        chunks = [[chunk] for chunk in value]
+        if len(chunks) != world:
+            raise ConfigError(
+                f"{where}({parameter}): PerRank wants {world} values, one a rank, got {len(chunks)}"
+            )
+    elif marker is Replicate or not rows.is_collection(value):
+        chunks = [[put_once(value, world)]] * world
+    else:
+        raise ConfigError(
+            f"{where}({parameter}): a {type(value).__name__} is not sharded by guess; "
+            "mark it in @nonet.method or at the call: "
+            f"Shard (cut along rows), Replicate (same for all ranks) or PerRank (one value a rank)"
+        )
+    return Argument(parameter), chunks
+
+
+def put_once(value: Any, world: int) -> Any:
+    """The value, or one reference to it where it is large and more than one rank reads it."""
+    return ray.put(value) if world > 1 and _weight(value) > INLINE_BYTES else value
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, str | list | tuple | dict) and len(value) > 1000:
+        return INLINE_BYTES + 1  # to weigh each of thousands of small objects would cost more than one put
+    return size_bytes(value)
+
+
+def _dict(parameter: str, parts: Sequence[Spread]) -> Spread:
+    """A dict whose values are spread each for itself."""
+    flats = [
+        [value for mine in by_rank for value in mine]
+        for by_rank in zip(*(flat for _, flat in parts), strict=True)
+    ]
+    return Argument(parameter, parts=tuple(argument for argument, _ in parts)), flats
+
+
+def _pass_on(where: str, parameter: str, future: GroupFuture, marker: Any, world: int) -> Spread:
+    refs, origin = future.refs, f"{future.role}.{future.method}"
+    if marker is Shard and future.collect != "concat":
+        raise ConfigError(
+            f"{where}({parameter}): only results collected by 'concat' can be sharded; "
+            f"{origin} collects by {future.collect!r}"
+        )
+    if marker in (Shard, PerRank) and len(refs) == world:
+        return Argument(parameter), [[ref] for ref in refs]
+    if marker is PerRank:
+        raise ConfigError(f"{where}({parameter}): PerRank wants {world} results, {origin} has {len(refs)}")
+    if marker is Shard:
+        return _share(parameter, future.counts(), refs, world)
+    if future.collect == "first" or (future.collect == "concat" and len(refs) == 1):
+        return Argument(parameter), [[refs[0]]] * world
+    if future.collect == "concat":
+        return Argument(parameter, JOIN, len(refs)), [list(refs)] * world
+    raise ConfigError(
+        f"{where}({parameter}): {origin} collects by {future.collect!r}; "
+        "get() it first, or collect by 'concat' or 'first'"
+    )
+
+
+def _batch(where: str, parameter: str, batch: BatchRef, marker: Any, world: int) -> Spread:
+    """A BatchRef as a dict of its fields; receivers fetch their own chunks and slices of chunks."""
+    if marker not in (Shard, Replicate):
+        raise ConfigError(f"{where}({parameter}): a BatchRef takes Shard or Replicate")
+    parts = []
+    for name, refs in batch.fields.items():
+        if marker is Shard and len(refs) == world:
+            parts.append((Argument(name), [[ref] for ref in refs]))
+        elif marker is Shard:
+            parts.append(_share(name, batch.rows, refs, world))
+        else:
+            parts.append((Argument(name, JOIN, len(refs)), [list(refs)] * world))
+    return _dict(parameter, parts)
+
+
+def _share(parameter: str, counts: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:
+    """Chunks by reference with their row counts; in a list, so that Ray fetches none of them for anybody."""
+    return Argument(parameter, SHARE, len(refs)), [[*counts, list(refs)]] * world

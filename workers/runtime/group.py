@@ -1,0 +1,139 @@
+"""WorkerGroup: N ranks of one role, called as one object.
+
+    group = WorkerGroup(Score, workers=4)
+    group.double([1, 2, 3, 4, 5]).get(timeout_s=30)
+
+Submission is one Ray call a rank. Small chunks go inline; a replicated argument over 100 KB is put once for all ranks. A
+future of another group goes on unfetched: equal sizes pass rank to rank, unequal ones are cut by the receivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nonet.deadlines import DEFAULTS, Deadline
+from nonet.errors import ConfigError
+from nonet.workers.runtime import payload as wire
+from nonet.workers.runtime.actors import Hosts, Life, Message, Seat
+from nonet.workers.runtime.dispatch import Header, is_plain, spread
+from nonet.workers.runtime.future import GroupFuture, GroupStream
+from nonet.workers.runtime.host import RoleSpec
+from nonet.workers.runtime.methods import Method, declared, positional, signature
+from nonet.workers.runtime.worker import DistributeWorker
+
+
+class WorkerGroup:
+    """N ranks of one role. Group methods of the class appear as methods here and return a `GroupFuture`.
+
+    Every call also takes `timeout_s` (its deadline, from submission) and, for methods declared idempotent, `retries`
+    (how often a rank that was lost is asked again after its restart; needs a group with `restarts`). `deadline_s` is how
+    long a rank waits for a value that another one made; in a collective of the group's own it waits twice as long.
+    """
+
+    def __init__(
+        self,
+        cls: type[DistributeWorker],
+        *args: Any,
+        workers: int = 1,
+        role: str = "",
+        device: str = "cpu",
+        cpus: float = 1.0,
+        devices: float | None = None,
+        threads: int = 1,
+        restarts: int = 0,
+        env: Mapping[str, Any] | None = None,
+        deadline_s: float = DEFAULTS.step,
+        **kwargs: Any,
+    ):
+        if not (isinstance(cls, type) and issubclass(cls, DistributeWorker)):
+            raise ConfigError(f"WorkerGroup wants a subclass of nonet.DistributeWorker, got {cls!r}")
+        role = role or cls.__name__.lower()
+        count = (0.0 if device == "cpu" else 1.0) if devices is None else devices
+        seat = Seat(device=device, cpus=cpus, devices=count, threads=threads, env=env)
+        specs = {role: RoleSpec(cls, args, kwargs)}
+        deadlines = replace(DEFAULTS, step=Deadline(deadline_s, "the group's deadline_s"))
+        life = Life(restarts=restarts)
+        self._bind(Hosts(specs, workers=workers, seat=seat, life=life, deadlines=deadlines), role)
+
+    @classmethod
+    def of(cls, hosts: Hosts, role: str) -> WorkerGroup:
+        """Hosts seen as one of the roles they hold."""
+        group = cls.__new__(cls)
+        group._bind(hosts, role)
+        return group
+
+    def _bind(self, hosts: Hosts, role: str) -> None:
+        self.hosts, self.role, self.world = hosts, role, hosts.world
+        self._cls = hosts.specs[role].cls
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        declaration = declared(self._cls, name)
+
+        def call(*args: Any, timeout_s: float | None = None, retries: int = 0, **kwargs: Any) -> Any:
+            return self._call(name, declaration, args, kwargs, timeout_s, retries)
+
+        self.__dict__[name] = call
+        return call
+
+    def stop(self) -> None:
+        """End the group's processes."""
+        self.hosts.stop()
+
+    def _call(
+        self,
+        name: str,
+        declaration: Method,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float | None,
+        retries: int,
+    ) -> Any:
+        if retries and not declaration.idempotent:
+            raise ConfigError(
+                f"{self.role}.{name}: retries={retries} is for methods declared @nonet.method(idempotent=True)"
+            )
+        wire.speak()
+        if not self.hosts.actors:
+            raise ConfigError(f"{self.role}.{name}: the group was stopped; make a new WorkerGroup")
+        if self.hosts.hurt:
+            self.hosts.heal()
+        header, flats = self._prepared(name, declaration, args, kwargs)
+        message = Message(self.role, name, self.hosts.epoch, header, flats)
+        if declaration.remember:
+            self.hosts.remember(message)
+        if declaration.collect == "stream":
+            streams = [self.hosts.open_stream(message, rank) for rank in range(self.world)]
+            return GroupStream(streams, self.role, name, timeout_s)
+        refs = [self.hosts.send(message, rank) for rank in range(self.world)]
+        return GroupFuture(
+            refs, self.hosts, self.role, name, declaration.collect, timeout_s, retries, message
+        )
+
+    def _prepared(
+        self, name: str, declaration: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Header | None, Sequence[Sequence[Any]]]:
+        """A header, None where the task's name says enough, and each rank's flat values."""
+        if not args and not kwargs and declaration.collect != "stream":
+            return None, [()] * self.world
+        function = getattr(self._cls, name)
+        try:
+            bound = signature(function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ConfigError(f"{self.role}.{name}: {error}") from None
+        where, markers = f"{self.role}.{name}", declaration.markers
+        parts = [
+            spread(where, parameter, value, markers.get(parameter), self.world)
+            for parameter, value in bound.arguments.items()
+        ]
+        header = tuple(argument for argument, _ in parts)
+        flats = (
+            parts[0][1]
+            if len(parts) == 1
+            else [[value for _, by_rank in parts for value in by_rank[rank]] for rank in range(self.world)]
+        )
+        plain = declaration.collect != "stream" and is_plain(header, positional(function))
+        return (None if plain else header), flats

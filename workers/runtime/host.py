@@ -1,0 +1,291 @@
+"""The process behind a worker: one Ray actor that holds one role, or several fused ones.
+
+Three concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads: ping, stacks,
+counters) and `read` (two threads: rows of a published version), which never touch a process group, so a worker deep in a
+collective still answers. A host that Ray
+restarted holds no roles and takes no calls until its group has built it again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from nonet.deadlines import way_out
+from nonet.errors import ConfigError, DeadlineExceeded, NonetError, NotAdmitted, StaleVersion, WorkerFailed
+from nonet.workers import Doing, all_stacks, look, unreachable, waited_in_vain
+from nonet.workers.runtime import payload as rows
+from nonet.workers.runtime import payload as wire
+from nonet.workers.runtime.dispatch import arguments, named, unpacked
+from nonet.workers.runtime.orphan_guard import Keeper
+from nonet.workers.runtime.timeline import Spans
+from nonet.workers.runtime.worker import DistributeWorker, Place
+
+if TYPE_CHECKING:  # torch, which rewards need not have
+    from nonet.workers.runtime.residents import Moved, Residents
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """How to make one role: its class and constructor arguments."""
+
+    cls: type[DistributeWorker]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a host is: Ray's node id (short), the node's address, a port it holds for the group to meet at, device ids."""
+
+    node: str
+    address: str
+    port: int
+    devices: tuple[str, ...]
+
+
+@ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2})  # pyright: ignore[reportCallIssue]
+class Host:
+    """One worker process. `orphan_timeout_s`: it exits when it hears nothing from its controller for so long (0: never)."""
+
+    def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
+        self._place = place
+        self._roles: dict[str, DistributeWorker] = {}
+        self._busy, self._since, self._thread = "", 0.0, 0
+        self._epoch = 0
+        self._context = ray.get_runtime_context()
+        self._spans = Spans(place.role)
+        self._socket = socket.socket()
+        self._socket.bind(("", 0))
+        self._socket.listen(place.world + 8)
+        self._where = self._whereabouts()
+        self._keeper = Keeper(orphan_timeout_s)
+        self._residents: Residents | None = None
+        self._unbuilt: WorkerFailed | None = None
+
+    def __repr__(self) -> str:
+        """What Ray's dashboard, logs and traces call this worker: rollout-3@1f2e3d4c-npu5."""
+        ids = "".join(f"-{self._place.device.partition(':')[0]}{i}" for i in self._where.devices)
+        return f"{self._place.role}-{self._place.rank}@{self._where.node}{ids}"
+
+    @ray.method(concurrency_group="control")
+    def where(self) -> Whereabouts:
+        """Where this host is."""
+        return self._where
+
+    @ray.method(concurrency_group="work")
+    def build(self, specs: dict[str, RoleSpec], *everyone: Whereabouts) -> dict[str, Any]:
+        """Construct every role, give each its peers, then set all up in order. Returns node, process id and name."""
+        if self._place.threads:
+            _steady(self._place.threads)
+        neighbours = [rank for rank, other in enumerate(everyone) if other.node == self._where.node]
+        place = replace(
+            self._place,
+            node=self._where.node,
+            local_rank=neighbours.index(self._place.rank) if everyone else 0,
+            meeting=(everyone[0].address, everyone[0].port) if everyone else ("", 0),
+            listener=self._socket,
+        )
+        try:
+            self._roles = self._made(specs, place)
+        except WorkerFailed as error:
+            self._unbuilt = error  # calls that wait behind this one say why, not that a worker died
+            raise
+        wire.speak()
+        return {"node": self._where.node, "pid": os.getpid(), "name": repr(self)}
+
+    @ray.method(concurrency_group="work")
+    def call(self, *flat: Any) -> Any:
+        """Run the role method that the task's name says, its parameters in order.
+
+        Errors come back as WorkerFailed with role, rank and traceback.
+        """
+        name = self._context.get_task_name()
+        assert name is not None  # Ray names every task
+        return self._guarded(name, self._method(name), flat, {})
+
+    @ray.method(concurrency_group="work")
+    def call_with(self, data: bytes, *flat: Any) -> Any:
+        """As `call`, with a header that says how the parameters are put together from the values."""
+        name = self._context.get_task_name()
+        assert name is not None  # Ray names every task
+        return self._guarded(name, self._method(name), (), self._arguments(data, flat))
+
+    @ray.method(concurrency_group="work", num_returns="streaming")
+    def stream(self, data: bytes, *flat: Any) -> Iterator[Any]:
+        """As `call_with`, of a method that yields; each value goes out as it is made."""
+        name = self._context.get_task_name()
+        assert name is not None  # Ray names every task
+        yield from self._guarded(name, self._method(name), (), self._arguments(data, flat))
+
+    @ray.method(concurrency_group="work")
+    def move(self, away: Sequence[str]) -> Moved:
+        """Let these roles' buffers wait in host memory, and all others be on the device; calls of the former are refused.
+
+        It runs among the role's calls, in their order: what was asked before works on buffers that are there.
+        """
+        from nonet.workers.runtime.residents import Residents
+
+        if self._residents is None:
+            self._residents = Residents(repr(self), self._roles)
+        start = time.time()
+        moved = self._residents.move(away)
+        for what, size in (("offload", moved.offload), ("resume", moved.resume)):
+            if size:
+                self._spans.add(f"{self._place.role}.{what}", start, time.time(), size=size)
+        return moved
+
+    @ray.method(concurrency_group="work")
+    def steady(self, threads: int) -> None:
+        """Compute with so many torch threads from now on; nothing where the roles hold no torch."""
+        if self._place.threads:
+            self._place = replace(self._place, threads=threads)
+            _steady(threads)
+
+    @ray.method(concurrency_group="control")
+    def count(self, value: Any) -> int:
+        """Rows of a result of this host, asked for by reference when a group of another size takes it on."""
+        return rows.count(value)
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> str:
+        """What the work thread is doing now, "" when idle. Tells the host that its controller lives."""
+        self._keeper.heard()
+        return self._busy
+
+    @ray.method(concurrency_group="control")
+    def admitted(self, epoch: int | None = None) -> bool:
+        """Whether roles are built here; with `epoch`, calls of an older gang epoch are refused from now on."""
+        self._epoch = max(self._epoch, epoch or 0)
+        return bool(self._roles)
+
+    @ray.method(concurrency_group="control")
+    def reach(self, file: str, token: str) -> str:
+        """What keeps this host from working beside a file that holds `token`, "" when nothing does."""
+        problem = unreachable(Path(file), token)
+        return problem and f"{self!r} (node {self._where.node}, {self._where.address}) {problem}"
+
+    @ray.method(concurrency_group="control")
+    def spans(self) -> list[tuple[str, float, float, int]]:
+        """(role.method, start, end, bytes out) of every call since the last time asked; unix seconds."""
+        return self._spans.take()
+
+    @ray.method(concurrency_group="control")
+    def dump_stacks(self) -> str:
+        """Stacks of all threads of this process."""
+        return all_stacks()
+
+    @ray.method(concurrency_group="control")
+    def doing(self) -> Doing:
+        """What the work thread is doing, and where; for a watchdog's message."""
+        return look(repr(self), self._busy, time.time() - self._since, self._thread)
+
+    @ray.method(concurrency_group="read")
+    def read(self, role: str, *asked: Any) -> Any:
+        """What a role answers to readers while it works."""
+        start = time.time()
+        answer = self._roles[role].read(*asked)  # type: ignore[attr-defined]
+        self._spans.add(f"{role}.read", start, time.time(), getattr(answer, "data", None))
+        return answer
+
+    @ray.method(concurrency_group="work")
+    def stop(self) -> None:
+        """Tear every role down, last built first."""
+        for worker in reversed(self._roles.values()):
+            worker.teardown()
+
+    def _whereabouts(self) -> Whereabouts:
+        ids = [i for found in self._context.get_accelerator_ids().values() for i in found]
+        return Whereabouts(
+            self._context.get_node_id()[:8],
+            ray.util.get_node_ip_address(),
+            self._socket.getsockname()[1],
+            tuple(ids),
+        )
+
+    def _made(self, specs: Mapping[str, RoleSpec], place: Place) -> dict[str, DistributeWorker]:
+        """Every role, constructed and set up."""
+        roles: dict[str, DistributeWorker] = {}
+        for role, spec in specs.items():
+            worker = self._guarded(f"{role}.__init__", spec.cls, spec.args, spec.kwargs or {})
+            worker.place = replace(place, role=role, peers=roles)
+            roles[role] = worker
+        for role, worker in roles.items():
+            self._guarded(f"{role}.setup", worker.setup, (), {})
+        return roles
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        role, method, epoch = named(name)
+        if role not in self._roles and self._unbuilt is not None:
+            raise self._unbuilt
+        if role not in self._roles:
+            raise NotAdmitted(f"{self!r} was restarted and holds no {role!r} yet; the call did not run")
+        if epoch < self._epoch:
+            raise StaleVersion(
+                f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} came too late and did not run"
+            )
+        if self._residents is not None:
+            self._residents.require(role)
+        return getattr(self._roles[role], method)
+
+    def _arguments(self, data: bytes, flat: Sequence[Any]) -> dict[str, Any]:
+        return arguments(unpacked(data), flat, self._place.rank, self._place.world, self._fetch)
+
+    def _fetch(self, parameter: str, refs: list[Any]) -> list[Any]:
+        """Values that other workers made. Raises DeadlineExceeded where they do not come."""
+        try:
+            return ray.get(refs, timeout=self._place.deadline_s)
+        except GetTimeoutError:
+            name, limit = self._context.get_task_name(), self._place.deadline_s
+            raise DeadlineExceeded(
+                f"{self!r}: {name}: {len(refs)} chunks of {parameter!r} did not come from the workers that made them within "
+                f"{limit:g} s{way_out(limit)}"
+            ) from None
+
+    def _guarded(self, name: str, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        start, self._busy = time.time(), name
+        self._since, self._thread = start, threading.get_ident()
+        result = None
+        try:
+            result = function(*args, **kwargs)
+            wire.speak()
+            return result
+        except Exception as error:
+            raise self._failure(name, error) from None
+        finally:
+            self._busy = ""
+            self._keeper.heard()
+            self._spans.add(name, start, time.time(), result)
+
+    def _failure(self, name: str, error: Exception) -> NonetError:
+        role, method, _ = named(name)
+        if waited_in_vain(error):
+            limit = self._place.deadline_s
+            return DeadlineExceeded(
+                f"{self!r}: {method} waited in vain for other ranks: {error}{way_out(limit)}"
+            )
+        fault = isinstance(error, ConfigError)
+        text = str(error) if fault else f"{self!r}: {method} raised {type(error).__name__}: {error}"
+        return WorkerFailed(
+            text, role=role, rank=self._place.rank, traceback=traceback.format_exc(), caller_fault=fault
+        )
+
+
+def _steady(threads: int) -> None:
+    """Same numbers every time: a fixed number of threads, and no kernel that adds in the order threads arrive."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    # Nobody reads it; filling costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

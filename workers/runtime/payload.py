@@ -1,0 +1,146 @@
+"""Rows of anything: count them, cut them, join them.
+
+Understood: lists, tuples, NumPy arrays, torch tensors, Arrow tables, `Jagged`, and dicts of those with equal row counts.
+Order is kept, nothing is padded. torch and Arrow are recognised by their methods, so that this imports neither.
+
+How tensors cross between processes: as NumPy arrays, so that pools may run different versions of torch.
+
+`speak` teaches Ray's serializer once a process; then a tensor anywhere in an argument or a result travels as dtype name and
+array, without a copy on the sending side. Arrow and NumPy travel as Ray sends them. No pickled torch object is on the wire.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from nonet.errors import ConfigError
+from nonet.types import Jagged
+
+
+def is_collection(value: Any) -> bool:
+    """Whether a value has rows, so that a group call must be told what to do with it."""
+    return isinstance(value, list | tuple | dict | set | Jagged) or (
+        hasattr(value, "shape") and bool(getattr(value, "shape", ()))
+    )
+
+
+def count(value: Any) -> int:
+    """Rows of a value. Raises ConfigError where there are none to count, or a dict's parts disagree."""
+    if isinstance(value, dict):
+        counts = {key: count(part) for key, part in value.items()}
+        if len(set(counts.values())) > 1:
+            raise ConfigError(
+                f"cannot shard a dict whose parts have different row counts: {counts}; use PerRank or make them equal"
+            )
+        return next(iter(counts.values()), 0)
+    if hasattr(value, "num_rows"):
+        return value.num_rows
+    try:
+        return len(value)
+    except TypeError:
+        raise ConfigError(
+            f"cannot shard a {type(value).__name__}: it has no rows; use Replicate or PerRank"
+        ) from None
+
+
+def cut(value: Any, start: int, stop: int) -> Any:
+    """Rows [start, stop) of a value, a view where the type allows."""
+    if isinstance(value, dict):
+        return {key: cut(part, start, stop) for key, part in value.items()}
+    if isinstance(value, Jagged):
+        low, high = int(value.offsets[start]), int(value.offsets[stop])
+        return Jagged(value.values[low:high], value.offsets[start : stop + 1] - low)
+    if hasattr(value, "num_rows"):
+        return value.slice(start, stop - start)
+    return value[start:stop]
+
+
+def shares(total: int, world: int) -> list[tuple[int, int]]:
+    """[start, stop) of each rank: contiguous, nearly equal, the first ranks one longer: 5 over 4 -> 2, 1, 1, 1."""
+    base, extra = divmod(total, world)
+    starts = [rank * base + min(rank, extra) for rank in range(world + 1)]
+    return list(pairwise(starts))
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """One value from the ranks' chunks, in rank order. Raises ConfigError for what has no rows."""
+    first = parts[0]
+    if isinstance(first, list):
+        return [row for part in parts for row in part]
+    if isinstance(first, tuple):
+        return tuple(row for part in parts for row in part)
+    if isinstance(first, dict):
+        return {key: join([part[key] for part in parts]) for key in first}
+    if isinstance(first, Jagged):
+        return _join_jagged(parts)
+    if hasattr(first, "num_rows"):
+        import pyarrow as pa
+
+        return pa.concat_tables(parts)
+    if hasattr(first, "numpy") and hasattr(first, "device"):
+        import torch
+
+        return torch.cat(list(parts))
+    if hasattr(first, "shape") and first.shape:
+        import numpy as np
+
+        return np.concatenate(parts)
+    raise ConfigError(
+        f"cannot concat results of type {type(first).__name__}: use collect='list', 'first', 'sum' or 'mean'"
+    )
+
+
+def _join_jagged(parts: Sequence[Jagged]) -> Jagged:
+    values = join([part.values for part in parts])
+    lengths = join([part.offsets[1:] - part.offsets[:-1] for part in parts])
+    head = parts[0].offsets[:1]
+    return Jagged(values, join([head, head + lengths.cumsum(0)]))
+
+
+_spoken: list[bool] = []
+
+
+def speak() -> None:
+    """Register the tensor format with Ray, once torch is loaded; cheap to call often."""
+    if _spoken or "torch" not in sys.modules:
+        return
+    import ray
+    import torch
+
+    if not hasattr(torch, "nn"):  # torch is still being imported on another thread
+        return
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ray.util.register_serializer(kind, serializer=to_wire, deserializer=from_wire)
+    _spoken.append(True)
+
+
+def to_wire(tensor: Any) -> tuple[str, np.ndarray]:
+    """(dtype name, array) of a tensor; bfloat16 and other types that NumPy lacks go as their bytes. Detached, on the host."""
+    import torch
+
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"a {tensor.layout} tensor cannot go to another worker; send its indices and values, or to_dense()"
+        )
+    tensor = tensor.detach().cpu().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return name, tensor.numpy()
+    except TypeError:
+        plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        return name, tensor.view(plain).numpy()
+
+
+def from_wire(parts: tuple[str, np.ndarray]) -> Any:
+    """The tensor; a copy, since what Ray hands out is read-only memory shared with others."""
+    import torch
+
+    name, array = parts
+    tensor = torch.from_numpy(np.array(array, copy=True))
+    dtype = getattr(torch, name)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)

@@ -1,0 +1,109 @@
+"""A gang: ranks that meet in one torch.distributed process group, under an epoch.
+
+Trainers come first, shards apart after them. The group's time-out is the step deadline doubled, never torch's 30 min; a
+lost rank means a new epoch for all, under its own prefix of the store (CONTRACTS 2).
+"""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from nonet.deadlines import DEFAULTS
+from nonet.errors import ConfigError
+from nonet.workers.devices import device
+from nonet.workers.runtime.worker import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Where a gang meets: address, epoch, how many trainers and how many shards apart from them (0: fused); a step's deadline."""
+
+    host: str
+    port: int
+    epoch: int
+    trainers: int
+    shards: int
+    step_s: float = DEFAULTS.step
+
+    @property
+    def world(self) -> int:
+        return self.trainers + self.shards
+
+
+@dataclass(slots=True)
+class Membership:
+    """This process in a gang: the whole group, the trainers' own (None on a world of one), and how many trainers it has."""
+
+    rank: int
+    world: int
+    everyone: Any = None
+    trainers: Any = None
+    store: Any = field(default=None, repr=False)
+    learners: int = 1
+
+
+def open_store() -> tuple[str, int, Any]:
+    """A rendezvous store in this process: (host, port, store). Keep the store alive."""
+    from torch.distributed import TCPStore
+
+    host = _address()
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return host, store.port, store
+
+
+def join_process_group(
+    gang: Gang, rank: int, backend: str = "gloo", trainers_backend: str = "gloo"
+) -> Membership:
+    """Meet the others; blocks until all are there or the deadline passes.
+
+    Everyone meets on the host, where sparse keys and rows live; `trainers_backend` is that of the trainers' own group,
+    whose gradients are on their device.
+    """
+    import torch.distributed as dist
+
+    timeout = datetime.timedelta(seconds=2 * gang.step_s)
+    store = dist.TCPStore(gang.host, gang.port, is_master=False, timeout=timeout)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    prefixed = dist.PrefixStore(f"epoch-{gang.epoch}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=gang.world, timeout=timeout)
+    trainers = dist.new_group(list(range(gang.trainers)), timeout=timeout, backend=trainers_backend)
+    return Membership(rank, gang.world, dist.group.WORLD, trainers, store, gang.trainers)
+
+
+def meet(place: Place) -> Any:
+    """The process group of one role's ranks, made on the first call: rank 0 serves the store on the socket it holds."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return dist.group.WORLD
+    address, port = place.meeting
+    if not port:
+        raise ConfigError(f"{place.role}-{place.rank} is in no group: a process group needs a WorkerGroup")
+    timeout = datetime.timedelta(seconds=2 * place.deadline_s)
+    listener = {"master_listen_fd": place.listener.detach()} if place.rank == 0 else {}
+    store = dist.TCPStore(address, port, is_master=place.rank == 0, timeout=timeout, **listener)
+    backend = device(place.device.partition(":")[0]).backend
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
+    return dist.group.WORLD
+
+
+def leave(membership: Membership) -> None:
+    """Close the process group, if there is one."""
+    if membership.everyone is not None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def _address() -> str:
+    """This node's address as Ray knows it, the loopback outside Ray."""
+    try:
+        import ray
+
+        return ray.util.get_node_ip_address()
+    except Exception:  # outside a Ray process the loopback is right
+        return socket.gethostbyname("localhost")

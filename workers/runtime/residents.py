@@ -1,0 +1,83 @@
+"""Residents: which roles of one process have their buffers on its device, and which wait in host memory.
+
+A buffer that several fused roles hold is away only when all of them are; what one role alone holds (a trainer's optimizer,
+gradients and reference beside a fused rollout) goes with that role. A call of a role that is away is refused before it runs,
+so nothing ever computes on an empty storage. One `Residency` a set of holders carries the moves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nonet.errors import NotResident
+from nonet.workers.devices import Residency
+from nonet.workers.runtime.worker import DistributeWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a move did in one process: bytes out and back, and what is on the device after it."""
+
+    offload: int
+    resume: int
+    resident: int
+
+
+class Residents:
+    """The roles of one process. `who`: its name, for messages."""
+
+    def __init__(self, who: str, roles: Mapping[str, DistributeWorker]):
+        self._who, self._roles = who, roles
+        self.away: frozenset[str] = frozenset()
+        self._parked: dict[frozenset[str], Residency] = {}
+
+    def move(self, away: Collection[str]) -> Moved:
+        """Let these roles be away and all others be here, offloads first. Raises PlacementError; whoever is between is away."""
+        wanted = frozenset(away)
+        self.away |= wanted
+        gone = sum(self._park(holders, held) for holders, held in self._held().items() if holders <= wanted)
+        resumed = 0
+        for holders in [holders for holders in self._parked if not holders <= wanted]:
+            resumed += self._parked[holders].resume()
+            del self._parked[holders]
+        self.away = wanted
+        return Moved(gone, resumed, self.resident_bytes)
+
+    def require(self, role: str) -> None:
+        """Raises NotResident where the role's buffers wait in host memory; a role that has none on the device may always work."""
+        if role in self.away and type(self._roles[role]).held is not DistributeWorker.held:
+            raise NotResident(
+                f"{self._who}: the buffers of {role!r} wait in host memory while another group works; the call did not run. "
+                "Let the session enter the phase it works in first"
+            )
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of all roles on the device now."""
+        return sum(
+            tensor.untyped_storage().nbytes() for tensors in self._held().values() for tensor in tensors
+        )
+
+    def _park(self, holders: frozenset[str], tensors: list[Tensor]) -> int:
+        held = Residency(f"{self._who} {' + '.join(sorted(holders))}", lambda: tensors)
+        moved = held.offload()
+        self._parked[holders] = held
+        return moved
+
+    def _held(self) -> dict[frozenset[str], list[Tensor]]:
+        """One tensor of each storage that is here, by the roles that hold it; parked ones are empty and left out."""
+        holders: dict[int, set[str]] = {}
+        tensors: dict[int, Tensor] = {}
+        for role, worker in self._roles.items():
+            for tensor in worker.held():
+                storage = tensor.untyped_storage()
+                if storage.nbytes():
+                    holders.setdefault(storage._cdata, set()).add(role)
+                    tensors[storage._cdata] = tensor
+        found: dict[frozenset[str], list[Tensor]] = {}
+        for key, tensor in tensors.items():
+            found.setdefault(frozenset(holders[key]), []).append(tensor)
+        return found
