@@ -1,8 +1,8 @@
-"""Move a branch that was made before 2026-11-23 into the tree of subfolders: `python tools/move_tree.py`, then commit.
+"""Move a branch made before 2026-11-23 into the tree of subfolders: `python tools/move_tree.py`, then commit.
 
-`tree_2026_11.txt` says which module became which. Files are moved with `git mv`, modules that became one are joined, and
-imports, dotted names and paths are rewritten in every file that git knows. Between folders an import names the folder's face;
-`--faces` adds what is imported to the faces (`__init__.pyi`). Afterwards: `make format`, then `git merge main`, whose renames are the same.
+`tree_2026_11.txt` says which module became which. Files are moved with `git mv` and modules that became one are joined.
+Imports, dotted names and paths are rewritten in every file that git knows. Between folders an import names the folder's face;
+`--faces` adds what is imported to the faces (`__init__.pyi`). Afterwards: `make format`, then `git merge main`.
 """
 
 from __future__ import annotations

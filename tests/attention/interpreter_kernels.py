@@ -1,4 +1,4 @@
-"""The kernels in Triton's interpreter against the float64 reference; test_kernels.py runs this file in a process of its
+"""The kernels in Triton's interpreter against the float64 reference; test_forward.py runs this file in a process of its
 own, because TRITON_INTERPRET must be in the environment before Triton is imported.
 
 Bars: float32 within 2e-6 forward and 1e-5 in gradients; bfloat16 and float16 at most twice the error that the dense

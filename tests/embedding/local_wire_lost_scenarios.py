@@ -1,4 +1,4 @@
-"""What two trainers find for test_local_wire.py when their shard dies between the first rows of an answer and the next."""
+"""What two trainers find for test_shared_memory.py when their shard dies between the first rows of an answer and the next."""
 
 import os
 

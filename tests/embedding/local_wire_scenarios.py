@@ -1,4 +1,4 @@
-"""What three ranks do for test_local_wire.py: the same all-to-alls through shared memory and through gloo."""
+"""What three ranks do for test_shared_memory.py: the same all-to-alls through shared memory and through gloo."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""One rank of the worlds that test_world.py looks at: python world_ranks.py RANK FOLDER.
+"""One rank of the worlds that test_sharded_tables.py looks at: python world_ranks.py RANK FOLDER.
 
 Three processes run every world in turn, on process groups of two or three of them, and rank 0 the single one.
 """

@@ -13,6 +13,9 @@ import tempfile
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
+
 from ring_world import Ring, scores_of
 
 FILE = Path(__file__).parent / "golden" / "losses.json"

@@ -25,14 +25,14 @@ WHOLE = {"clip": 2.0, "weight_decay": 0.05, "lr": 0.1}
 
 def suite(name):
     """The tests of another module, whose tables are made by `table`."""
-    place = Path(__file__).parents[1] / f"{name}.py"
+    place = Path(__file__).parents[1] / "tables" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"tiers_{name}", place)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-_tables, _policies = suite("test_table"), suite("test_policy")
+_tables, _policies = suite("test_numpy_table"), suite("test_policy")
 
 
 @pytest.fixture(autouse=True)

@@ -283,7 +283,7 @@ def test_a_reward_that_raises_is_named_with_users_cause_and_place(make_rollouts)
     assert text.startswith(
         "reward 'margin' failed for users 501, 502: JSONDecodeError: Expecting property name"
     )
-    assert "(test_reward.py:" in text
+    assert "(test_api.py:" in text
     assert isinstance(error.value.__cause__, json.JSONDecodeError)
 
 
@@ -310,6 +310,6 @@ def test_a_setup_that_raises_names_reward_cause_and_line():
 
     with pytest.raises(
         DataError,
-        match=r"reward 'ctr' failed in setup: FileNotFoundError: no model file \(test_reward.py:\d+\)",
+        match=r"reward 'ctr' failed in setup: FileNotFoundError: no model file \(test_api.py:\d+\)",
     ):
         set_up(Late(), "ctr")
