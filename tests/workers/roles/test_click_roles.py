@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from test_run_ctr import make_likes
+from likes_world import make_likes
 
 from nonet.controller.scenario.document import load_scenario
 from nonet.controller.setup.run_files import data_setup

@@ -112,7 +112,7 @@ def test_tables_in_tiers_train_the_same_bits_as_in_memory_and_go_on_from_a_commi
 
 @pytest.mark.slow
 def test_a_click_model_admits_and_evicts_alike_fused_and_over_shards_with_batches_in_flight(tmp_path):
-    from test_run_ctr import make_likes
+    from likes_world import make_likes
 
     policy = [
         "sparse.tables.user={admit: {count: 2}, evict: {ttl_steps: 9}}",
