@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from nonet.bench.attention import attention
-from nonet.bench.cluster import dispatch, placement, startup
-from nonet.bench.embedding import embedding
-from nonet.bench.runs import feed, quickstart, receipt, repeat
 from nonet.errors import ConfigError
 
-_BENCHES: dict[str, Callable[[list[int], str], dict[str, Any]]] = {
-    "attention": lambda seeds, device: attention(device),
-    "dispatch": lambda seeds, device: dispatch(),
-    "embedding": lambda seeds, device: embedding(seeds),
-    "feed": lambda seeds, device: feed(seeds),
-    "placement": lambda seeds, device: placement(),
-    "quickstart": lambda seeds, device: quickstart(seeds),
-    "receipt": lambda seeds, device: receipt(),
-    "repeat": lambda seeds, device: repeat(seeds[0]),
-    "startup": lambda seeds, device: startup(),
+# Each bench's function, and which of the command's options it takes.
+_BENCHES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "attention": ("nonet.bench.attention.suite:attention", ("device",)),
+    "dispatch": ("nonet.bench.cluster.dispatch:dispatch", ()),
+    "embedding": ("nonet.bench.embedding.suite:embedding", ("seeds",)),
+    "feed": ("nonet.bench.runs.feed:feed", ("seeds",)),
+    "placement": ("nonet.bench.cluster.placement:placement", ()),
+    "quickstart": ("nonet.bench.runs.quickstart:quickstart", ("seeds",)),
+    "receipt": ("nonet.bench.runs.receipt:receipt", ()),
+    "repeat": ("nonet.bench.runs.quickstart:repeat", ("seeds",)),
+    "startup": ("nonet.bench.cluster.startup:startup", ()),
 }
 
 
@@ -36,7 +33,10 @@ def run_bench(name: str, json_file: Path | None, seeds: list[int], device: str =
     """Run one bench and print its rows. Raises ConfigError that lists the benches."""
     if name not in _BENCHES:
         raise ConfigError(f"there is no bench {name!r}; there are {', '.join(_BENCHES)}")
-    found = _BENCHES[name](seeds, device)
+    home, takes = _BENCHES[name]
+    module, _, function = home.partition(":")
+    options = {"seeds": seeds, "device": device}
+    found = getattr(import_module(module), function)(*(options[option] for option in takes))
     versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
         "python": platform.python_version()
     }

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import nonet
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("attention", "embedding", "samples", "models", "rl", "workers", "controller", "deploy", "bench")
+# The folders inside each, lowest first; "" is the folder's own files.
+ROOMS = {
+    "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
+    "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
+    "samples": ("", "tables", "sequences", "batches", "importers"),
+    "models": ("", "click", "generation", "sid", "tokenizer"),
+    "rl": ("", "rewards"),
+    "workers": ("", "devices", "runtime", "roles", "roles/click"),
+    "controller": (
+        *("record", "scenario", "cluster", "plan", "predict", "setup", "groups", "session", "stages", ""),
+    ),
+    "deploy": ("report", "run", "doctor", "parity", ""),
+    "bench": ("timing", "cluster", "runs", "attention", "embedding", ""),
+}
 
 
 def test_all_and_the_namespace_agree():
@@ -27,15 +43,81 @@ def test_import_loads_neither_torch_nor_ray():
 
 def test_arrows_only_point_down():
     wrong = [
-        f"{file.relative_to(ROOT)} imports nonet.{target}"
-        for layer in LAYERS
-        for file in (ROOT / layer).rglob("*.py")
-        for target in _imports(file)
-        if target in LAYERS
-        and LAYERS.index(target) > LAYERS.index(layer)
-        and (layer, target) != ("deploy", "bench")
+        f"{place} imports {target}"
+        for place, targets in _arrows().items()
+        for target in targets
+        if _rank(target) > _rank(place) and (place, target) != ("deploy", "bench")
     ]
     assert not wrong, wrong
+
+
+def test_every_folder_has_its_place_in_the_order():
+    assert {place for place, _ in _modules()} == {
+        *LAYERS,
+        *(f"{a}/{b}" for a in ROOMS for b in ROOMS[a] if b),
+    }
+
+
+def test_other_folders_import_from_a_face_only():
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {module}"
+        for place, file in _modules()
+        for module, _ in _imports(file)
+        if not (ROOT / _path(module)).is_dir() and _path(module).rpartition("/")[0] not in {place, ""}
+    ]
+    assert not wrong, wrong
+
+
+def test_what_a_face_offers_exists_and_is_not_a_module_s_name():
+    for face in sorted({place for place, _ in _modules()}):
+        package = importlib.import_module("nonet." + face.replace("/", "."))
+        assert package.__doc__, face
+        own = {file.stem for file in (ROOT / face).glob("*.py")}
+        for name in package.__all__:
+            value = getattr(package, name)
+            assert name not in own or isinstance(value, ModuleType), (
+                f"{face} offers {name}, which is a module too"
+            )
+
+
+def test_what_a_face_offers_is_used_from_outside():
+    users: dict[str, set[str]] = {}
+    files = [(place, file) for place, file in _modules()]
+    files += [
+        ("", file) for folder in ("examples", "tests", "src/nonet") for file in (ROOT / folder).rglob("*.py*")
+    ]
+    for place, file in files:
+        if file.name == "__init__.pyi" and "src" not in file.parts:
+            continue
+        for module, names in _imports(file):
+            path = _path(module)
+            home = path if (ROOT / path).is_dir() else path.rpartition("/")[0]
+            if home != place:
+                users.setdefault(home, set()).update(names)
+    docs = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    idle = [
+        f"{face}: {name}"
+        for face in sorted({place for place, _ in _modules()})
+        for name in importlib.import_module("nonet." + face.replace("/", ".")).__all__
+        if name not in users.get(face, set()) and name not in docs
+    ]
+    assert not idle, idle
+
+
+def test_no_folder_has_more_than_twelve_entries():
+    crowded = {
+        place: count
+        for place in {place for place, _ in _modules()}
+        if (count := sum(_counts(entry) for entry in (ROOT / place).iterdir())) > 12
+    }
+    assert not crowded, crowded
+    tests = [folder for folder in (ROOT / "tests").rglob("*") if folder.is_dir()]
+    crowded = {
+        str(folder): count
+        for folder in tests
+        if (count := sum(_counts(entry) for entry in folder.iterdir())) > 20
+    }
+    assert not crowded, crowded
 
 
 def test_lower_layers_import_no_ray():
@@ -50,7 +132,7 @@ def test_only_the_device_module_names_vendors():
             names = {
                 node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)
             }
-            assert file.name == "device.py" or not names & {"cuda", "npu", "nccl", "hccl"}, file
+            assert file.name == "vendors.py" or not names & {"cuda", "npu", "nccl", "hccl"}, file
 
 
 def test_the_type_checker_looks_into_every_code_folder():
@@ -62,10 +144,47 @@ def test_the_type_checker_looks_into_every_code_folder():
     }  # it follows no symlink itself
 
 
-def _imports(file: Path) -> set[str]:
-    found = set()
+def _modules() -> list[tuple[str, Path]]:
+    """Every module of the package with the folder it is in; rewards of the shipped scenarios are users' files."""
+    files = [file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")]
+    return [(str(file.parent.relative_to(ROOT)), file) for file in files if "scenarios" not in file.parts]
+
+
+def _arrows() -> dict[str, set[str]]:
+    """Which folder imports from which."""
+    arrows: dict[str, set[str]] = {}
+    for place, file in _modules():
+        homes = {_path(module) for module, _ in _imports(file)}
+        homes = {home if (ROOT / home).is_dir() else home.rpartition("/")[0] for home in homes}
+        arrows.setdefault(place, set()).update(
+            home for home in homes if home.split("/")[0] in LAYERS and home != place
+        )
+    return arrows
+
+
+def _rank(place: str) -> tuple[int, int]:
+    layer, _, room = place.partition("/")
+    return LAYERS.index(layer), ROOMS[layer].index(room)
+
+
+def _path(module: str) -> str:
+    return module.removeprefix("nonet").lstrip(".").replace(".", "/")
+
+
+def _counts(entry: Path) -> bool:
+    """Python files and folders are entries; what every folder has is none."""
+    return (entry.suffix == ".py" and entry.stem != "__init__") or (
+        entry.is_dir() and entry.name != "__pycache__"
+    )
+
+
+def _imports(file: Path) -> set[tuple[str, tuple[str, ...]]]:
+    """Modules of the package that a file imports, with the names it takes out of them."""
+    imports = set()
     for node in ast.walk(ast.parse(file.read_text())):
-        names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found |= {name.split(".")[1] for name in names if name.startswith("nonet.")}
-    return found
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = f"nonet.{node.module}" if node.level else node.module
+            imports.add((module, tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.Import):
+            imports |= {(alias.name, ()) for alias in node.names}
+    return {(module, names) for module, names in imports if module.startswith("nonet.")}

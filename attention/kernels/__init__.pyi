@@ -1,8 +1,8 @@
 from . import backend as backend
-from .backward import Gradients as Gradients
-from .backward import backward as backward
-from .forward import config_of as config_of
-from .forward import forward as forward
+from .backward_pass import Gradients as Gradients
+from .backward_pass import backward as backward
+from .forward_pass import config_of as config_of
+from .forward_pass import forward as forward
 from .launch import Options as Options
 from .launch import power as power
 from .launch import registers as registers

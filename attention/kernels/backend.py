@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nonet.attention.calls import Call
-from nonet.attention.kernels import backward as kernels_backward  # type: ignore[attr-defined]
-from nonet.attention.kernels import forward as kernels  # type: ignore[attr-defined]
+from nonet.attention.kernels import backward_pass as kernels_backward  # type: ignore[attr-defined]
+from nonet.attention.kernels import forward_pass as kernels  # type: ignore[attr-defined]
 from nonet.attention.kernels.launch import Options
 from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import plans  # type: ignore[import-not-found]

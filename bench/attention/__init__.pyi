@@ -1,1 +1,0 @@
-from .suite import attention as attention

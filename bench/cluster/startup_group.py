@@ -47,8 +47,8 @@ def _actors() -> tuple[Any, Any]:
     @ray.remote(num_cpus=0)
     class Ours:
         def __init__(self) -> None:
-            import nonet.controller.single_controller  # noqa: F401
             from nonet.bench.cluster.dispatch_roles import Echo
+            from nonet.controller import SingleController  # noqa: F401
             from nonet.controller.groups import Binding
             from nonet.workers.runtime import Life, RoleSpec
 
@@ -66,7 +66,7 @@ def _actors() -> tuple[Any, Any]:
         def __init__(self) -> None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-            import nonet.controller.single_controller  # noqa: F401
+            from nonet.controller import SingleController  # noqa: F401
 
             self.group = ray.util.placement_group([{"CPU": 0.1}] * _WORLD, strategy="PACK")
             self.group.wait(30)
@@ -86,8 +86,7 @@ def _actors() -> tuple[Any, Any]:
     @ray.remote(num_cpus=0.1)
     class Plain:
         def __init__(self) -> None:
-            import nonet.bench.cluster.dispatch_roles
-            import nonet.workers.runtime.host  # noqa: F401
+            from nonet.workers.runtime import RoleSpec  # noqa: F401
 
         def nop(self) -> None:
             pass

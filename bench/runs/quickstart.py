@@ -39,8 +39,9 @@ def quickstart(seeds: list[int]) -> dict[str, Any]:
     return {"rows": rows, "ratio": _ratios(reports, rows)}
 
 
-def repeat(seed: int) -> dict[str, Any]:
+def repeat(seeds: list[int]) -> dict[str, Any]:
     """The same seed twice, with every role in a process of its own, and collocated: are metrics and weights the same?"""
+    seed = seeds[0]
     with tempfile.TemporaryDirectory() as folder:
         first, _ = _run(Path(folder) / "first", f"seed={seed}")
         again, _ = _run(Path(folder) / "again", f"seed={seed}")

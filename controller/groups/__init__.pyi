@@ -11,6 +11,6 @@ from .lifetimes import Pulse as Pulse
 from .lifetimes import orphan_timeout_s as orphan_timeout_s
 from .lifetimes import reap as reap
 from .lifetimes import reap_run as reap_run
-from .publish import publish as publish
+from .publishing import publish as publish
 from .run_groups import Change as Change
 from .run_groups import Crew as Crew

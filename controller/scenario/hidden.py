@@ -16,7 +16,7 @@ from nonet.controller.scenario import yaml
 from nonet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nonet.controller.scenario.document import Scenario
+    from nonet.controller.scenario.scenario import Scenario
 
 HIDDEN = "(not stored)"
 _REFERENCE = re.compile(r"\$\{\w+\}")

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.controller.scenario.document import Scenario
 from nonet.controller.scenario.options import Supervised
+from nonet.controller.scenario.scenario import Scenario
 from nonet.controller.scenario.sparse import RowOptions, Table, TableDefaults, TierOptions
 from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError

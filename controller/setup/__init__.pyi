@@ -1,11 +1,11 @@
 from . import preflight as preflight
+from .from_run import settled as settled
+from .from_run import starting_from as starting_from
+from .from_run import warm_start as warm_start
 from .own_files import read_copies as read_copies
 from .run_files import check_same as check_same
 from .run_files import data_setup as data_setup
 from .run_files import write_run as write_run
-from .warm_start import settled as settled
-from .warm_start import starting_from as starting_from
-from .warm_start import warm_start as warm_start
 from .worker_setup import baselines_of as baselines_of
 from .worker_setup import deadlines as deadlines
 from .worker_setup import reward_options as reward_options

@@ -14,8 +14,8 @@ from nonet.controller.scenario import (
     check_runnable,
     check_tables,
 )
+from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
-from nonet.controller.setup.warm_start import warm_start
 from nonet.controller.setup.worker_setup import (
     baselines_of,
     predicts_clicks,

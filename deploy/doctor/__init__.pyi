@@ -1,2 +1,2 @@
 from . import doctor as doctor
-from .calibrate import calibrate as calibrate
+from .measures import calibrate as calibrate

@@ -47,7 +47,7 @@ def examine() -> list[Check]:
 def main(measure: bool, as_json: bool) -> int:
     """Print the checks, or measure and keep a calibration; the exit code."""
     if measure:
-        from nonet.deploy.doctor.calibrate import calibrate
+        from nonet.deploy.doctor.measures import calibrate
 
         found = calibrate(lambda line: print(line, file=sys.stderr, flush=True))
         kept = calibration.save(found)

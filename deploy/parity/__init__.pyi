@@ -1,2 +1,2 @@
-from .parity import parity as parity
-from .parity import parse_limits as parse_limits
+from .device_parity import parity as parity
+from .device_parity import parse_limits as parse_limits

@@ -1,3 +1,3 @@
 from .report import write_report as write_report
-from .summary import suggestion as suggestion
-from .summary import summary as summary
+from .summaries import suggestion as suggestion
+from .summaries import summary as summary

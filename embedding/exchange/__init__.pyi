@@ -1,8 +1,8 @@
 from .all_to_all import NOTHING as NOTHING
 from .all_to_all import Asked as Asked
 from .all_to_all import Wire as Wire
-from .codec import Codec as Codec
-from .codec import codec as codec
+from .codecs import Codec as Codec
+from .codecs import codec as codec
 from .header import MOVE as MOVE
 from .header import PULL as PULL
 from .header import PUSH as PUSH

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nonet.embedding.exchange.codec import Codec
+from nonet.embedding.exchange.codecs import Codec
 from nonet.embedding.exchange.header import COUNT, MORE, PULL, READ, SAME, WORDS, Header, agreed
 from nonet.embedding.exchange.layout import Layout, gone
 from nonet.embedding.exchange.routes import Route

@@ -13,7 +13,7 @@ import torch
 
 from nonet.random import rng
 from nonet.samples.batches.chunks import bounded
-from nonet.samples.batches.prompts import event_at, ranges
+from nonet.samples.batches.prompt_rows import event_at, ranges
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, SampleBatch
 

@@ -30,7 +30,7 @@ import torch
 
 from nonet.errors import ConfigError
 from nonet.random import key
-from nonet.samples.batches.prompts import ranges
+from nonet.samples.batches.prompt_rows import ranges
 from nonet.samples.sequences import Sequences
 from nonet.samples.tables import NONE, as_numbers, keys_in
 from nonet.suggest import did_you_mean, listed

@@ -14,7 +14,7 @@ import numpy as np
 
 from nonet.errors import ConfigError
 from nonet.random import rng
-from nonet.samples.batches.prompts import prompts_at, rl_events
+from nonet.samples.batches.prompt_rows import prompts_at, rl_events
 from nonet.samples.sequences import Sequences
 
 

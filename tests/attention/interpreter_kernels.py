@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from nonet.attention.calls.bias import RelativeBias
-from nonet.attention.kernels.backward import backward
-from nonet.attention.kernels.forward import forward
+from nonet.attention.kernels.backward_pass import backward
+from nonet.attention.kernels.forward_pass import forward
 from nonet.attention.kernels.launch import Options
 from nonet.attention.plans.tile_configs import Config, Tile
 from nonet.attention.plans.tile_plan import plans
-from nonet.attention.torch_backends.reference import reference
+from nonet.attention.torch_backends.dense_reference import reference
 from nonet.bench.attention import masks
 from nonet.errors import ConfigError
 from nonet.random import rng

@@ -4,7 +4,7 @@ import pytest
 from nonet.bench.runs.feed import write_feed
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.report import make_report
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 
 
 @pytest.mark.parametrize("prompts", [0, 2])

@@ -11,7 +11,7 @@ import pytest
 from nonet.controller import pipeline
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.worker_setup import baselines_of
 from nonet.deadlines import DEFAULTS
 

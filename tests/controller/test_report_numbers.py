@@ -9,7 +9,7 @@ import pytest
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.report import make_report
-from nonet.controller.scenario.document import make_scenario
+from nonet.controller.scenario.scenario import make_scenario
 
 SCENARIO = make_scenario(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.controller.cluster.view import ClusterView, DeviceFacts, Node
-from nonet.controller.scenario.document import Scenario, make_scenario
+from nonet.controller.scenario.scenario import Scenario, make_scenario
 
 
 def node(

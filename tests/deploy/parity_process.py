@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from nonet.deploy.parity.parity import parity
+from nonet.deploy.parity.device_parity import parity
 from nonet.deploy.run import api
 
 STANDIN = Path(__file__).parent.parent / "npu_standin"

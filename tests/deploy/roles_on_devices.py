@@ -46,14 +46,14 @@ def main(folder: Path) -> None:
     import torch
     import torch_npu  # before the first backward: autograd makes its queues once
 
-    from nonet.controller.scenario.document import load_scenario
+    from nonet.controller.scenario.scenario import load_scenario
     from nonet.controller.setup.run_files import data_setup
     from nonet.controller.setup.worker_setup import run_setup, stage_setups
     from nonet.deploy.parity.compare import compare, limits_for
     from nonet.models.baselines import Popularity
     from nonet.models.generation.corpus import Corpus
     from nonet.models.metrics import tie_order
-    from nonet.samples.batches.prompts import prompts
+    from nonet.samples.batches.prompt_rows import prompts
     from nonet.samples.sequences.sequences import TEST
     from nonet.workers.roles.tokenizer import Tokeniser
 

@@ -14,7 +14,7 @@ import torch_npu
 from torch import Tensor
 from torch.nn import functional
 
-from nonet.workers.devices.device import device
+from nonet.workers.devices.vendors import device
 
 X = torch.linspace(-2, 3, 12).view(4, 3)
 HEADS = torch.sin(torch.arange(160.0)).view(2, 2, 5, 8)

@@ -108,7 +108,7 @@ class Rank:
 
 
 def _material(ask):
-    from nonet.controller.scenario.document import load_scenario
+    from nonet.controller.scenario.scenario import load_scenario
     from nonet.controller.scenario.table_options import ttl_steps
     from nonet.controller.setup.run_files import data_setup
     from nonet.controller.setup.worker_setup import predicts_clicks, run_setup, stage_setups

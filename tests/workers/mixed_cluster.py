@@ -15,8 +15,8 @@ from ray.cluster_utils import Cluster
 import nonet
 from nonet.controller.groups.binding import Binding, live_view
 from nonet.controller.plan.planner import plan
-from nonet.controller.scenario.document import make_scenario
-from nonet.workers.devices.device import device
+from nonet.controller.scenario.scenario import make_scenario
+from nonet.workers.devices.vendors import device
 from nonet.workers.runtime.group import WorkerGroup
 from nonet.workers.runtime.host import RoleSpec
 

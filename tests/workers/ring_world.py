@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tests_ring import make_ring, write_tables
 
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.embedding.reading.reader import make_update

@@ -21,7 +21,7 @@ from typing import Any
 
 from nonet.deadlines import DEFAULTS, way_out
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers.devices.device import Device
+from nonet.workers.devices.vendors import Device
 
 _EXCLUDED = ["**/__pycache__", "**/*.so"]  # a native part is built where it runs
 _LOOK = (

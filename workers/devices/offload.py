@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers.devices.device import device
+from nonet.workers.devices.vendors import device
 
 
 class State(Enum):

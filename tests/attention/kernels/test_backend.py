@@ -53,7 +53,7 @@ print("equal")
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("nonet.attention.kernels.forward") is None
+    importlib.util.find_spec("nonet.attention.kernels.forward_pass") is None
     or importlib.util.find_spec("triton") is None,
     reason="the Triton kernels are not here",
 )

@@ -11,7 +11,7 @@ from stand_ins import Group, Trace
 from nonet.controller.groups import run_groups as crews
 from nonet.controller.groups.run_groups import Crew
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.document import make_scenario
+from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.run_files import data_setup
 

@@ -6,7 +6,7 @@ import pytest
 
 from nonet.controller.cluster.view import ClusterView, Node, read_view
 from nonet.controller.plan.planner import plan
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 
 BIG = Path(__file__).parents[3] / "examples" / "clusters" / "64x8.yaml"
 

@@ -9,7 +9,7 @@ from nonet.controller.plan.memory import need
 from nonet.controller.plan.memory_ledger import phases
 from nonet.controller.plan.planner import plan
 from nonet.controller.plan.sizes import hot_row_bytes, model_size, shard_bytes, sid_decoder_parameters
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import PlacementError
 
 GB = 10**9

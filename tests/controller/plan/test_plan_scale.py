@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nonet.controller.cluster.view import ClusterView, DeviceFacts, Node
 from nonet.controller.plan.planner import plan
-from nonet.controller.scenario.document import Scenario, make_scenario
+from nonet.controller.scenario.scenario import Scenario, make_scenario
 
 ROOT = Path(__file__).parents[3]
 

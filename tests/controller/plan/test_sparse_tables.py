@@ -6,7 +6,7 @@ import pytest
 
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.sparse import Numbers, Optimizer
 from nonet.controller.scenario.table_options import check_tables, ttl_steps
 from nonet.controller.setup.worker_setup import run_setup

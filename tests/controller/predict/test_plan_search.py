@@ -17,7 +17,7 @@ from nonet.controller.predict.calibration import NOMINAL
 from nonet.controller.predict.plan_search import search, variants
 from nonet.controller.predict.prediction import DataFacts
 from nonet.controller.predict.text import search_dict, search_text
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 
 HERE = Path(__file__).parents[1]
 FACTS = DataFacts(671, 82691, 1.66, {"finetune": 0.48}, items=3496, asked=4026)

@@ -13,7 +13,7 @@ from nonet.controller.predict.calibration import NOMINAL, Line
 from nonet.controller.predict.cost_model import Rates, Shape, Work, depth_work, fit, history_work, train_work
 from nonet.controller.predict.plan_search import with_roles, with_staleness
 from nonet.controller.predict.prediction import DataFacts, predict
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import ConfigError
 
 FACTS = DataFacts(users=671, trained_events=82691, spread=1.7, targeted={"finetune": 0.48})

@@ -10,7 +10,7 @@ from nonet.controller.predict import calibration
 from nonet.controller.predict.calibration import NOMINAL
 from nonet.controller.predict.prediction import DataFacts, predict
 from nonet.controller.predict.receipt import make_receipt, measured_rates, receipt_text
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.random import rng
 
 FACTS = DataFacts(users=671, trained_events=82691, spread=1.7, targeted={"finetune": 0.48})

@@ -6,7 +6,7 @@ import pytest
 
 from nonet.controller.record.run_folder import claim, find_run, list_runs, new_run
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session.session import Session
 from nonet.controller.setup.run_files import write_run
 from nonet.errors import ConfigError

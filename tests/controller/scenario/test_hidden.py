@@ -10,8 +10,8 @@ from nonet.controller.cluster.view import this_machine
 from nonet.controller.plan.planner import plan
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.document import LIBRARY, Scenario, document, load_scenario
 from nonet.controller.scenario.hidden import HIDDEN, hide_in_command, with_values
+from nonet.controller.scenario.scenario import LIBRARY, Scenario, document, load_scenario
 from nonet.controller.session.session import Session
 from nonet.controller.setup.run_files import write_run
 from nonet.deploy.run import api
@@ -51,7 +51,7 @@ def test_a_run_s_folder_holds_no_value(tmp_path):
 
 def test_the_workers_still_get_them():
     envs = {name: pool.env.model_dump() for name, pool in with_secret().pools.items() if pool.env}
-    from nonet.workers.devices.device import device
+    from nonet.workers.devices.vendors import device
 
     told = Environment.of(envs["spare"]).runtime_env(device("cpu"))
     assert told["env_vars"]["TOKEN"] == SECRET

@@ -10,9 +10,9 @@ import pytest
 from stand_ins import Group, Now, Trace
 
 from nonet.controller.groups.handles import EmbeddingPlayer, Prompts, RolloutPlayer, TrainerPlayer
-from nonet.controller.groups.publish import publish
+from nonet.controller.groups.publishing import publish
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.document import make_scenario
+from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session.session import Session
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles.settings import StageSetup

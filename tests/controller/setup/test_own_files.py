@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.document import Scenario, load_scenario, make_scenario
+from nonet.controller.scenario.scenario import Scenario, load_scenario, make_scenario
 from nonet.controller.setup.own_files import keep_copies, own_files, read_copies
 from nonet.controller.setup.run_files import write_run
 from nonet.controller.setup.worker_setup import role_specs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests_ring import make_ring
 
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.preflight import check
 from nonet.errors import ConfigError, DataError
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nonet.bench.runs.feed import write_feed
-from nonet.controller.scenario.document import find, load_scenario
+from nonet.controller.scenario.scenario import find, load_scenario
 from nonet.controller.setup.preflight import check
 from nonet.controller.setup.run_files import data_setup
 from nonet.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nonet.controller.scenario.document import make_scenario
+from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.worker_setup import run_setup, stage_setups, targets
 
 BODY = {

@@ -11,7 +11,7 @@ from tests_ring import make_ring
 
 from nonet.controller.groups.handles import RewardPlayers, RolloutPlayer
 from nonet.controller.report import _rewards
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import reward_options, run_setup, stage_setups
 from nonet.controller.stages.loops import probe_rewards, rehearse

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 from stand_ins import Now
 
-from nonet.controller.scenario.document import make_scenario
+from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.stages.loops import probe_rewards
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup

@@ -69,7 +69,7 @@ def test_the_verdict_counts_failures_and_warnings():
 @pytest.mark.slow  # real model steps, two processes, a Ray of its own: about a minute
 def test_calibrating_keeps_costs_that_explain_their_own_probes_within_a_quarter(capfd, tmp_path):
     from nonet.controller.predict import calibration
-    from nonet.deploy.doctor import calibrate as measures
+    from nonet.deploy.doctor import measures
     from nonet.deploy.doctor import reference_steps as probes
 
     assert doctor.main(True, False) == 0

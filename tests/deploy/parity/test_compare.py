@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nonet.deploy.parity.compare import divergence, error_of_all, errors, limits_for, overlap
-from nonet.deploy.parity.parity import parse_limits
+from nonet.deploy.parity.device_parity import parse_limits
 from nonet.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from nonet.bench.runs.feed import Feed
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.report import headline, make_report
 from nonet.deploy.report.page import page
-from nonet.deploy.report.summary import summary
+from nonet.deploy.report.summaries import summary
 from nonet.deploy.run.driver import EventView
 from nonet.deploy.run.panel import Panel
 

@@ -76,7 +76,7 @@ def test_what_cannot_be_predicted_is_said_before_any_data_is_read():
 
 def test_a_report_with_a_receipt_shows_predicted_beside_measured():
     from nonet.deploy.report.receipt import receipt
-    from nonet.deploy.report.summary import summary
+    from nonet.deploy.report.summaries import summary
 
     stage = {
         "predicted_rows_per_s": 9000.0,

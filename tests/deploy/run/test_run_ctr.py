@@ -11,7 +11,7 @@ from likes_world import make_likes
 import nonet
 from nonet.controller.record.checkpoint import Checkpoints
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 from nonet.errors import CheckpointError, ConfigError

@@ -14,7 +14,7 @@ import nonet
 from nonet.controller.groups.handles import Prompts
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.worker_setup import run_setup
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel

@@ -20,7 +20,7 @@ from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.document import document
+from nonet.controller.scenario.scenario import document
 from nonet.controller.session import session as sessions
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nonet.samples.batches.batches import prompt_batch, training_batch, windows
-from nonet.samples.batches.prompts import prompts
+from nonet.samples.batches.prompt_rows import prompts
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences
 
 SPLIT = {"test": 2, "valid": 1, "rl": 2}

@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.samples.batches.prompts import event_at, prompts, seen
+from nonet.samples.batches.prompt_rows import event_at, prompts, seen
 from nonet.samples.batches.steps import prompt_step, step_rows, steps_per_epoch
 from nonet.samples.sequences.sequences import RL, TEST, Sequences, build_sequences
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.samples.batches.prompts import masked, prompts, prompts_at, rl_events, seen
+from nonet.samples.batches.prompt_rows import masked, prompts, prompts_at, rl_events, seen
 from nonet.samples.batches.steps import prompt_step
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, Sequences, build_sequences
 from nonet.samples.sequences.split import NAMES

@@ -12,10 +12,10 @@ import torch
 from strict_wire import foreign_names
 
 import nonet
-from nonet.controller.scenario.document import make_scenario
+from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError, PlacementError
-from nonet.workers.devices.device import device
 from nonet.workers.devices.environment import Environment, look_at
+from nonet.workers.devices.vendors import device
 
 
 class Tells(nonet.DistributeWorker):

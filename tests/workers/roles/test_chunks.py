@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests_ring import make_ring
 
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.samples.batches.chunks import bounded

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from likes_world import make_likes
 
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.samples.sequences.sequences import TEST, TRAIN, VALID, Sequences

@@ -6,7 +6,7 @@ import pytest
 from nonet.bench.runs.feed import ITEMS, Feed, hits
 from nonet.models import baselines
 from nonet.models.metrics import MISSED
-from nonet.samples.batches.prompts import prompts
+from nonet.samples.batches.prompt_rows import prompts
 from nonet.samples.sequences.sequences import RL, TEST
 
 WIDE = f"evaluate={{metrics: [recall@10, recall@40, coverage@3], width: {ITEMS}}}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.worker_setup import run_setup
 from nonet.embedding.slices import SLICES
 from nonet.embedding.storage.checkpoint import load_table

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ring_world import Ring
 
-from nonet.controller.scenario.document import load_scenario
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.models.generation.corpus import Corpus
 from nonet.samples.sequences.sequences import TEST, TRAIN

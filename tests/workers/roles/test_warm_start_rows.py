@@ -65,7 +65,7 @@ def test_it_starts_where_the_source_ended_and_not_afresh(grown, tmp_path):
 
 def test_steps_go_on_from_those_of_the_rows(trained):
     """Rows remember the step that trained them last; a step before it would be refused or look old."""
-    from nonet.controller.scenario.document import load_scenario
+    from nonet.controller.scenario.scenario import load_scenario
     from nonet.controller.setup.worker_setup import stage_setups
 
     ring, _, _ = trained

@@ -8,7 +8,7 @@ import pytest
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.recommend import recommend_for
-from nonet.deploy.report.summary import suggestion
+from nonet.deploy.report.summaries import suggestion
 from nonet.errors import ConfigError
 
 

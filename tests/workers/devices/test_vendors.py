@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from nonet.errors import ConfigError
-from nonet.workers.devices.device import Device, device, register
 from nonet.workers.devices.environment import Environment
+from nonet.workers.devices.vendors import Device, device, register
 
 VENDOR = """
-from nonet.workers.devices.device import Device, register
+from nonet.workers.devices.vendors import Device, register
 
 register(Device("maia", "MAIA", "MAIA_VISIBLE_DEVICES", "gloo", "vendor_torch", vars={"MAIA_EXACT": "1"}))
 """
@@ -59,7 +59,7 @@ class FakeModule(types.ModuleType):
 @pytest.fixture
 def vendor(monkeypatch):
     module = FakeModule()
-    monkeypatch.setattr("nonet.workers.devices.device._DEVICES", {})
+    monkeypatch.setattr("nonet.workers.devices.vendors._DEVICES", {})
     monkeypatch.setattr(torch, "maia", module, raising=False)
     monkeypatch.setitem(sys.modules, "vendor_torch", types.ModuleType("vendor_torch"))
     register(Device("maia", "MAIA", "MAIA_VISIBLE_DEVICES", "gloo", "vendor_torch"))
@@ -146,7 +146,7 @@ def test_a_registered_vendor_is_used_as_the_shipped_ones_are(vendor):
 def test_a_module_named_in_the_environment_registers_in_every_process(tmp_path, monkeypatch):
     (tmp_path / "maia_devices.py").write_text(VENDOR)
     code = (
-        "import sys; from nonet.workers.devices.device import device; d = device('maia'); "
+        "import sys; from nonet.workers.devices.vendors import device; d = device('maia'); "
         "assert not {'torch', 'ray'} & set(sys.modules); print(d.ray_options(2), d.vars)"
     )
     monkeypatch.setenv("NONET_DEVICES", "maia_devices")

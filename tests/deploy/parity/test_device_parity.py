@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests_ring import make_ring
 
-from nonet.deploy.parity.parity import parity
+from nonet.deploy.parity.device_parity import parity
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, PlacementError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nonet.attention.kernels.forward import Gradients, check, config_of
+from nonet.attention.kernels.forward_pass import Gradients, check, config_of
 from nonet.attention.kernels.launch import Options, constants, power, scale_of, shared, strides
 from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import Config, Plan, Plans, Tile

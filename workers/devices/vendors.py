@@ -198,7 +198,7 @@ def device(name: str) -> Device:
     except KeyError:
         raise ConfigError(
             f"there is no device {kind!r}; known: {', '.join(_DEVICES)}. Another vendor: a module that calls "
-            "nonet.workers.devices.device.register, named in NONET_DEVICES or as an entry point of the group nonet.devices"
+            "nonet.workers.devices.vendors.register, named in NONET_DEVICES or as an entry point of the group nonet.devices"
         ) from None
 
 

@@ -8,8 +8,8 @@ import pytest
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.document import document, load_scenario, make_scenario
-from nonet.controller.setup.warm_start import settled, starting_from, warm_start
+from nonet.controller.scenario.scenario import document, load_scenario, make_scenario
+from nonet.controller.setup.from_run import settled, starting_from, warm_start
 from nonet.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import pytest
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.document import document, load_scenario, make_scenario, shipped_names
+from nonet.controller.scenario.scenario import document, load_scenario, make_scenario, shipped_names
 from nonet.errors import ConfigError
 
 
@@ -168,6 +168,6 @@ def test_scenario_and_plan_import_neither_ray_nor_torch():
     import subprocess
     import sys
 
-    modules = "nonet.controller.scenario.document, nonet.controller.plan.planner"
+    modules = "nonet.controller.scenario.scenario, nonet.controller.plan.planner"
     code = f"import sys, {modules}; assert not {{'ray', 'torch'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

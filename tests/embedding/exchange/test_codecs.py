@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nonet.embedding.exchange.codec import codec
+from nonet.embedding.exchange.codecs import codec
 from nonet.errors import ConfigError, DataError
 
 

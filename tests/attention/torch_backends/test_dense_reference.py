@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nonet.attention.masks.mask import UniMask
-from nonet.attention.torch_backends.reference import reference
+from nonet.attention.torch_backends.dense_reference import reference
 
 
 def attended(mask, scores, values, **options):
