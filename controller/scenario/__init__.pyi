@@ -1,8 +1,4 @@
 from . import yaml as yaml
-from .base import Count as Count
-from .base import Part as Part
-from .base import Positive as Positive
-from .base import file_of as file_of
 from .hidden import hide_in_command as hide_in_command
 from .hidden import with_values as with_values
 from .options import Deepspeed as Deepspeed

@@ -1,4 +1,4 @@
-"""The parts of a scenario: one class a key, every key with its unit (`part.py` says what a part is)."""
+"""The parts of a scenario: one class a key, every key with its unit (`nonet.options` says what options are)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nonet.controller.scenario.base import Count, Part, Positive, Rate, Replaceable, Share, Word
+from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
+from nonet.options import Count, Positive, Rate, Share, StrictModel, Word
+from nonet.plugins import Registry
+from nonet.rl.algorithms import ALGORITHMS
 from nonet.workers.roles import CHUNK_TOKENS
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-class Keep(Part):
+class Keep(StrictModel):
     item_events: Annotated[
         Count, Field(description="items with fewer events are dropped, with their events")
     ] = 0
     user_events: Annotated[Count, Field(description="users with fewer events are dropped")] = 0
 
 
-class LeaveLastOut(Part):
+class LeaveLastOut(StrictModel):
     test: Positive = 1
     valid: Count = 1
     rl: Count = 0
 
 
-class TimeSplit(Part):
+class TimeSplit(StrictModel):
     test: str
     valid: Seconds | None = None
     rl: Seconds | None = None
@@ -35,20 +38,20 @@ class TimeSplit(Part):
 
 class Split(Replaceable):
     default: ClassVar[str] = "leave_last_out"
-    shipped: ClassVar[dict[str, type[Part]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
 
 
-class Compress(Part):
+class Compress(StrictModel):
     compress: Seconds
 
 
-class Join(Part):
+class Join(StrictModel):
     use: str
     columns: list[str]
     as_of: str | None = None
 
 
-class Data(Part):
+class Data(StrictModel):
     interactions: str
     items: str | None = None
     columns: dict[str, str] = {}
@@ -70,23 +73,23 @@ class Data(Part):
 # --- tokenizer, model -------------------------------------------------------------------------------------
 
 
-class RqKmeans(Part):
+class RqKmeans(StrictModel):
     vectors: list[str | dict[str, float]] | str | dict[str, float] = ["title", "categories", "cooccurrence"]
     levels: Annotated[int, Field(ge=1, le=8)] = 3
     codes: Annotated[int, Field(ge=2, le=65536)] = 64
     dim: Positive = 64
 
 
-class FileTokenizer(Part):
+class FileTokenizer(StrictModel):
     path: str
 
 
 class Tokenizer(Replaceable):
     default: ClassVar[str] = "rq_kmeans"
-    shipped: ClassVar[dict[str, type[Part]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
 
 
-class SidDecoder(Part):
+class SidDecoder(StrictModel):
     width: Positive = 64
     layers: Positive = 3
     heads: Positive = 4
@@ -111,26 +114,30 @@ class SidDecoder(Part):
         return self
 
 
-class HfModel(Part):
+class HfModel(StrictModel):
     path: str
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention: Literal["uni", "sdpa", "eager"] = "sdpa"
 
 
-class DeepFm(Part):
+class DeepFm(StrictModel):
     hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
     dropout: Share = 0.2
 
 
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
-    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel, "deepfm": DeepFm}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {
+        "sid_decoder": SidDecoder,
+        "hf": HfModel,
+        "deepfm": DeepFm,
+    }
 
 
 # --- pools and roles ----------------------------------------------------------------------------------------------
 
 
-class Env(Part):
+class Env(StrictModel):
     python: str | None = None
     image: str | None = None
     pip: list[str] | None = None
@@ -144,7 +151,7 @@ class Env(Part):
         return self
 
 
-class Pool(Part):
+class Pool(StrictModel):
     device: Annotated[str, Field(pattern=r"^[a-z]+$")] = "cpu"
     labels: dict[str, str] = {}
     env: Env | None = None
@@ -158,7 +165,7 @@ class Pool(Part):
     ] = None
 
 
-class Elastic(Part):
+class Elastic(StrictModel):
     min: Positive
     max: Positive
 
@@ -172,21 +179,21 @@ class Elastic(Part):
 Level = Literal["device_domain", "host", "rack", "zone"]
 
 
-class Topology(Part):
+class Topology(StrictModel):
     require: list[Level] = []
     prefer: list[Level] = []
 
 
-class Deepspeed(Part):
+class Deepspeed(StrictModel):
     zero: Annotated[int, Field(ge=0, le=3)] = 1
 
 
 class Engine(Replaceable):
-    shipped: ClassVar[dict[str, type[Part]]] = {"ddp": Part, "deepspeed": Deepspeed}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"ddp": StrictModel, "deepspeed": Deepspeed}
     default: ClassVar[str] = "ddp"
 
 
-class Role(Part):
+class Role(StrictModel):
     pool: str | None = None
     workers: Positive | Elastic = 1
     topology: Topology = Topology()
@@ -206,13 +213,13 @@ class Role(Part):
 # --- stages -------------------------------------------------------------------------------------------------------
 
 
-class Schedule(Part):
+class Schedule(StrictModel):
     peak: Rate
     warmup: Share = 0.05
     decay: Literal["cosine", "linear", "none"] = "cosine"
 
 
-class BatchSize(Part):
+class BatchSize(StrictModel):
     tokens: Rate | None = None
     users: Positive | None = None
 
@@ -223,7 +230,7 @@ class BatchSize(Part):
         return self
 
 
-class Chunk(Part):
+class Chunk(StrictModel):
     tokens: Annotated[
         Rate,
         Field(
@@ -232,7 +239,7 @@ class Chunk(Part):
     ] = float(CHUNK_TOKENS)
 
 
-class Supervised(Part):
+class Supervised(StrictModel):
     epochs: Positive | None = None
     tokens: Rate | None = None
     batch: BatchSize = BatchSize(users=8)
@@ -251,18 +258,12 @@ class Supervised(Part):
         return self
 
 
-class Grpo(Part):
-    kl: Annotated[float, Field(ge=0)] = 0.01
-    clip: Rate | Annotated[list[Rate], Field(min_length=2, max_length=2)] = 0.2
-    normalise: Literal["group", "gdpo"] = "group"
-
-
-class Algorithm(Replaceable):
+class AlgorithmOptions(Replaceable):
     default: ClassVar[str] = "grpo"
-    shipped: ClassVar[dict[str, type[Part]]] = {"grpo": Grpo}
+    registry: ClassVar[Registry[Any]] = ALGORITHMS
 
 
-class BeamRollout(Part):
+class BeamRollout(StrictModel):
     width: Annotated[int, Field(ge=2)] = 16
     catalogue: str | None = None
     staleness: Count = 0
@@ -270,7 +271,7 @@ class BeamRollout(Part):
 
 class RolloutOptions(Replaceable):
     default: ClassVar[str] = "beam"
-    shipped: ClassVar[dict[str, type[Part]]] = {"beam": BeamRollout}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"beam": BeamRollout}
 
 
 class RewardOptions(BaseModel):
@@ -291,24 +292,24 @@ class RewardOptions(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Mismatch(Part):
+class Mismatch(StrictModel):
     correct: Literal["none", "token_clip", "sequence_mask"] = "none"
     cap: Rate = 2.0
     stop_at_kl: Rate | None = None
 
 
-class Between(Part):
+class Between(StrictModel):
     use: str
     pool: str | None = None
     workers: Positive = 1
 
 
-class Reinforced(Part):
+class Reinforced(StrictModel):
     steps: Positive
     users: Positive = 64
     chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-4
-    algorithm: Algorithm = Algorithm()
+    algorithm: AlgorithmOptions = AlgorithmOptions()
     rollout: RolloutOptions = RolloutOptions()
     rewards: dict[Word, RewardOptions]
     mismatch: Mismatch | None = None
@@ -328,7 +329,7 @@ class Reinforced(Part):
         return self
 
 
-class Init(Part):
+class Init(StrictModel):
     source: Annotated[
         str,
         Field(alias="from", description="the run to start from: a folder, an id, a unique prefix, or last"),
@@ -338,7 +339,7 @@ class Init(Part):
     ] = None
 
 
-class Evaluate(Part):
+class Evaluate(StrictModel):
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
     every: Positive | None = None
@@ -347,7 +348,7 @@ class Evaluate(Part):
 Wait = Annotated[Seconds, Field(gt=0)]
 
 
-class Deadlines(Part):
+class Deadlines(StrictModel):
     start: Annotated[Wait, Field(description="until a group's processes are there, environment included")] = (
         float(DEFAULTS.start)
     )
@@ -365,11 +366,11 @@ class Deadlines(Part):
     reshard: Annotated[Wait, Field(description="moving the rows of all tables")] = float(DEFAULTS.reshard)
 
 
-class KeepCommits(Part):
+class KeepCommits(StrictModel):
     last: Positive = 3
     best: str | None = None
 
 
-class Checkpoint(Part):
+class Checkpoint(StrictModel):
     every: Positive = 200
     keep: KeepCommits = KeepCommits()

@@ -7,14 +7,23 @@ the key. Pure: imports neither Ray nor torch.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.base import Part, Word
 from nonet.controller.scenario.hidden import hide, is_hidden
 from nonet.controller.scenario.options import (
     Checkpoint,
@@ -31,7 +40,10 @@ from nonet.controller.scenario.options import (
 )
 from nonet.controller.scenario.sparse import Sparse
 from nonet.errors import ConfigError
+from nonet.options import StrictModel, Word
+from nonet.plugins import HERE, Files
 
+SOURCES = "sources.json"  # of a run: its copies of own files
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
 
 
@@ -47,7 +59,7 @@ def _arm(body: Any) -> str:
 Stage = Annotated[
     Annotated[Supervised, Tag("supervised")] | Annotated[Reinforced, Tag("reinforced")], Discriminator(_arm)
 ]
-_ARMS: dict[Any, type[Part]] = {"supervised": Supervised, "reinforced": Reinforced}
+_ARMS: dict[Any, type[StrictModel]] = {"supervised": Supervised, "reinforced": Reinforced}
 _WORDLESS = {
     *_ARMS,
     "Schedule",
@@ -60,7 +72,7 @@ _WORDLESS = {
 }
 
 
-class Scenario(Part):
+class Scenario(StrictModel):
     """The whole document. `folder` is where `file.py` references are resolved."""
 
     name: Word
@@ -77,6 +89,19 @@ class Scenario(Part):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     deadlines: Deadlines = Deadlines()
+    _files: Files = PrivateAttr(default=HERE)
+
+    def located(self, files: Files) -> Scenario:
+        """The same scenario with its own files elsewhere: a run's copies, say."""
+        return _rebuilt(_plain(self), files)
+
+    def __eq__(self, other: object) -> bool:
+        """Two scenarios are one when they say the same, wherever their files are."""
+        return isinstance(other, Scenario) and _plain(self) == _plain(other)
+
+    def __reduce__(self) -> Any:
+        """Another process reads the scenario anew, for classes out of own files have no name there."""
+        return _rebuilt, (_plain(self), self._files)
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -139,17 +164,37 @@ def load_scenario(source: str | Path, changes: list[str] | None = None) -> tuple
     document = yaml.read(path)
     for change in changes or ():
         _set(document, change)
-    return make_scenario(document, str(source)), path.parent
+    return make_scenario(document, str(source), _files_of(path)), path.parent
 
 
-def make_scenario(document: Any, source: str = "scenario") -> Scenario:
-    """A Scenario from plain dicts. Raises ConfigError that names the key, what was given and what is allowed."""
+def make_scenario(document: Any, source: str = "scenario", files: Files = HERE) -> Scenario:
+    """A Scenario from plain dicts, whose own files are `files`. Raises ConfigError that names the key, what was given and
+    what is allowed."""
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: wanted a map with name, data and stages, got {type(document).__name__}")
     try:
-        return Scenario.model_validate(document)
+        return _rebuilt(document, files)
     except ValidationError as error:
         raise ConfigError(f"{source}: {_explain(error)}") from None
+
+
+def _rebuilt(document: Any, files: Files) -> Scenario:
+    scenario = Scenario.model_validate(document, context={"files": files})
+    scenario._files = files
+    return scenario
+
+
+def _plain(scenario: Scenario) -> dict[str, Any]:
+    return scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+
+
+def _files_of(path: Path) -> Files:
+    """Own files of a scenario: beside it; those of a run's are the run's copies."""
+    copies = path.parent / SOURCES
+    if not copies.exists():
+        return Files(str(path.parent))
+    records = json.loads(copies.read_text(encoding="utf-8"))
+    return Files(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
 
 
 def find(source: str | Path) -> Path:
@@ -284,7 +329,7 @@ def _keys_at(loc: list[Any]) -> list[str]:
         if model is None:
             return []
     names = [field.alias or name for name, field in model.model_fields.items() if name != "use"]
-    shipped = getattr(model, "shipped", {})
+    shipped = model.option_classes() if hasattr(model, "option_classes") else {}
     return sorted(
         {
             *names,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nonet.controller.scenario.base import is_reference
 from nonet.controller.scenario.options import Chunk, Elastic, Reinforced, RewardOptions, Role
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
+from nonet.plugins import is_reference
 from nonet.suggest import did_you_mean
 
 _ROLES = ("trainer", "rollout", "embedding", "evaluator")

@@ -34,6 +34,7 @@ from nonet.controller.scenario import Scenario, check_runnable, load_scenario, t
 from nonet.controller.setup import (
     data_setup,
     deadlines,
+    read_copies,
     settled,
     stage_setups,
     starting_from,
@@ -117,6 +118,7 @@ class Session:
                 self.run.begin_anew()
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
+        self.scenario = self.scenario.located(read_copies(self.run))
         self.history = History(self.run, scenario, self.scenario.checkpoint.keep.last)
         self.trace = open_trace(self.run.trace)
         first = next(iter(self.scenario.stages))

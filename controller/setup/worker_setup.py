@@ -85,6 +85,13 @@ def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, RewardOptions
                 yield stage, name, options
 
 
+def rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """How each stage that rolls out does so."""
+    return {
+        name: body.rollout.options() for name, body in scenario.stages.items() if isinstance(body, Reinforced)
+    }
+
+
 def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, RoleSpec]:
     """How every role of the plan is made; `file.py` references are the copies that the run keeps.
 
@@ -108,7 +115,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
         specs["tokenise"] = RoleSpec(ClickTokeniser)
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
-            RewardWorker, (name, copies.of(options.use or name), str(run.sources), options.options())
+            RewardWorker, (name, copies.address(options.use or name), str(run.sources), options.options())
         )
     return specs
 
@@ -159,7 +166,7 @@ def _reinforced(body: Reinforced) -> dict[str, Any]:
     return {
         "steps": body.steps,
         "users": body.users,
-        "algorithm": body.algorithm.options(),
+        "algorithm": {"use": body.algorithm.address, **body.algorithm.options()},
         "weights": weights,
     }
 

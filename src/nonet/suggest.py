@@ -13,6 +13,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {lowered[near[0]]!r}?" if near else ""
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"` for the middle of a sentence, or nothing when no known word is near."""
+    near = did_you_mean(word, known).strip().removeprefix("Did ")
+    return f" (did {near})" if near else ""
+
+
 def listed(names: Iterable[object], limit: int = 12) -> str:
     """`a, b, c, ... (20 in all)`; `none` for nothing."""
     words = [str(name) for name in names]

@@ -51,7 +51,7 @@ class StageSetup:
     base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
     ahead      how many events ahead are targets too, weighted 1 / distance
     target     name of the stage's target mask in the sequences, None for all events
-    algorithm  of RL: kl, clip, normalise; weights: reward -> weight
+    algorithm  of RL: `use`, and its options; weights: reward -> weight
     chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
     """
 

@@ -57,7 +57,7 @@ class World:
             forget_after=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
         self.trainer = TrainerPlayer(self.group, self.shards, self._enter)
-        self.rollout = RolloutPlayer(self.rollout_group, 4, self._enter)
+        self.rollout = RolloutPlayer(self.rollout_group, {"rl": {"width": 4}}, self._enter)
         session.crew = SimpleNamespace(
             trainer=self.trainer,
             rollout=self.rollout,

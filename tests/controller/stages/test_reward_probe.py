@@ -48,7 +48,7 @@ def made(tmp_path_factory):
 
 def session_of(made, *changes):
     scenario, _ = load_scenario(made.folder / "ring.yaml", list(changes))
-    player = RolloutPlayer(LocalGroup(made.rollout), 4)  # type: ignore[arg-type]
+    player = RolloutPlayer(LocalGroup(made.rollout), {"rl": {"width": 4}})  # type: ignore[arg-type]
     player.version = 1
     rewards = RewardPlayers(
         {n: LocalGroup(w) for n, w in made.rewards.items()}, dict.fromkeys(made.rewards, 9.0)
