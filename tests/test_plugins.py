@@ -47,7 +47,7 @@ def test_options_of_ones_own_are_filled_and_checked_where_the_scenario_is_read(f
     assert scenario(files, "mine.py:SPEC").stages["rl"].algorithm.options() == {"push": 2.0}
     with pytest.raises(ConfigError, match=r"algorithm.*push"):
         scenario(files, {"use": "mine.py:SPEC", "push": -1.0})
-    with pytest.raises(ConfigError, match="pull: unknown key|pull: extra inputs|pull"):
+    with pytest.raises(ConfigError, match="pull"):
         scenario(files, {"use": "mine.py:SPEC", "pull": 1.0})
 
 
@@ -103,5 +103,5 @@ def test_an_installed_package_names_its_own_by_an_entry_point(monkeypatch):
 def test_what_is_heavy_is_imported_where_it_is_needed():
     assert heavy("nonet.suggest:suggestion")("grop", ["grpo"]) == " (did you mean 'grpo'?)"
     assert heavy(len) is len
-    with pytest.raises(ConfigError, match="no 'nothing' in nonet.suggest"):
+    with pytest.raises(ConfigError, match="there is no .nothing"):
         find("nonet.suggest:nothing", Files(), "here")
