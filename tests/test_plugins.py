@@ -103,5 +103,5 @@ def test_an_installed_package_names_its_own_by_an_entry_point(monkeypatch):
 def test_what_is_heavy_is_imported_where_it_is_needed():
     assert heavy("nonet.suggest:suggestion")("grop", ["grpo"]) == " (did you mean 'grpo'?)"
     assert heavy(len) is len
-    with pytest.raises(ConfigError, match="there is no .nothing"):
+    with pytest.raises(ConfigError, match=r"there is no .nothing"):
         find("nonet.suggest:nothing", Files(), "here")
