@@ -64,11 +64,11 @@ class TrainerPlayer:
 
     def here(self, stage: StageSetup) -> None:
         """Have the trainer on its device, to be saved, loaded or published."""
-        self._enter(stage.name, "publish" if stage.weights else "train")
+        self._enter(stage.name, stage.phases[1])
 
     def begin(self, stage: StageSetup) -> None:
         """Start a stage afresh."""
-        self._enter(stage.name, "update" if stage.weights else "train")
+        self._enter(stage.name, stage.phases[0])
         self.group.begin(stage).get(self.deadlines.step)
 
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:

@@ -5,13 +5,9 @@ from .options import Deepspeed as Deepspeed
 from .options import Elastic as Elastic
 from .options import Init as Init
 from .options import Pool as Pool
-from .options import Reinforced as Reinforced
-from .options import RewardOptions as RewardOptions
 from .options import Role as Role
-from .options import RolloutOptions as RolloutOptions
-from .options import Schedule as Schedule
-from .options import Supervised as Supervised
 from .options import Topology as Topology
+from .replaceable import Replaceable as Replaceable
 from .scenario import LIBRARY as LIBRARY
 from .scenario import Scenario as Scenario
 from .scenario import bound as bound
@@ -21,6 +17,11 @@ from .scenario import load_scenario as load_scenario
 from .scenario import make_scenario as make_scenario
 from .scenario import put as put
 from .scenario import shipped_names as shipped_names
+from .stage import BatchSize as BatchSize
+from .stage import OwnWorkers as OwnWorkers
+from .stage import Schedule as Schedule
+from .stage import StageKind as StageKind
+from .stage import StageOptions as StageOptions
 from .table_options import check_tables as check_tables
 from .table_options import has_policy as has_policy
 from .table_options import table_arguments as table_arguments

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
-from nonet.options import Count, Positive, Rate, Share, StrictModel, Word
-from nonet.plugins import Registry
-from nonet.rl.algorithms import ALGORITHMS
-from nonet.workers.roles import CHUNK_TOKENS
+from nonet.options import Count, Positive, Share, StrictModel, Word
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -207,125 +204,6 @@ class Role(StrictModel):
             raise ValueError(
                 "has both fuse and collocate; fuse shares the process, collocate only the device: choose one"
             )
-        return self
-
-
-# --- stages -------------------------------------------------------------------------------------------------------
-
-
-class Schedule(StrictModel):
-    peak: Rate
-    warmup: Share = 0.05
-    decay: Literal["cosine", "linear", "none"] = "cosine"
-
-
-class BatchSize(StrictModel):
-    tokens: Rate | None = None
-    users: Positive | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> BatchSize:
-        if (self.tokens is None) == (self.users is None):
-            raise ValueError("give one of tokens and users")
-        return self
-
-
-class Chunk(StrictModel):
-    tokens: Annotated[
-        Rate,
-        Field(
-            description="positions that a worker computes at once, at most; a device with less room has fewer"
-        ),
-    ] = float(CHUNK_TOKENS)
-
-
-class Supervised(StrictModel):
-    epochs: Positive | None = None
-    tokens: Rate | None = None
-    batch: BatchSize = BatchSize(users=8)
-    chunk: Chunk = Chunk()
-    lr: Rate | Schedule = 1e-3
-    target: str | None = None
-    ahead: Annotated[
-        Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
-    ] = 3
-    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
-
-    @model_validator(mode="after")
-    def _length(self) -> Supervised:
-        if (self.epochs is None) == (self.tokens is None):
-            raise ValueError("give one of epochs and tokens")
-        return self
-
-
-class AlgorithmOptions(Replaceable):
-    default: ClassVar[str] = "grpo"
-    registry: ClassVar[Registry[Any]] = ALGORITHMS
-
-
-class BeamRollout(StrictModel):
-    width: Annotated[int, Field(ge=2)] = 16
-    catalogue: str | None = None
-    staleness: Count = 0
-
-
-class RolloutOptions(Replaceable):
-    default: ClassVar[str] = "beam"
-    shipped: ClassVar[dict[str, type[StrictModel]]] = {"beam": BeamRollout}
-
-
-class RewardOptions(BaseModel):
-    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
-
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
-    )
-    use: Any = None
-    weight: float = 1.0
-    at_least: float | None = None
-    timeout_s: Rate = 60.0
-    pool: str | None = None
-    workers: Positive = 1
-
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of the reward itself."""
-        return dict(self.model_extra or {})
-
-
-class Mismatch(StrictModel):
-    correct: Literal["none", "token_clip", "sequence_mask"] = "none"
-    cap: Rate = 2.0
-    stop_at_kl: Rate | None = None
-
-
-class Between(StrictModel):
-    use: str
-    pool: str | None = None
-    workers: Positive = 1
-
-
-class Reinforced(StrictModel):
-    steps: Positive
-    users: Positive = 64
-    chunk: Chunk = Chunk()
-    lr: Rate | Schedule = 1e-4
-    algorithm: AlgorithmOptions = AlgorithmOptions()
-    rollout: RolloutOptions = RolloutOptions()
-    rewards: dict[Word, RewardOptions]
-    mismatch: Mismatch | None = None
-    between: list[Between] = []
-    probe: Annotated[
-        Positive,
-        Field(
-            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
-        ),
-    ] = 2000
-    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
-
-    @model_validator(mode="after")
-    def _some(self) -> Reinforced:
-        if not self.rewards:
-            raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
         return self
 
 

@@ -14,10 +14,10 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import (
     BaseModel,
-    Discriminator,
+    BeforeValidator,
     Field,
     PrivateAttr,
-    Tag,
+    SerializeAsAny,
     ValidationError,
     field_validator,
     model_validator,
@@ -33,12 +33,11 @@ from nonet.controller.scenario.options import (
     Init,
     Model,
     Pool,
-    Reinforced,
     Role,
-    Supervised,
     Tokenizer,
 )
 from nonet.controller.scenario.sparse import Sparse
+from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
 from nonet.errors import ConfigError
 from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, Files
@@ -47,21 +46,8 @@ SOURCES = "sources.json"  # of a run: its copies of own files
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
 
 
-_TAUGHT = set(Supervised.model_fields) - set(Reinforced.model_fields)  # keys of supervised stages alone
-
-
-def _arm(body: Any) -> str:
-    keys = set(body if isinstance(body, dict) else getattr(body, "model_fields_set", ()))
-    rewarded = "rewards" in keys or ("steps" in keys and not keys & _TAUGHT)
-    return "reinforced" if rewarded else "supervised"
-
-
-Stage = Annotated[
-    Annotated[Supervised, Tag("supervised")] | Annotated[Reinforced, Tag("reinforced")], Discriminator(_arm)
-]
-_ARMS: dict[Any, type[StrictModel]] = {"supervised": Supervised, "reinforced": Reinforced}
+Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(stage_of)]
 _WORDLESS = {
-    *_ARMS,
     "Schedule",
     "Elastic",
     "int",
@@ -146,13 +132,9 @@ class Scenario(StrictModel):
             for name, role in body.roles.items():
                 if role.pool:
                     yield f"stages.{stage}.roles.{name}.pool", role.pool
-            if isinstance(body, Reinforced):
-                for name, reward in body.rewards.items():
-                    if reward.pool:
-                        yield f"stages.{stage}.rewards.{name}.pool", reward.pool
-                for index, step in enumerate(body.between):
-                    if step.pool:
-                        yield f"stages.{stage}.between.{index}.pool", step.pool
+            for own in body.kind.own_workers(stage, body):
+                if own.pool:
+                    yield f"{own.where}.pool", own.pool
 
 
 def load_scenario(source: str | Path, changes: list[str] | None = None) -> tuple[Scenario, Path]:
@@ -175,7 +157,7 @@ def make_scenario(document: Any, source: str = "scenario", files: Files = HERE) 
     try:
         return _rebuilt(document, files)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(error)}") from None
+        raise ConfigError(f"{source}: {_explain(error, document, files)}") from None
 
 
 def _rebuilt(document: Any, files: Files) -> Scenario:
@@ -262,7 +244,7 @@ def _suggest(word: str, known: list[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, document: Any, files: Files) -> str:
     """The first problem in one line: path, what is wrong, what is allowed; then how many more there are."""
     problems = error.errors(include_url=False)
     first = _of_the_arm_meant(problems)
@@ -270,7 +252,7 @@ def _explain(error: ValidationError) -> str:
     path = ".".join(str(part) for part in loc if not _is_arm(part))
     kind, given = first["type"], _Unshown() if is_hidden(loc) else first.get("input")
     if kind == "extra_forbidden":
-        known = _keys_at(loc[:-1])
+        known = _keys_at(loc[:-1], document, files)
         if loc[-1] in known:
             text = "is a key of another `use`"
         else:
@@ -282,7 +264,7 @@ def _explain(error: ValidationError) -> str:
     elif kind == "value_error":
         text = first["msg"].removeprefix("Value error, ")
     elif kind in ("model_type", "model_attributes_type"):
-        known = ", ".join(_keys_at(loc))
+        known = ", ".join(_keys_at(loc, document, files))
         text = f"wanted a map, got {'nothing' if given is None else repr(given)}; its keys: {known}"
     elif kind == "dict_type":
         text = f"wanted a map of names, got {'nothing' if given is None else repr(given)}"
@@ -316,13 +298,15 @@ def _is_arm(part: Any) -> bool:
     return str(part) in _WORDLESS or "[" in str(part)
 
 
-def _keys_at(loc: list[Any]) -> list[str]:
+def _keys_at(loc: list[Any], document: Any, files: Files) -> list[str]:
     """Keys that a scenario may have where `loc` points, for suggestions."""
     model: Any = Scenario
     own_name = False
     for part in loc:
-        if own_name or part in _ARMS:
-            model, own_name = _ARMS.get(part, model), False
+        if own_name:
+            own_name = False
+            if model is StageOptions:
+                model = kind_of(document["stages"][part], files).options
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         model, own_name = _model_of(annotation), get_origin(annotation) is dict

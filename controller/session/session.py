@@ -248,7 +248,7 @@ class Session:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
         self.prepare(name)
         self._stage = name
-        if not self.stage.weights:
+        if not self.stage.rolls_out:
             self.trainer.shards.unpublish().get(self.deadlines.step)
         if self.restored is not None and self.restored.stage == name:
             return self.restored.stage_step
@@ -273,7 +273,7 @@ class Session:
         began = time.time()
         self.version += 1
         name = stage or self._stage
-        setup = self.stages[name] if name is not None and self.stages[name].weights else None
+        setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
         limit = self.scenario.sparse.replica_bytes
         facts = publish(self.trainer, self.rollout, self.version, limit, setup)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)

@@ -14,7 +14,7 @@ from nonet.controller.report import _rewards
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import reward_options, run_setup, stage_setups
-from nonet.controller.stages.loops import probe_rewards, rehearse
+from nonet.controller.stages._loops import probe_rewards, rehearse
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.reward import RewardWorker

@@ -8,7 +8,7 @@ import numpy as np
 from stand_ins import Now
 
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.stages.loops import probe_rewards
+from nonet.controller.stages._loops import probe_rewards
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup
 

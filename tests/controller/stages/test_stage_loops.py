@@ -11,7 +11,7 @@ from stand_ins import LoopSession, Now, Recorder
 from nonet.controller import pipeline as pipelines
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.stages.loops import run_stage
+from nonet.controller.stages._loops import run_stage
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup
 
