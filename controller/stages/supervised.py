@@ -38,7 +38,7 @@ class SupervisedKind(StageKind):
     """Steps over the training events, in epochs or by tokens."""
 
     options: ClassVar[type[StageOptions]] = Supervised
-    loop: ClassVar[str] = "nonet.controller.stages.loops:supervised"
+    loop: ClassVar[str] = "nonet.controller.stages._loops:supervised"
 
     def claims(self, keys: set[str]) -> bool:
         return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))

@@ -28,7 +28,9 @@ BODY = {
     "checkpoint": {"every": 3},
 }
 PRETRAIN = StageSetup("pretrain", 0, 8, 4, {"peak": 1e-3}, 1e-3)
-RL = StageSetup("rl", 8, 4, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0})
+RL = StageSetup(
+    "rl", 8, 4, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0}, rolls_out=True, phases=("update", "publish")
+)
 
 
 class World:
