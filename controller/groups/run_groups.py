@@ -24,6 +24,7 @@ from nonet.controller.scenario import Scenario
 from nonet.controller.setup import deadlines, reward_options, role_specs, rollout_options, targets
 from nonet.errors import NonetError
 from nonet.workers.roles import EvaluateSetup, StageSetup
+from nonet.workers.roles.kinds import gang_roles
 from nonet.workers.runtime import Life, WorkerGroup
 
 
@@ -173,7 +174,7 @@ class Crew:
 
     def _gang(self) -> set[str]:
         """Names of the groups that train together."""
-        return {group.name for group in self.binding.groups if {"trainer", "embedding"} & set(group.roles)}
+        return {group.name for group in self.binding.groups if gang_roles() & set(group.roles)}
 
     def _reward_players(self) -> dict[str, RewardPlayers]:
         groups: dict[str, dict[str, WorkerGroup]] = {}

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nonet.workers import Doing
+from nonet.workers.roles.kinds import gang_roles
 from nonet.workers.runtime import Hosts
 
-_GANG = {"trainer", "embedding"}
 _MOST = 3  # workers named in a message
 
 
@@ -34,9 +34,11 @@ class Watchdog:
 
     def _partners(self, group: Hosts) -> list[Hosts]:
         """Other groups whose ranks meet this one's in collectives."""
-        if not _GANG & set(group.specs):
+        if not gang_roles() & set(group.specs):
             return []
-        return [other for other in self._hosts.values() if other is not group and _GANG & set(other.specs)]
+        return [
+            other for other in self._hosts.values() if other is not group and gang_roles() & set(other.specs)
+        ]
 
     def _write(self, seen: Sequence[Doing]) -> Path:
         path = self._folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"

@@ -49,23 +49,24 @@ def need(
     fixed: dict[str, float] = {}
     working: dict[str, float] = {}
     chunks: dict[str, int] = {}
-    if "trainer" in roles:
-        role = roles_of(scenario, stage)["trainer"]
-        fixed |= _trained(role, kind.keeps_reference(body), workers, size)
-    elif {"rollout", "evaluator"} & set(roles):
+    named = roles_of(scenario, stage)
+    keeps = {named[role].kind(role).keeps: role for role in roles if role in named}
+    if "training" in keeps:
+        fixed |= _trained(named[keeps["training"]], kind.keeps_reference(body), workers, size)
+    elif "weights" in keeps:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
-    if "embedding" in roles and (hot := hot_row_bytes(scenario)):
+    if "rows" in keeps and (hot := hot_row_bytes(scenario)):
         fixed["hot rows"] = float(hot)
     room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
     whole, least = largest_chunk(scenario, body, size), scenario.data.history + 2
     units = kind.units(body, workers)
     if units is not None:
         whole, least = min(whole, units), 1
-    if "trainer" in roles and (units is not None or cuts_steps(scenario)):
+    if "training" in keeps and (units is not None or cuts_steps(scenario)):
         unit = kind.unit_tokens(scenario, body, size)
         chunks["trainer"] = _chunk(whole, lambda n: _stepping(scenario, n * unit, size), least, room)
         working["activations"] = _stepping(scenario, chunks["trainer"] * unit, size)
-    elif "trainer" in roles:
+    elif "training" in keeps:
         working["activations"] = _stepping(scenario, kind.step_tokens(scenario, body, size) / workers, size)
     if "rollout" in roles and kind.rolls_out:
         width = kind.width(body)

@@ -14,9 +14,9 @@ from math import floor
 from nonet.controller.scenario import Elastic, Pool, Role, Scenario, Topology
 from nonet.errors import ConfigError
 from nonet.workers.devices import device
+from nonet.workers.roles.kinds import shipped_roles
 
 TORCH_CPUS, LIGHT_CPUS = 0.25, 0.05
-_FIRST = ("trainer", "rollout", "embedding", "evaluator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ def drafts(scenario: Scenario, stage: str | None = None) -> list[Draft]:
     """Every group in the order people read them; `stage` takes that stage's own roles into account. Raises ConfigError."""
     roles = roles_of(scenario, stage)
     hosts = {name: _host(name, roles) for name in roles}
-    order = [*(r for r in _FIRST if r in roles), *(r for r in roles if r not in _FIRST)]
+    kinds = {name: role.kind(name) for name, role in roles.items()}
+    order = sorted(roles, key=lambda name: kinds[name].order)
     fused = {name: tuple(r for r in order if hosts[r][0] == name) for name in order}
     sharers: dict[str, list[str]] = {}
     for name in order:
@@ -62,7 +63,8 @@ def drafts(scenario: Scenario, stage: str | None = None) -> list[Draft]:
     for name in order:
         if not fused[name]:
             continue
-        held = (*fused[name], "tokenise") if "evaluator" in fused[name] else fused[name]
+        beside = [other for role in fused[name] for other in kinds[role].beside]
+        held = (*fused[name], *beside)
         under = hosts[name][1] and hosts[hosts[name][1]][0]
         found.append(_draft(scenario, roles, name, held, len(sharers.get(under or name, ())), under))
     return found + list(_light(scenario))
@@ -73,10 +75,8 @@ def roles_of(scenario: Scenario, stage: str | None = None) -> dict[str, Role]:
     roles = dict(scenario.roles)
     if stage is not None:
         roles |= scenario.stages[stage].roles
-    roles.setdefault("trainer", Role())
-    for role in ("rollout", "embedding"):
-        roles.setdefault(role, Role(fuse="trainer"))
-    roles.setdefault("evaluator", Role())
+    for name, kind in shipped_roles().items():
+        roles.setdefault(name, Role(**(kind.default or {})))
     return roles
 
 
@@ -113,9 +113,12 @@ def _draft(
     least, most = _range(role.workers)
     pool = scenario.pools.get(role.pool or "cpu", Pool())
     resource = device(pool.device).resource or "CPU"
-    asks = TORCH_CPUS if resource == "CPU" else floor(1e4 / (1 + sharers)) / 1e4
-    bundle = TORCH_CPUS * (1 + sharers) if resource == "CPU" else 1.0
-    gang = bool({"trainer", "embedding"} & set(held)) or role.topology != Topology()
+    kinds = [roles[name].kind(name) for name in held if name in roles]
+    gang = any(kind.gang for kind in kinds) or role.topology != Topology()
+    light = all(kind.light for kind in kinds)
+    cpus = LIGHT_CPUS if light else TORCH_CPUS
+    asks = cpus if resource == "CPU" else floor(1e4 / (1 + sharers)) / 1e4
+    bundle = cpus * (1 + sharers) if resource == "CPU" else 1.0
     return Draft(
         name,
         held,
@@ -128,7 +131,7 @@ def _draft(
         most,
         asks,
         bundle,
-        light=False,
+        light=light,
         gang=gang,
         where=f"roles.{host}",
         shares=under,

@@ -17,9 +17,9 @@ from nonet.controller.predict.calibration import Calibration
 from nonet.controller.predict.prediction import DataFacts, Prediction, predict
 from nonet.controller.scenario import Role, Scenario, check_runnable
 from nonet.errors import ConfigError, PlacementError
+from nonet.workers.roles.kinds import shipped_roles
 
 _WORKERS = (1, 2, 4, 8)
-_SHIPPED = ("trainer", "rollout", "embedding", "evaluator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _role(name: str, how: str) -> dict[str, Any]:
 
 def with_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
     """The scenario with these roles in place of its own of the same names; the shipped roles start afresh."""
-    kept = {n: r for n, r in scenario.roles.items() if n not in _SHIPPED}
+    kept = {n: r for n, r in scenario.roles.items() if n not in shipped_roles()}
     made = {name: Role.model_validate(body) for name, body in roles.items()}
     return scenario.model_copy(update={"roles": {**made, **kept}})
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
 from nonet.options import Count, Positive, Share, StrictModel, Word
+from nonet.plugins import HERE, Files
+from nonet.suggest import suggestion
+from nonet.workers.roles.kinds import ROLES, RoleKind
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -191,12 +194,47 @@ class Engine(Replaceable):
 
 
 class Role(StrictModel):
+    """Where a role's workers are; of a role of one's own also what they are, with options of theirs."""
+
+    model_config = ConfigDict(extra="allow")
+    use: Annotated[str | None, Field(description="the kind of role, where its name is not that of one")] = (
+        None
+    )
     pool: str | None = None
     workers: Positive | Elastic = 1
     topology: Topology = Topology()
     engine: Engine | None = None
     fuse: str | None = None
     collocate: str | None = None
+
+    _files: Files = PrivateAttr(default=HERE)
+
+    @model_validator(mode="after")
+    def _known(self, info: ValidationInfo) -> Role:
+        self._files = (info.context or {}).get("files", HERE)
+        own = self.model_extra or {}
+        if self.use is None:
+            if own:
+                known = [name for name in type(self).model_fields if name != "use"]
+                key = next(iter(own))
+                raise ValueError(
+                    f"{key}: unknown key{suggestion(key, known)}; known keys: {', '.join(sorted(known))}"
+                )
+            return self
+        filled = self.kind("").options.model_validate(own).model_dump()
+        object.__setattr__(self, "__pydantic_extra__", filled)
+        return self
+
+    def kind(self, name: str) -> RoleKind:
+        """What the role of this name is; one that names no kind and has no shipped one's name can only be planned."""
+        if self.use is None and name not in ROLES.shipped():
+            return RoleKind("")
+        return ROLES.get(self.use or name, self._files)
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """Keyword arguments of its workers' class."""
+        return dict(self.model_extra or {})
 
     @model_validator(mode="after")
     def _one_way(self) -> Role:

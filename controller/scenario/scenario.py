@@ -41,6 +41,7 @@ from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
 from nonet.errors import ConfigError
 from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, Files
+from nonet.workers.roles.kinds import shipped_roles
 
 SOURCES = "sources.json"  # of a run: its copies of own files
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
@@ -117,7 +118,7 @@ class Scenario(StrictModel):
                 )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
-            roles = [*self.roles, "trainer", "rollout", "embedding", "evaluator"]
+            roles = [*self.roles, *shipped_roles()]
             if host and (host not in roles or host == name):
                 raise ValueError(
                     f"roles.{name}: there is no other role {host!r} to share with; roles: {', '.join(dict.fromkeys(roles))}"

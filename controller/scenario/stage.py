@@ -184,5 +184,5 @@ def kind_of(value: Any, files: Files = HERE) -> StageKind:
     keys = set(value) if isinstance(value, dict) else set()
     if "use" in keys:
         return STAGES.get(value["use"], files)
-    shipped = [STAGES.get(name) for name in STAGES.names()]
+    shipped = [STAGES.get(name) for name in STAGES.shipped()]
     return next((kind for kind in shipped if kind.claims(keys)), STAGES.get("supervised"))

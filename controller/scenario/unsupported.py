@@ -10,8 +10,7 @@ from nonet.controller.scenario.stage import Chunk
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
 from nonet.suggest import did_you_mean
-
-_ROLES = ("trainer", "rollout", "embedding", "evaluator")
+from nonet.workers.roles.kinds import shipped_roles
 
 
 def check_runnable(scenario: Scenario) -> None:
@@ -25,9 +24,9 @@ def check_runnable(scenario: Scenario) -> None:
 
 def roles_not_run(scenario: Scenario) -> tuple[str, ...]:
     """Roles that a plan places and no run starts: steps between rollout and rewards, rewards elsewhere, roles of your own."""
-    own = [name for name in scenario.roles if name not in _ROLES]
+    own = [name for name, role in scenario.roles.items() if not _runs(name, role)]
     for stage, body in scenario.stages.items():
-        own += [name for name in body.roles if name not in _ROLES]
+        own += [name for name, role in body.roles.items() if not _runs(name, role)]
         own += [each.name for each in body.kind.own_workers(stage, body) if not each.runs]
     return tuple(dict.fromkeys(own))
 
@@ -68,6 +67,11 @@ def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
             and (role.workers.max if isinstance(role.workers, Elastic) else role.workers) > 1
         ):
             yield f"{path}.{name}.workers above 1 (one of them ranks)"
-        if name not in _ROLES:
-            near = did_you_mean(name, _ROLES)
-            yield f"{path}.{name} (roles of your own: write a nonet.Session loop.{near})"
+        if not _runs(name, role):
+            near = did_you_mean(name, shipped_roles())
+            yield f"{path}.{name} (a role of your own says what it is: use: file.py:SPEC.{near})"
+
+
+def _runs(name: str, role: Role) -> bool:
+    """Whether there is a kind of this name, or the role names one."""
+    return role.use is not None or name in shipped_roles()

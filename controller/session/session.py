@@ -193,6 +193,14 @@ class Session:
         """The evaluator."""
         return self.crew.evaluator
 
+    def group(self, role: str) -> WorkerGroup:
+        """The workers of any role of the run, those of your own too. Raises ConfigError where there is none."""
+        try:
+            return self.crew.group(role)
+        except (KeyError, StopIteration):
+            there = ", ".join(name for group in self.crew.binding.groups for name in group.roles)
+            raise ConfigError(f"no group of this run holds the role {role!r}; roles: {there}") from None
+
     def size(self) -> dict[str, int]:
         """Dense parameters and sparse rows there are now."""
         at = self.restored.stage if self.restored else next(iter(self.stages))

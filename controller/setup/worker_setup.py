@@ -9,6 +9,7 @@ from typing import Any
 from nonet.controller.plan import largest_chunk, model_size
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
+    Role,
     Scenario,
     Schedule,
     table_arguments,
@@ -16,7 +17,9 @@ from nonet.controller.scenario import (
 )
 from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
+from nonet.plugins import heavy
 from nonet.workers.roles import RunSetup, StageSetup
+from nonet.workers.roles.kinds import ROLES, shipped_roles
 from nonet.workers.runtime import RoleSpec
 
 
@@ -91,15 +94,20 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
 
     Raises ConfigError where one of them was changed.
     """
-    from nonet.workers.roles import EmbeddingShard, Evaluator, RewardWorker, Rollout, Tokeniser, Trainer
-
-    setup, copies = run_setup(scenario), read_copies(run)
+    told = {"run": run_setup(scenario), "evaluate": evaluate}
+    setup, copies = told["run"], read_copies(run)
+    named = {name: Role(**(kind.default or {})) for name, kind in shipped_roles().items()} | dict(
+        scenario.roles
+    )
+    for body in scenario.stages.values():
+        named |= {name: role for name, role in body.roles.items() if name not in named}
+    kinds = {name: role.kind(name) for name, role in named.items()}
+    beside = {other: ROLES.get(other) for kind in kinds.values() for other in kind.beside}
     specs = {
-        "trainer": RoleSpec(Trainer, (setup,)),
-        "rollout": RoleSpec(Rollout, (setup,)),
-        "embedding": RoleSpec(EmbeddingShard, (setup,)),
-        "evaluator": RoleSpec(Evaluator, (setup, evaluate)),
-        "tokenise": RoleSpec(Tokeniser),
+        name: RoleSpec(
+            heavy(kind.cls), tuple(told[what] for what in kind.args), _own_options(named.get(name))
+        )
+        for name, kind in {**kinds, **beside}.items()
     }
     if predicts_clicks(scenario):
         from nonet.workers.roles.click import ClickEvaluator, ClickTokeniser, ClickTrainer, Idle
@@ -109,9 +117,14 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
         specs["tokenise"] = RoleSpec(ClickTokeniser)
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
-            RewardWorker, (name, copies.address(options.use or name), str(run.sources), options.options())
+            heavy(ROLES.get("reward").cls),
+            (name, copies.address(options.use or name), str(run.sources), options.options()),
         )
     return specs
+
+
+def _own_options(role: Role | None) -> dict[str, Any] | None:
+    return (role.own_options or None) if role else None
 
 
 def stage_setups(

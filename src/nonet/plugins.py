@@ -72,7 +72,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Shipped names and those of installed packages."""
-        return sorted({*self._shipped(), *(point.name for point in entry_points(group=self.group))})
+        return sorted({*self.shipped(), *(point.name for point in entry_points(group=self.group))})
 
     def get(self, use: Any, files: Files = HERE) -> T:
         """The spec that `use` names. Raises ConfigError that says what there is."""
@@ -84,7 +84,7 @@ class Registry(Generic[T]):
         title = f"{self.kind} {use!r}"
         if is_reference(use):
             return find(use, files, title)
-        if use in self._shipped():
+        if use in self.shipped():
             home = ".".join(filter(None, [self.package, use, self.module]))
             return importlib.import_module(home).SPEC
         for point in entry_points(group=self.group, name=use):
@@ -100,7 +100,8 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.kind} {use!r} is {value!r}, which is no {self.spec.__name__}")
         return value
 
-    def _shipped(self) -> list[str]:
+    def shipped(self) -> list[str]:
+        """Names of the modules that come with Nonet."""
         package = importlib.import_module(self.package)
         names = []
         for module in pkgutil.iter_modules(package.__path__):

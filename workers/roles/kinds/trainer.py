@@ -1,0 +1,7 @@
+"""The trainer: whoever learns."""
+
+from nonet.workers.roles.kinds.base import RoleKind
+
+SPEC = RoleKind(
+    "nonet.workers.roles:Trainer", args=("run",), default={}, order=0, gang=True, keeps="training"
+)
