@@ -7,10 +7,11 @@ signature before a device is taken.
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nonet.suggest import hint
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -49,10 +50,8 @@ class Replaceable(BaseModel):
         if isinstance(self.use, str):
             known = self.shipped.get(self.use)
             if known is None and not is_reference(self.use):
-                near = difflib.get_close_matches(self.use, self.shipped, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise ValueError(
-                    f"use: {self.use!r}{hint} is neither shipped ({', '.join(self.shipped)}) "
+                    f"use: {self.use!r}{hint(self.use, self.shipped)} is neither shipped ({', '.join(self.shipped)}) "
                     "nor file.py[:Name] nor package.module:Name"
                 )
             if known is not None:

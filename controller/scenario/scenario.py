@@ -6,7 +6,6 @@ the key. Pure: imports neither Ray nor torch.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -31,6 +30,7 @@ from nonet.controller.scenario.options import (
 )
 from nonet.controller.scenario.sparse import Sparse
 from nonet.errors import ConfigError
+from nonet.suggest import hint
 
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
 
@@ -102,7 +102,7 @@ class Scenario(Part):
         for path, pool in self._pool_names():
             if pool not in known_pools:
                 raise ValueError(
-                    f"{path}: there is no pool {pool!r}{_suggest(pool, known_pools)}; pools: {', '.join(known_pools)}"
+                    f"{path}: there is no pool {pool!r}{hint(pool, known_pools)}; pools: {', '.join(known_pools)}"
                 )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
@@ -163,7 +163,7 @@ def find(source: str | Path) -> Path:
     if str(source) in shipped:
         return LIBRARY / f"{source}.yaml"
     raise ConfigError(
-        f"there is no scenario {str(source)!r}{_suggest(str(source), shipped)}; "
+        f"there is no scenario {str(source)!r}{hint(str(source), shipped)}; "
         f"shipped: {', '.join(shipped)}; or give a path to a .yaml file"
     )
 
@@ -212,11 +212,6 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     place[last] = value
 
 
-def _suggest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
 def _explain(error: ValidationError) -> str:
     """The first problem in one line: path, what is wrong, what is allowed; then how many more there are."""
     problems = error.errors(include_url=False)
@@ -229,7 +224,7 @@ def _explain(error: ValidationError) -> str:
         if loc[-1] in known:
             text = "is a key of another `use`"
         else:
-            text = f"unknown key{_suggest(str(loc[-1]), known)}" + (
+            text = f"unknown key{hint(str(loc[-1]), known)}" + (
                 f"; known keys: {', '.join(known)}" if known else ""
             )
     elif kind == "missing":
