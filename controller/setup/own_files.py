@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import RunFolder, make_folder, write_whole
+from nonet.atomic import make_folder, write_whole
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, document, file_of
 from nonet.errors import ConfigError
 
