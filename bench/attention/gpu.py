@@ -27,6 +27,7 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import Config, plans
 from nonet.bench.attention.checks import checks
 from nonet.bench.attention.workloads import Workload, to_device, workloads
+from nonet.bench.timing import summed_up
 from nonet.errors import ConfigError
 from nonet.timing import Times
 
@@ -109,9 +110,7 @@ def _ratios(rows: Sequence[Row]) -> dict[str, float]:
     out = {}
     for phase in ("forward", "backward", "step"):
         ratios = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
-        if ratios:
-            out[f"{phase} flex/uni, geometric mean"] = statistics.geometric_mean(ratios)
-            out[f"{phase} flex/uni, least"] = min(ratios)
+        out |= summed_up(f"{phase} flex/uni", ratios)
     return out
 
 

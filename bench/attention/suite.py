@@ -7,14 +7,13 @@ masks for nothing: dense masks and block masks are made before the clock starts,
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from nonet.bench.timing import milliseconds
+from nonet.bench.timing import milliseconds, summed_up
 
 _LENGTHS = (1024, 700, 400, 150)
 _HEADS, _WIDTH = 4, 64
@@ -217,7 +216,5 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     for dtype in ("float32", "bfloat16"):
         for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):
             found = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
-            if found:
-                out[f"{dtype} {measure}, geometric mean"] = statistics.geometric_mean(found)
-                out[f"{dtype} {measure}, least"] = min(found)
+            out |= summed_up(f"{dtype} {measure}", found)
     return out

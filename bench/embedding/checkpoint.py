@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.bench.embedding.keys import scattered
 from nonet.timing import Times
 
 ROWS, DIM, KEYS = 1_000_000, 64, 8192
@@ -66,15 +67,11 @@ def _filled(rows: int, dim: int, **policy: Any) -> Any:
     from nonet.embedding.training import SparseWorld
 
     world = SparseWorld({"item": TableSpec(dim, **policy)}, seed=7)
-    for step, part in enumerate(np.array_split(_keys(rows), max(1, rows // 16384)), 1):
+    for step, part in enumerate(np.array_split(scattered(np.arange(rows)), max(1, rows // 16384)), 1):
         keys = torch.from_numpy(part)
         world.pull("item", keys)
         world.push("item", keys, torch.ones(len(part), dim), step)
     return world
-
-
-def _keys(rows: int) -> np.ndarray:
-    return (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
 def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float, int]:
@@ -121,7 +118,7 @@ def _empty_like(world: Any) -> Any:
 def _touch(world: Any, count: int, step: int) -> None:
     import torch
 
-    keys = torch.from_numpy(_keys(count))
+    keys = torch.from_numpy(scattered(np.arange(count)))
     world.pull("item", keys)
     world.push("item", keys, torch.ones(count, world.specs["item"].dim), step)
 
@@ -187,7 +184,7 @@ class _Steps:
     def __init__(self, world: Any):
         import torch
 
-        self._world, self._keys = world, _keys(len(world.tables["item"]))
+        self._world, self._keys = world, scattered(np.arange(len(world.tables["item"])))
         self._source, self._weight = np.random.default_rng(3), torch.randn(768, 768)
         self._product = torch.empty(768, 768)  # kept: memory that is asked for anew is another's stall
         self._number, self.waits = world.tables["item"].step, Times(wall_s=[0.0])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.bench.embedding.keys import scattered
 from nonet.timing import Times
 
 ROWS, DIM = 1_000_000, 16
@@ -25,7 +26,7 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
 
     torch.set_num_threads(1)
     world = SparseWorld({"item": TableSpec(dim)}, seed=7)
-    keys = (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+    keys = scattered(np.arange(rows))
     for part in np.array_split(keys, 64):
         world.pull("item", torch.from_numpy(part))
     world.push("item", torch.from_numpy(keys), torch.ones(rows, dim), 1)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nonet.bench.embedding.keys import scattered, zipf_ranks
 from nonet.embedding.tables import TableSpec, make_table, take
 from nonet.embedding.tiers import ColdTier, TieredTable, Tiers
 from nonet.random import rng
 from nonet.timing import Times
 
 ROWS, KEYS, WIDTH = 1_000_000, 8192, 64
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
@@ -39,13 +39,8 @@ def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
 
 def zipf_batches(seed: int, count: int, rows: int = ROWS, keys: int = KEYS) -> list[np.ndarray]:
     """Batches of distinct scattered ids [U], of `keys` draws each."""
-    weight = np.arange(1, rows + 1) ** -1.05
-    edges = np.cumsum(weight) / weight.sum()
     source = rng(seed, "bench", "tiers")
-    picks = (
-        np.unique(np.minimum(np.searchsorted(edges, source.random(keys)), rows - 1)) for _ in range(count)
-    )
-    return [(pick.astype(np.uint64) * _ODD).view(np.int64) for pick in picks]
+    return [scattered(np.unique(zipf_ranks(source, rows, keys))) for _ in range(count)]
 
 
 def belady(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> float:
@@ -96,7 +91,7 @@ def _hits(found: dict[str, Any], coming: list[np.ndarray], capacity: int, share:
 def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     """Rows of width 64 with row-wise Adagrad's state to disk and back, beside LMDB where it is installed."""
     table = make_table("bench", TableSpec(WIDTH), seed)
-    keys = (np.arange(count * size, dtype=np.uint64) * _ODD).view(np.int64)
+    keys = scattered(np.arange(count * size))
     source = rng(seed, "bench", "disk")
     parts = np.split(keys, count)
     for part in parts:

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from nonet.bench.embedding.keys import number_of, scattered, zipf_ranks
 from nonet.bench.embedding.ranks import be_rank, both_ranks
 from nonet.timing import Times
 
 KEYS, DIM, ROWS = 8192, 64, 1_000_000
 _SEED = 7
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_UNDO = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 Variant = Callable[[int], Any]
 
 
@@ -48,9 +47,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
         **{f"bytes {name} / naive": share for name, share in found["bytes"].items()},
     }
     if ray:
-        from nonet.bench.embedding.rayed import through_ray
-
-        rows.append({"variant": "ray calls uniform", **_summary(through_ray(rounds))})
+        rows.append({"variant": "ray calls uniform", **_summary(_through_ray(rounds))})
         for name in ("pull apart local", "pull apart"):
             ratio[f"ray calls / {name}, uniform"] = rows[-1]["median_us"] / medians[f"{name} uniform"]
             ratio[f"the same, p10, {name}"] = rows[-1]["p10_us"] / found["times"][f"{name} uniform"]["p10_us"]
@@ -65,20 +62,8 @@ def batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
     if kind == "uniform":
         picks = [source.choice(ROWS, KEYS, replace=False) for _ in range(count)]
     else:
-        weight = np.arange(1, ROWS + 1) ** -1.05
-        edges = np.cumsum(weight) / weight.sum()
-        picks = [np.minimum(np.searchsorted(edges, source.random(KEYS)), ROWS - 1) for _ in range(count)]
+        picks = [zipf_ranks(source, ROWS, KEYS) for _ in range(count)]
     return [scattered(pick) for pick in picks]
-
-
-def scattered(rank_of_key: np.ndarray) -> np.ndarray:
-    """64-bit ids; the odd multiplier is a bijection, `number_of` undoes it."""
-    return (rank_of_key.astype(np.uint64) * _ODD).view(np.int64)
-
-
-def number_of(keys: np.ndarray) -> np.ndarray:
-    """A row below ROWS // 2 for each scattered key."""
-    return ((keys.view(np.uint64) * _UNDO) >> np.uint64(1)).view(np.int64)
 
 
 class DenseRows:
@@ -152,6 +137,37 @@ def _apart(rank: int, rounds: int) -> dict[str, Times]:
                     world.pull("item", keys[(turn + number) % len(keys)], train=False)
             world.stop()
     return taken
+
+
+def _through_ray(rounds: int) -> Times:
+    """One caller's lookups from one actor: keys inline below Ray's 100 kB, rows written once into shared memory."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    @ray.remote(num_cpus=0.5)
+    class Shard:
+        def __init__(self) -> None:
+            import torch
+
+            torch.set_num_threads(1)
+            self._table = torch.full((ROWS, DIM), 0.5)
+
+        def rows(self, numbers: np.ndarray) -> np.ndarray:
+            import torch
+
+            return self._table.index_select(0, torch.from_numpy(numbers.copy())).numpy()
+
+    try:
+        shard, source, taken = Shard.remote(), np.random.default_rng(2), Times(time.process_time)
+        back = source.permutation(KEYS)
+        for _ in range(rounds):
+            numbers = source.integers(0, ROWS, KEYS)
+            with taken:
+                ray.get(shard.rows.remote(numbers))[back]
+        return taken.from_lap(rounds // 5)
+    finally:
+        ray.shutdown()
 
 
 def _summary(times: Times) -> dict[str, float]:

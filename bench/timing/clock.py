@@ -56,6 +56,13 @@ def ratios(times: Mapping[str, Times], pairs: Sequence[tuple[str, str]]) -> dict
     }
 
 
+def summed_up(what: str, ratios: Sequence[float]) -> dict[str, float]:
+    """The ratios' geometric mean and the least; nothing of none."""
+    if not ratios:
+        return {}
+    return {f"{what}, geometric mean": statistics.geometric_mean(ratios), f"{what}, least": min(ratios)}
+
+
 def milliseconds(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
     times = in_turns(steps, rounds)

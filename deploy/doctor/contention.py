@@ -8,17 +8,16 @@ are halves of one, cannot favour either. Wall clock, medians.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from nonet.controller.plan import MOST_THREADS
+from nonet.deploy.doctor.ranks import beside
 from nonet.deploy.doctor.reference_steps import decode_step, train_step, update_step
 from nonet.timing import Times
-from nonet.workers.runtime import Gang, join_process_group, leave, open_store
+from nonet.workers.runtime import Gang, join_process_group, leave
 
 Points = dict[str, tuple[tuple[float, float], ...]]
 _STEPS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
@@ -45,21 +44,8 @@ def measure_crowd() -> tuple[Points, Points]:
 
 
 def _crowd(ranks: int) -> dict[str, tuple[float, float]]:
-    host, port, store = open_store()
-    code = "from nonet.deploy.doctor.contention import crowd_rank; crowd_rank({!r}, {}, {}, {})"
-    others = [
-        subprocess.Popen([sys.executable, "-c", code.format(host, port, rank, ranks)])
-        for rank in range(1, ranks)
-    ]
-    try:
+    with beside(crowd_rank, ranks) as (host, port):
         return crowd_rank(host, port, 0, ranks)
-    finally:
-        for other in others:
-            try:
-                other.wait(60)
-            except subprocess.TimeoutExpired:
-                other.kill()
-        del store
 
 
 def crowd_rank(host: str, port: int, rank: int, ranks: int) -> dict[str, tuple[float, float]]:

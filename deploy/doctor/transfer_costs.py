@@ -7,8 +7,6 @@ Wall clock, medians of several: what a step waits for is the wall's time.
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nonet.controller.predict import Line
+from nonet.deploy.doctor.ranks import beside
 from nonet.embedding.exchange import Layout
 from nonet.embedding.reading import ReplicaReader, join_updates, make_update
 from nonet.embedding.tables import TableSpec
@@ -29,7 +28,6 @@ from nonet.workers.runtime import (
     join_process_group,
     leave,
     method,
-    open_store,
 )
 
 _DIM, _SEED = 32, 7
@@ -87,26 +85,17 @@ def line(points: Sequence[tuple[float, float]]) -> Line:
 
 def measure_exchange() -> tuple[Line, Line]:
     """Pull + push of a table over two processes, and an all-reduce, each at two sizes; wall clock."""
-    host, port, store = open_store()
-    code = f"from nonet.deploy.doctor.transfer_costs import exchange_rank; exchange_rank({host!r}, {port}, 1)"
-    other = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        return exchange_rank(host, port, 0)
-    finally:
-        try:
-            other.wait(30)
-        except subprocess.TimeoutExpired:
-            other.kill()
-        del store
+    with beside(exchange_rank, 2) as (host, port):
+        return exchange_rank(host, port, 0, 2)
 
 
-def exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
-    """One of the two processes: pull + push of keys, and an all-reduce of bytes."""
+def exchange_rank(host: str, port: int, rank: int, ranks: int) -> tuple[Line, Line]:
+    """One of the processes: pull + push of keys, and an all-reduce of bytes."""
     torch.set_num_threads(1)
-    member = join_process_group(Gang(host, port, 0, 2, 0), rank)
+    member = join_process_group(Gang(host, port, 0, ranks, 0), rank)
     try:
         world = SparseWorld(
-            _TABLE, seed=_SEED, layout=Layout.fused(rank, 2), group=member.everyone, local=True
+            _TABLE, seed=_SEED, layout=Layout.fused(rank, ranks), group=member.everyone, local=True
         )
         steps = itertools.count(1)
 
