@@ -17,7 +17,6 @@ from nonet.atomic import write_whole
 from nonet.controller.predict import repeats_text
 from nonet.controller.record import Manifest, Recorder
 from nonet.controller.report import headline, make_report
-from nonet.controller.scenario import Reinforced
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
 from nonet.controller.stages import probe_rewards, rehearse, run_stage
@@ -97,14 +96,14 @@ class Pipeline:
         body = session.scenario.stages[name]
         if not over:
             self._rebind(name)
-            if isinstance(body, Reinforced):
+            if body.kind.rolls_out:
                 self._probe(name, "before")
             began = time.time()
             with session.trace.span(name):
                 if not run_stage(session, name, self.recorder, self._tick):
                     return False
             self._timed(name, time.time() - began)
-        if isinstance(body, Reinforced):
+        if body.kind.rolls_out:
             self._probe(name, "after")
         self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
         return True

@@ -13,7 +13,7 @@ import numpy as np
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import Reinforced, Scenario
+from nonet.controller.scenario import Scenario
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
 from nonet.models import paired
@@ -82,31 +82,36 @@ def headline(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
-    """[before, after, low, high] of each reward: means, and the 95 % interval of the change over users kept out of RL."""
-    for name, body in scenario.stages.items():
-        files = [run.results / f"{name}.rewards.{when}.npz" for when in ("before", "after")]
-        if not (isinstance(body, Reinforced) and all(file.exists() for file in files)):
-            continue
-        before, after = map(np.load, files)
-        if not len(after["user"]):  # fewer than five users have RL prompts: none was kept out
-            continue
-        changes = {
-            key: paired(after[key], before[key], after["user"], scenario.seed)
-            for key in after.files
-            if key not in ("user", "of")
-        }
-        means = {
-            key: [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]]
-            for key, change in changes.items()
-        }
-        users, asked = len(np.unique(after["user"])), len(after["user"])
-        of = int(after["of"]) if "of" in after.files else asked
-        some = f" of {of}, drawn by the seed," if of > asked else ""
-        return {
-            "rewards": means,
-            "rewards_on": f"{asked} prompts{some} of {users} users that RL never trained on",
-        }
-    return {}
+    """What rewards say before and after every stage that has some; those of the last such stage stand for the run."""
+    stages = {
+        name: compared
+        for name in scenario.stages
+        if (compared := _rewards_of(run, name, scenario.seed)) is not None
+    }
+    return {**list(stages.values())[-1], "stage_rewards": stages} if stages else {}
+
+
+def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
+    """[before, after, low, high] of each reward of a stage: means, and the 95 % interval of the change over users that RL
+    never trains on. None where it was not measured, or there is no such user."""
+    files = [run.results / f"{stage}.rewards.{when}.npz" for when in ("before", "after")]
+    if not all(file.exists() for file in files):
+        return None
+    before, after = map(np.load, files)
+    if not len(after["user"]):  # fewer than five users have RL prompts: none was kept out
+        return None
+    means = {}
+    for key in after.files:
+        if key not in ("user", "of"):
+            change = paired(after[key], before[key], after["user"], seed)
+            means[key] = [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]]
+    users, asked = len(np.unique(after["user"])), len(after["user"])
+    of = int(after["of"]) if "of" in after.files else asked
+    some = f" of {of}, drawn by the seed," if of > asked else ""
+    return {
+        "rewards": means,
+        "rewards_on": f"{asked} prompts{some} of {users} users that RL never trained on",
+    }
 
 
 def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:

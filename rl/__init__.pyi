@@ -1,5 +1,7 @@
 from .advantage import Advantages as Advantages
-from .advantage import advantages as advantages
+from .advantage import gdpo as gdpo
+from .advantage import grpo as grpo
+from .advantage import weighted_sum as weighted_sum
 from .loss import PolicyLoss as PolicyLoss
 from .loss import policy_loss as policy_loss
 from .rollouts import from_wire as from_wire

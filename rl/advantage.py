@@ -29,23 +29,6 @@ class Advantages:
     flat_groups: int
 
 
-def advantages(
-    rewards: Mapping[str, Tensor],
-    weights: Mapping[str, float],
-    valid_UW: Tensor,
-    *,
-    normalise: str = "group",
-    eps: float = 1e-4,
-    reduce: Callable[[Tensor], Tensor] | None = None,
-) -> Advantages:
-    """By name: "group" (GRPO on the weighted sum) or "gdpo"; rewards [U, W] and their weights by name."""
-    if normalise == "group":
-        return grpo(weighted_sum(rewards, weights), valid_UW, eps=eps)
-    if normalise == "gdpo":
-        return gdpo(rewards, weights, valid_UW, eps=eps, reduce=reduce)
-    raise ConfigError(f"algorithm.normalise is {normalise!r}; it can be 'group' or 'gdpo'.")
-
-
 def weighted_sum(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Sum of weight * reward, [U, W] float64."""
     _check_names(rewards, weights)

@@ -20,7 +20,7 @@ ROOMS = {
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
     "samples": ("", "tables", "sequences", "batches", "importers"),
     "models": ("", "click", "generation", "sid", "tokenizer"),
-    "rl": ("", "rewards"),
+    "rl": ("", "rewards", "algorithms"),
     "workers": ("", "devices", "runtime", "roles", "roles/click"),
     "controller": (
         *("record", "scenario", "cluster", "plan", "predict", "setup", "groups", "session", "stages", ""),

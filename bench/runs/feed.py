@@ -112,7 +112,7 @@ class Feed:
 
     def beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
         """Rollouts of the stage rl on the wire."""
-        from nonet.controller.scenario import Reinforced
+        from nonet.controller.stages import Reinforced
 
         body = self.scenario.stages["rl"]
         assert isinstance(body, Reinforced)

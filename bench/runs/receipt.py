@@ -147,7 +147,8 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scenario(roles: dict[str, Any]) -> Any:
-    from nonet.controller.scenario import Reinforced, load_scenario
+    from nonet.controller.scenario import load_scenario
+    from nonet.controller.stages import Reinforced
 
     whole = load_scenario("quickstart", _SHORT)[0]
     stages = {name: body for name, body in whole.stages.items() if name != "finetune"}

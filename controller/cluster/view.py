@@ -19,8 +19,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ValidationError
 
-from nonet.controller.scenario import Bytes, Count, Part, Positive, size_bytes, yaml
+from nonet.controller.scenario import Bytes, size_bytes, yaml
 from nonet.errors import ConfigError
+from nonet.options import Count, Positive, StrictModel
 
 _FIELD = re.compile(r"\{i(?:(//|%)(\d+))?(?::(0?\d+))?\}")
 MEMORY = "memory"
@@ -84,19 +85,19 @@ def _amount(value: object) -> float:
 Amount = Annotated[float, BeforeValidator(_amount)]
 
 
-class _DeviceText(Part):
+class _DeviceText(StrictModel):
     memory: Bytes = 0
     domain: Count = 0
 
 
-class _HeldText(Part):
+class _HeldText(StrictModel):
     by: str
     node: str
     resource: str
     amount: Amount
 
 
-class _NodeText(Part):
+class _NodeText(StrictModel):
     id: str
     resources: dict[str, Amount]
     used: dict[str, Amount] = {}
@@ -105,7 +106,7 @@ class _NodeText(Part):
     count: Positive = 1
 
 
-class _ViewText(Part):
+class _ViewText(StrictModel):
     nodes: list[_NodeText]
     held: list[_HeldText] = []
 

@@ -64,11 +64,11 @@ class TrainerPlayer:
 
     def here(self, stage: StageSetup) -> None:
         """Have the trainer on its device, to be saved, loaded or published."""
-        self._enter(stage.name, "publish" if stage.weights else "train")
+        self._enter(stage.name, stage.phases[1])
 
     def begin(self, stage: StageSetup) -> None:
         """Start a stage afresh."""
-        self._enter(stage.name, "update" if stage.weights else "train")
+        self._enter(stage.name, stage.phases[0])
         self.group.begin(stage).get(self.deadlines.step)
 
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
@@ -133,17 +133,17 @@ class EmbeddingPlayer:
 
 
 class RolloutPlayer:
-    """The rollout group. `chunks`: prompts that a rank computes at once, by stage."""
+    """The rollout group. `options`: how each stage rolls out; `chunks`: prompts that a rank computes at once, by stage."""
 
     def __init__(
         self,
         group: WorkerGroup,
-        width: int,
+        options: Mapping[str, Mapping[str, Any]],
         enter: Enter = _nothing,
         deadlines: Deadlines = DEFAULTS,
         chunks: Mapping[str, int | None] | None = None,
     ):
-        self.group, self.width, self.version, self._enter = group, width, 0, enter
+        self.group, self._options, self.version, self._enter = group, options, 0, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self.holds: int | None = None  # the version of the rows that its replicas hold
 
@@ -159,7 +159,7 @@ class RolloutPlayer:
             Shard(prompts.positions),
             stage=prompts.stage,
             step=prompts.step,
-            width=self.width,
+            width=self._options[prompts.stage]["width"],
             version=self.version,
             chunk=self._chunks.get(prompts.stage),
         )

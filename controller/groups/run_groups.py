@@ -20,8 +20,8 @@ from nonet.controller.groups.offload import Moves
 from nonet.controller.groups.watchdog import Watchdog
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.controller.record import RunFolder, Trace, check_shared
-from nonet.controller.scenario import Reinforced, Scenario
-from nonet.controller.setup import deadlines, reward_options, role_specs, targets
+from nonet.controller.scenario import Scenario
+from nonet.controller.setup import deadlines, reward_options, role_specs, rollout_options, targets
 from nonet.errors import NonetError
 from nonet.workers.roles import EvaluateSetup, StageSetup
 from nonet.workers.runtime import Life, WorkerGroup
@@ -137,10 +137,9 @@ class Crew:
         self.trainer = TrainerPlayer(
             self.group("trainer"), self.group("embedding"), self.moves.enter, self.deadlines
         )
+        rollouts = rollout_options(self.scenario)
         waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
-        self.rollout = RolloutPlayer(
-            self.group("rollout"), self._width(), self.moves.enter, self.deadlines, waves
-        )
+        self.rollout = RolloutPlayer(self.group("rollout"), rollouts, self.moves.enter, self.deadlines, waves)
         self.evaluator = self.group("evaluator")
         self.rewards = self._reward_players()
         groups = [group for players in self.rewards.values() for group in players.groups.values()]
@@ -186,14 +185,6 @@ class Crew:
             stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter, self.deadlines)
             for stage, named in groups.items()
         }
-
-    def _width(self) -> int:
-        widths = [
-            body.rollout.options().get("width", 16)
-            for body in self.scenario.stages.values()
-            if isinstance(body, Reinforced)
-        ]
-        return widths[0] if widths else 16
 
 
 def _same(one: GroupPlan, other: GroupPlan) -> bool:

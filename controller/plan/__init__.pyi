@@ -1,4 +1,10 @@
+from .flops import StageWork as StageWork
+from .flops import gradient_moves as gradient_moves
+from .flops import group_flops as group_flops
+from .flops import holder as holder
+from .flops import row_moves as row_moves
 from .memory import largest_chunk as largest_chunk
+from .memory import sequence as sequence
 from .memory_ledger import Ledger as Ledger
 from .memory_ledger import gigabytes as gigabytes
 from .offload_schedule import Move as Move

@@ -10,13 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nonet.controller.plan.memory import sequence, step_tokens
 from nonet.controller.plan.sizes import ModelSize, feature_dims, model_size
-from nonet.controller.scenario import Reinforced, Scenario, Supervised
-
-_FORWARD, _TRAINED = 2.0, 6.0
-_BEAM_BYTES = 8  # a code of a level and its log-probability
-_ITEM_BYTES = 30  # item, validity and what else a beam carries
+from nonet.controller.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +25,7 @@ class Flops:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageWork:
     """One stage. moves: (what, bytes a step, from where to where); steps 0: the data will tell."""
 
     name: str
@@ -39,64 +34,23 @@ class Stage:
     moves: tuple[tuple[str, float, str], ...]
 
 
-def arithmetic(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]]) -> Iterator[Stage]:
+def arithmetic(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]]) -> Iterator[StageWork]:
     """Every stage, with the groups that it has."""
     size = model_size(scenario)
     for name, body in scenario.stages.items():
-        groups = by_stage[name]
-        if isinstance(body, Supervised):
-            yield _supervised(scenario, name, body, groups, size)
-        else:
-            yield _reinforced(scenario, name, body, groups, size)
+        yield body.kind.work(scenario, name, body, by_stage[name], size)
 
 
-def _supervised(
-    scenario: Scenario, name: str, body: Supervised, groups: tuple[Any, ...], size: ModelSize
-) -> Stage:
-    trainer = _holder(groups, "trainer")
-    tokens = step_tokens(scenario, body, size)
-    steps = (
-        -(-int(body.tokens) // int(body.batch.tokens or tokens)) if body.tokens and body.batch.tokens else 0
-    )
-    moves = [*_rows(scenario, groups, tokens / size.positions_an_event, 2), *_gradients(trainer, size)]
-    return Stage(name, steps, (_flops(trainer, _TRAINED * size.parameters * tokens),), tuple(moves))
-
-
-def _reinforced(
-    scenario: Scenario, name: str, body: Reinforced, groups: tuple[Any, ...], size: ModelSize
-) -> Stage:
-    trainer, rollout = _holder(groups, "trainer"), _holder(groups, "rollout")
-    width = int(body.rollout.options().get("width", 16))
-    tokens, histories = step_tokens(scenario, body, size), body.users * sequence(scenario, size)
-    update = (_TRAINED + _FORWARD) * size.parameters * tokens  # the policy both ways, the reference forward
-    decode = _FORWARD * size.parameters * tokens
-    fused = rollout.name == trainer.name
-    flops = (
-        (_flops(trainer, update + decode),) if fused else (_flops(trainer, update), _flops(rollout, decode))
-    )
-    beams = float(body.users * width * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
-    events = histories / size.positions_an_event
-    moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
-    if not fused:
-        weights = float(size.parameters * size.weight_bytes * rollout.workers)
-        moves.append(
-            ("dense weights", weights, f"{trainer.name} -> {rollout.workers} {rollout.name} workers")
-        )
-        read = events * sum(feature_dims(scenario).values()) * 4.0
-        moves.append(("sparse rows read", read, f"-> {rollout.name}"))
-    moves += [*_rows(scenario, groups, events, 1), *_gradients(trainer, size)]
-    return Stage(name, body.steps, flops, tuple((what, count, way) for what, count, way in moves if count))
-
-
-def _flops(group: Any, count: float) -> Flops:
+def group_flops(group: Any, count: float) -> Flops:
+    """What a group computes in a step."""
     return Flops(group.name, group.resource, group.workers * (group.devices or 1), count)
 
 
-def _rows(
+def row_moves(
     scenario: Scenario, groups: tuple[Any, ...], events: float, ways: int
 ) -> Iterator[tuple[str, float, str]]:
     """Rows that trainers pull from shards in other processes, and the gradients they push back."""
-    trainer, shards = _holder(groups, "trainer"), _holder(groups, "embedding")
+    trainer, shards = holder(groups, "trainer"), holder(groups, "embedding")
     fused = shards.name == trainer.name
     elsewhere = 1 - 1 / trainer.workers if fused else 1.0
     count = events * sum(feature_dims(scenario).values()) * 4.0 * ways * elsewhere
@@ -105,12 +59,13 @@ def _rows(
         yield what, count, f"among {trainer.name}" if fused else f"{shards.name} <-> {trainer.name}"
 
 
-def _gradients(trainer: Any, size: ModelSize) -> Iterator[tuple[str, float, str]]:
+def gradient_moves(trainer: Any, size: ModelSize) -> Iterator[tuple[str, float, str]]:
     """A ring sends every gradient twice but for one rank's share, whether it is one all-reduce or scatter and gather."""
     if trainer.workers > 1:
         each = 2.0 * size.parameters * size.weight_bytes * (1 - 1 / trainer.workers)
         yield "dense gradients", each * trainer.workers, f"among {trainer.name}"
 
 
-def _holder(groups: tuple[Any, ...], role: str) -> Any:
+def holder(groups: tuple[Any, ...], role: str) -> Any:
+    """The group that holds a role. Raises StopIteration."""
     return next(group for group in groups if role in group.roles)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from nonet.controller.plan.requests import roles_of
 from nonet.controller.plan.sizes import ModelSize, feature_dims, hot_row_bytes
-from nonet.controller.scenario import Deepspeed, Reinforced, Role, Scenario, Supervised
+from nonet.controller.scenario import Deepspeed, Role, Scenario, StageOptions
 
 RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
 PROCESS_BYTES = 400_000_000  # Python, torch and Ray in host memory, a process
@@ -45,42 +45,42 @@ def need(
     """What a worker of a group with these roles keeps in a stage, in chunks that fit `budget_bytes` (0: unknown, then as large
     as the scenario says)."""
     body = scenario.stages[stage]
+    kind = body.kind
     fixed: dict[str, float] = {}
     working: dict[str, float] = {}
     chunks: dict[str, int] = {}
     if "trainer" in roles:
         role = roles_of(scenario, stage)["trainer"]
-        fixed |= _trained(role, body, workers, size)
+        fixed |= _trained(role, kind.keeps_reference(body), workers, size)
     elif {"rollout", "evaluator"} & set(roles):
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     if "embedding" in roles and (hot := hot_row_bytes(scenario)):
         fixed["hot rows"] = float(hot)
     room = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
-    whole = largest_chunk(scenario, body, size)
-    if "trainer" in roles and isinstance(body, Reinforced):
-        prompt = prompt_tokens(scenario, body, size)
-        whole = min(whole, -(-body.users // workers))
-        chunks["trainer"] = _chunk(whole, lambda p: _stepping(scenario, p * prompt, size), 1, room)
-        working["activations"] = _stepping(scenario, chunks["trainer"] * prompt, size)
-    elif "trainer" in roles and cuts_steps(scenario):
-        least = scenario.data.history + 2
-        chunks["trainer"] = _chunk(whole, lambda t: _stepping(scenario, t, size), least, room)
-        working["activations"] = _stepping(scenario, chunks["trainer"], size)
+    whole, least = largest_chunk(scenario, body, size), scenario.data.history + 2
+    units = kind.units(body, workers)
+    if units is not None:
+        whole, least = min(whole, units), 1
+    if "trainer" in roles and (units is not None or cuts_steps(scenario)):
+        unit = kind.unit_tokens(scenario, body, size)
+        chunks["trainer"] = _chunk(whole, lambda n: _stepping(scenario, n * unit, size), least, room)
+        working["activations"] = _stepping(scenario, chunks["trainer"] * unit, size)
     elif "trainer" in roles:
-        working["activations"] = _stepping(scenario, step_tokens(scenario, body, size) / workers, size)
-    if "rollout" in roles and isinstance(body, Reinforced):
-        whole = min(largest_chunk(scenario, body, size), -(-body.users // workers))
-        chunks["rollout"] = _chunk(whole, lambda p: _beams(scenario, body, p, size), 1, room)
-        working["beams"] = _beams(scenario, body, chunks["rollout"], size)
+        working["activations"] = _stepping(scenario, kind.step_tokens(scenario, body, size) / workers, size)
+    if "rollout" in roles and kind.rolls_out:
+        width = kind.width(body)
+        chunks["rollout"] = _chunk(whole, lambda p: _beams(scenario, width, p, size), 1, room)
+        working["beams"] = _beams(scenario, width, chunks["rollout"], size)
     return Need(fixed, working, chunks)
 
 
 def usual_share(scenario: Scenario, stage: str, workers: int, size: ModelSize) -> float:
     """What a worker has of a step in which every user has one full history: positions, or prompts of an RL step."""
     body = scenario.stages[stage]
-    if isinstance(body, Reinforced):
-        return body.users / workers
-    return min(step_tokens(scenario, body, size) / workers, body.chunk.tokens)
+    units = body.kind.units(body, 1)
+    if units is not None:
+        return units / workers
+    return min(body.kind.step_tokens(scenario, body, size) / workers, body.chunk.tokens)
 
 
 def cuts_steps(scenario: Scenario) -> bool:
@@ -88,27 +88,9 @@ def cuts_steps(scenario: Scenario) -> bool:
     return scenario.model.use != "deepfm"
 
 
-def largest_chunk(scenario: Scenario, body: Supervised | Reinforced, size: ModelSize) -> int:
-    """What the scenario lets a worker compute at once: positions of a supervised step, prompts of an RL one."""
-    tokens = body.chunk.tokens
-    return (
-        int(tokens)
-        if isinstance(body, Supervised)
-        else max(1, int(tokens / prompt_tokens(scenario, body, size)))
-    )
-
-
-def prompt_tokens(scenario: Scenario, body: Reinforced, size: ModelSize) -> float:
-    """Positions of one prompt, at most: a full history and the codes of its beams."""
-    width = int(body.rollout.options().get("width", 16))
-    return sequence(scenario, size) + width * size.levels
-
-
-def step_tokens(scenario: Scenario, body: Supervised | Reinforced, size: ModelSize) -> float:
-    """Positions of one global step, at most: full histories, or the tokens that the stage names."""
-    if isinstance(body, Reinforced):
-        return body.users * prompt_tokens(scenario, body, size)
-    return body.batch.tokens or (body.batch.users or 1) * sequence(scenario, size)
+def largest_chunk(scenario: Scenario, body: StageOptions, size: ModelSize) -> int:
+    """What the scenario lets a worker compute at once, in the stage's units: positions, or prompts of an RL one."""
+    return max(1, int(body.chunk.tokens / body.kind.unit_tokens(scenario, body, size)))
 
 
 def sequence(scenario: Scenario, size: ModelSize) -> float:
@@ -116,7 +98,7 @@ def sequence(scenario: Scenario, size: ModelSize) -> float:
     return float(scenario.data.history * size.positions_an_event + 1)
 
 
-def _trained(role: Role, body: Supervised | Reinforced, workers: int, size: ModelSize) -> dict[str, float]:
+def _trained(role: Role, reference: bool, workers: int, size: ModelSize) -> dict[str, float]:
     zero = _zero(role)
     weights = size.parameters * size.weight_bytes
     master = 4 if size.weight_bytes < 4 else 0
@@ -124,7 +106,7 @@ def _trained(role: Role, body: Supervised | Reinforced, workers: int, size: Mode
         "weights": weights / (workers if zero == 3 else 1),
         "optimizer": size.parameters * (8 + master) / (workers if zero else 1),
     }
-    if isinstance(body, Reinforced):
+    if reference:
         parts["reference"] = float(weights)
     return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
 
@@ -145,9 +127,8 @@ def _stepping(scenario: Scenario, tokens: float, size: ModelSize) -> float:
     return size.activation_bytes(tokens) + events * sum(feature_dims(scenario).values()) * 8
 
 
-def _beams(scenario: Scenario, body: Reinforced, users: float, size: ModelSize) -> float:
+def _beams(scenario: Scenario, width: int, users: float, size: ModelSize) -> float:
     """Caches of a chunk of prompts: every history once, every beam's own tokens, and one level's logits."""
-    width = int(body.rollout.options().get("width", 16))
     cached = sequence(scenario, size) + width * size.levels
     codes = size.vocabulary / max(1, size.levels) if size.positions_an_event == 1 else size.vocabulary
     return users * (size.kv_bytes(cached) + width * codes * 8)

@@ -16,7 +16,7 @@ from typing import Any
 from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory import PROCESS_BYTES, RUNTIME_BYTES, Need, need, usual_share
 from nonet.controller.plan.sizes import ModelSize, model_size, shard_bytes
-from nonet.controller.scenario import Reinforced, Scenario
+from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 
 _WORK = {"activations": "trainer", "beams": "rollout"}  # whose phases a working part belongs to
@@ -68,24 +68,6 @@ class Ledger:
         return tuple(line for line in self.lines if line.offloaded)
 
 
-def phases(body: Any) -> dict[str, tuple[str, ...]]:
-    """Who works at once, phase by phase: roles, "reward" for all rewards. Everybody else on the device rests."""
-    if not isinstance(body, Reinforced):
-        return {"train": ("trainer", "embedding", "evaluator")}
-    if body.rollout.options().get("staleness"):
-        return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
-    return {
-        "rollout": ("rollout", "evaluator"),
-        "score": ("reward", "evaluator"),
-        "update": ("trainer", "embedding", "evaluator"),
-        "publish": (
-            "trainer",
-            "embedding",
-            "evaluator",
-        ),  # as bytes in host memory; rollout takes them when it works
-    }
-
-
 def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], view: ClusterView) -> Ledger:
     """Account for the groups of every stage. Raises PlacementError where a phase cannot fit."""
     size = model_size(scenario)
@@ -97,7 +79,7 @@ def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], vie
             together = [group for group in groups if root.name in (group.name, group.shares)]
             for line, needs in _device_lines(scenario, stage, together, view, size):
                 lines.append(line)
-                _note(chunks.setdefault(stage, {}), needs, phases(scenario.stages[stage]).get(line.phase))
+                _note(chunks.setdefault(stage, {}), needs, _phases(scenario, stage).get(line.phase))
                 for name in (
                     line.offloaded if root.resource != "CPU" else ()
                 ):  # there they go to a mapped file
@@ -105,11 +87,17 @@ def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], vie
                     aside[_group(name)] = max(aside[_group(name)], waits)
         line, needs = _host_line(scenario, stage, groups, view, size, aside)
         lines.append(line)
-        _note(chunks.setdefault(stage, {}), needs, phases(scenario.stages[stage]).get(line.phase))
+        _note(chunks.setdefault(stage, {}), needs, _phases(scenario, stage).get(line.phase))
     for line in lines:
         if line.capacity and line.counted > line.capacity:
             raise PlacementError(_refusal(line, scenario))
     return Ledger(tuple(lines), chunks)
+
+
+def _phases(scenario: Scenario, stage: str) -> dict[str, tuple[str, ...]]:
+    """Who works at once in a stage, phase by phase: roles, "reward" for all rewards. Everybody else on the device rests."""
+    body = scenario.stages[stage]
+    return body.kind.phases(body)
 
 
 def _device_lines(
@@ -119,7 +107,7 @@ def _device_lines(
     root = groups[0]
     runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
     capacity = int(_USABLE * min(_device_bytes(scenario, view, node, root) for node in set(root.nodes)))
-    for phase, working in phases(scenario.stages[stage]).items():
+    for phase, working in _phases(scenario, stage).items():
         busy = [group for group in groups if _works(group, working)]
         resident = runtime * len(groups)
         budget = max(1.0, (capacity - resident) / max(1, len(busy))) if capacity else 0.0

@@ -15,13 +15,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nonet.controller.cluster import ClusterView
-from nonet.controller.plan.flops import Stage as StageWork
-from nonet.controller.plan.flops import arithmetic
+from nonet.controller.plan.flops import StageWork, arithmetic
 from nonet.controller.plan.memory_ledger import Ledger, make_ledger
 from nonet.controller.plan.packing import Capacity
 from nonet.controller.plan.placement import Change, GroupPlan, make_changes, place_groups, with_threads
 from nonet.controller.plan.requests import drafts
-from nonet.controller.scenario import Reinforced, Scenario, Supervised
+from nonet.controller.scenario import Scenario
 
 __all__ = ["Change", "GroupPlan", "Plan", "StagePlan", "plan"]
 
@@ -158,28 +157,15 @@ def make_stages(
     yield _stage("tokenise", "data", _on(now, "tokenise"), ("interactions", "items"), _TOKENISED)
     model: tuple[str, ...] = ()
     for name, body in scenario.stages.items():
-        now = by_stage[name]
-        trainer = next(group for group in now if "trainer" in group.roles)
+        now, kind = by_stage[name], body.kind
+        holders = {role: group for group in now for role in group.roles}
         chunks = ledger.chunks.get(name, {})
-        chunk = chunks.get(f"{trainer.name}.trainer", 0)
-        if isinstance(body, Supervised):
-            on, takes = _on(now, "trainer", "embedding"), ("sequences", "sids", *model)
-            sizes = _supervised(body, trainer.workers, chunk)
-            yield _stage(name, "supervised", on, takes, ("model:" + name,), sizes)
-        else:
-            rollout = next(group for group in now if "rollout" in group.roles)
-            wave = chunks.get(f"{rollout.name}.rollout", 0)
-            on = _on(now, "trainer", "rollout", "embedding", f"{name}.")
-            sizes = _reinforced(body, trainer.workers, rollout.workers, chunk, wave)
-            yield _stage(
-                name,
-                "rl",
-                on,
-                ("sequences", "catalogue", *(model or ("nothing",))),
-                ("model:" + name,),
-                sizes,
-            )
+        own = {role: chunks.get(f"{group.name}.{role}", 0) for role, group in holders.items()}
+        sizes = kind.derived(body, {role: group.workers for role, group in holders.items()}, own)
+        on = _on(now, *(role.replace("name.", f"{name}.") for role in kind.roles))
+        takes = (*kind.takes, *(model or kind.no_model))
         model = ("model:" + name,)
+        yield _stage(name, kind.plan_name, on, takes, model, sizes)
     yield _stage(
         "evaluate", "evaluate", _on(now, "evaluator"), ("sequences", "catalogue", "model"), ("metrics",)
     )
@@ -214,30 +200,3 @@ def _on(groups: tuple[Any, ...], *roles: str) -> tuple[str, ...]:
         for group in groups
         if any(role in roles or (prefixes and role.startswith(prefixes)) for role in group.roles)
     )
-
-
-def _supervised(body: Supervised, workers: int, chunk: int) -> dict[str, Any]:
-    batch = body.batch
-    found: dict[str, Any] = {"epochs": body.epochs} if body.epochs else {"tokens": int(body.tokens or 0)}
-    cut = {"tokens a chunk": chunk} if chunk else {}
-    if batch.users:
-        return found | {"users a step": batch.users, "users a trainer": -(-batch.users // workers)} | cut
-    if body.tokens and batch.tokens:
-        found["steps"] = -(-int(body.tokens) // int(batch.tokens))
-    tokens = int(batch.tokens or 0)
-    return found | {"tokens a step": tokens, "tokens a trainer": -(-tokens // workers)} | cut
-
-
-def _reinforced(body: Reinforced, trainers: int, rollouts: int, chunk: int, wave: int) -> dict[str, Any]:
-    options = body.rollout.options()
-    width, staleness = options.get("width", 1), options.get("staleness", 0)
-    found = {
-        "steps": body.steps,
-        "users a step": body.users,
-        "beams a step": body.users * width,
-        "users a rollout": -(-body.users // rollouts),
-        "beams a trainer": -(-body.users // trainers) * width,
-        "prompts a rollout's chunk": wave,
-        "prompts a trainer's chunk": chunk,
-    }
-    return found | ({"steps that beams may be old (not run)": staleness} if staleness else {})

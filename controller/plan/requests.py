@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 
-from nonet.controller.scenario import Elastic, Pool, Reinforced, Role, Scenario, Topology
+from nonet.controller.scenario import Elastic, Pool, Role, Scenario, Topology
 from nonet.errors import ConfigError
 from nonet.workers.devices import device
 
@@ -138,19 +138,8 @@ def _draft(
 def _light(scenario: Scenario) -> Iterator[Draft]:
     """Rewards and steps between: workers of the user's that work alone."""
     for stage, body in scenario.stages.items():
-        if not isinstance(body, Reinforced):
-            continue
-        for reward, options in body.rewards.items():
-            yield _alone(
-                scenario,
-                f"{stage}.reward.{reward}",
-                f"stages.{stage}.rewards.{reward}",
-                options.pool,
-                options.workers,
-            )
-        for index, step in enumerate(body.between):
-            path = f"stages.{stage}.between.{index}"
-            yield _alone(scenario, f"{stage}.between.{index}", path, step.pool, step.workers)
+        for own in body.kind.own_workers(stage, body):
+            yield _alone(scenario, own.name, own.where, own.pool, own.workers)
 
 
 def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> Draft:

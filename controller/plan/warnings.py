@@ -9,7 +9,7 @@ from typing import Any
 from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory_ledger import gigabytes
 from nonet.controller.plan.sizes import model_size, table_bytes
-from nonet.controller.scenario import Elastic, Reinforced, Scenario, check_runnable
+from nonet.controller.scenario import Elastic, Scenario, check_runnable
 from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
@@ -70,7 +70,7 @@ def _copies(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> I
     """How a rollout apart comes by rows: copies, which its node must hold, or by key."""
     rollout = next((group for group in groups if "rollout" in group.roles), None)
     rows = sum(filter(None, table_bytes(scenario).values()))
-    reinforced = any(isinstance(body, Reinforced) for body in scenario.stages.values())
+    reinforced = any(body.kind.rolls_out for body in scenario.stages.values())
     if rollout is None or not reinforced or "embedding" in rollout.roles or not rows:
         return
     limit = scenario.sparse.replica_bytes
@@ -93,13 +93,12 @@ def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) ->
     yield from _copies(scenario, view, groups)
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, body in scenario.stages.items():
-        users = body.users if isinstance(body, Reinforced) else body.batch.users
+        users, key = body.kind.least_users(body)
         if users and users < trainer.workers:
-            key = f"stages.{name}." + ("users" if isinstance(body, Reinforced) else "batch.users")
             idle = trainer.workers - users
             yield (
                 f"warning: {name} trains on {users} users a step, so {idle} of {trainer.workers} trainers "
-                f"have nothing to do; raise {key}"
+                f"have nothing to do; raise stages.{name}.{key}"
             )
     evaluator = next((group for group in groups if "evaluator" in group.roles), None)
     if evaluator and evaluator.resource == "CPU" and model_size(scenario).parameters >= _LARGE:
@@ -107,7 +106,7 @@ def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) ->
             f"warning: the evaluator ranks with {model_size(scenario).parameters / 1e9:.2g} B parameters on cpu; "
             "give roles.evaluator a pool with devices"
         )
-    reinforced = [name for name, body in scenario.stages.items() if isinstance(body, Reinforced)]
+    reinforced = [name for name, body in scenario.stages.items() if body.kind.rolls_out]
     resting = [name for name in scenario.stages if name not in reinforced]
     for group in groups:
         if (
@@ -177,7 +176,7 @@ def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> 
         yield f"not known: steps of {', '.join(unread)} (epochs over data that planning does not read)"
     if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:
         yield "CPU shares below 1 are what Ray reserves, no limit: a worker computes with the threads in its line"
-    if any(isinstance(body, Reinforced) for body in scenario.stages.values()):
+    if any(body.kind.rolls_out for body in scenario.stages.values()):
         apart = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
         if len(apart) > 1:
             yield "weights cross from trainer to rollout through host memory as safetensors bytes (different devices)"

@@ -12,6 +12,8 @@ from .plan_search import search as search
 from .plan_search import with_roles as with_roles
 from .prediction import DataFacts as DataFacts
 from .prediction import Prediction as Prediction
+from .prediction import StageCosts as StageCosts
+from .prediction import StagePrediction as StagePrediction
 from .prediction import check_covered as check_covered
 from .prediction import predict as predict
 from .receipt import facts_of as facts_of

@@ -15,7 +15,7 @@ from nonet.controller.cluster import ClusterView
 from nonet.controller.plan import Plan, plan
 from nonet.controller.predict.calibration import Calibration
 from nonet.controller.predict.prediction import DataFacts, Prediction, predict
-from nonet.controller.scenario import Reinforced, Role, RolloutOptions, Scenario, check_runnable
+from nonet.controller.scenario import Role, Scenario, check_runnable
 from nonet.errors import ConfigError, PlacementError
 
 _WORKERS = (1, 2, 4, 8)
@@ -119,8 +119,8 @@ def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[
                     )
 
 
-def _reinforced(scenario: Scenario) -> Iterator[tuple[str, Reinforced]]:
-    return ((name, body) for name, body in scenario.stages.items() if isinstance(body, Reinforced))
+def _reinforced(scenario: Scenario) -> Iterator[tuple[str, Any]]:
+    return ((name, body) for name, body in scenario.stages.items() if body.kind.rolls_out)
 
 
 def _role(name: str, how: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def with_staleness(scenario: Scenario, staleness: int) -> Scenario:
     stages = dict(scenario.stages)
     for name, body in _reinforced(scenario):
         options = {"use": body.rollout.use, **body.rollout.options(), "staleness": staleness}
-        stages[name] = body.model_copy(update={"rollout": RolloutOptions.model_validate(options)})
+        stages[name] = body.model_copy(update={"rollout": type(body.rollout).model_validate(options)})
     return scenario.model_copy(update={"stages": stages})
 
 

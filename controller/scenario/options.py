@@ -1,33 +1,33 @@
-"""The parts of a scenario: one class a key, every key with its unit (`part.py` says what a part is)."""
+"""The parts of a scenario: one class a key, every key with its unit (`nonet.options` says what options are)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from nonet.controller.scenario.base import Count, Part, Positive, Rate, Replaceable, Share, Word
+from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
-from nonet.workers.roles import CHUNK_TOKENS
+from nonet.options import Count, Positive, Share, StrictModel, Word
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-class Keep(Part):
+class Keep(StrictModel):
     item_events: Annotated[
         Count, Field(description="items with fewer events are dropped, with their events")
     ] = 0
     user_events: Annotated[Count, Field(description="users with fewer events are dropped")] = 0
 
 
-class LeaveLastOut(Part):
+class LeaveLastOut(StrictModel):
     test: Positive = 1
     valid: Count = 1
     rl: Count = 0
 
 
-class TimeSplit(Part):
+class TimeSplit(StrictModel):
     test: str
     valid: Seconds | None = None
     rl: Seconds | None = None
@@ -35,20 +35,20 @@ class TimeSplit(Part):
 
 class Split(Replaceable):
     default: ClassVar[str] = "leave_last_out"
-    shipped: ClassVar[dict[str, type[Part]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"leave_last_out": LeaveLastOut, "time": TimeSplit}
 
 
-class Compress(Part):
+class Compress(StrictModel):
     compress: Seconds
 
 
-class Join(Part):
+class Join(StrictModel):
     use: str
     columns: list[str]
     as_of: str | None = None
 
 
-class Data(Part):
+class Data(StrictModel):
     interactions: str
     items: str | None = None
     columns: dict[str, str] = {}
@@ -70,23 +70,23 @@ class Data(Part):
 # --- tokenizer, model -------------------------------------------------------------------------------------
 
 
-class RqKmeans(Part):
+class RqKmeans(StrictModel):
     vectors: list[str | dict[str, float]] | str | dict[str, float] = ["title", "categories", "cooccurrence"]
     levels: Annotated[int, Field(ge=1, le=8)] = 3
     codes: Annotated[int, Field(ge=2, le=65536)] = 64
     dim: Positive = 64
 
 
-class FileTokenizer(Part):
+class FileTokenizer(StrictModel):
     path: str
 
 
 class Tokenizer(Replaceable):
     default: ClassVar[str] = "rq_kmeans"
-    shipped: ClassVar[dict[str, type[Part]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
 
 
-class SidDecoder(Part):
+class SidDecoder(StrictModel):
     width: Positive = 64
     layers: Positive = 3
     heads: Positive = 4
@@ -111,26 +111,30 @@ class SidDecoder(Part):
         return self
 
 
-class HfModel(Part):
+class HfModel(StrictModel):
     path: str
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention: Literal["uni", "sdpa", "eager"] = "sdpa"
 
 
-class DeepFm(Part):
+class DeepFm(StrictModel):
     hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
     dropout: Share = 0.2
 
 
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
-    shipped: ClassVar[dict[str, type[Part]]] = {"sid_decoder": SidDecoder, "hf": HfModel, "deepfm": DeepFm}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {
+        "sid_decoder": SidDecoder,
+        "hf": HfModel,
+        "deepfm": DeepFm,
+    }
 
 
 # --- pools and roles ----------------------------------------------------------------------------------------------
 
 
-class Env(Part):
+class Env(StrictModel):
     python: str | None = None
     image: str | None = None
     pip: list[str] | None = None
@@ -144,7 +148,7 @@ class Env(Part):
         return self
 
 
-class Pool(Part):
+class Pool(StrictModel):
     device: Annotated[str, Field(pattern=r"^[a-z]+$")] = "cpu"
     labels: dict[str, str] = {}
     env: Env | None = None
@@ -158,7 +162,7 @@ class Pool(Part):
     ] = None
 
 
-class Elastic(Part):
+class Elastic(StrictModel):
     min: Positive
     max: Positive
 
@@ -172,21 +176,21 @@ class Elastic(Part):
 Level = Literal["device_domain", "host", "rack", "zone"]
 
 
-class Topology(Part):
+class Topology(StrictModel):
     require: list[Level] = []
     prefer: list[Level] = []
 
 
-class Deepspeed(Part):
+class Deepspeed(StrictModel):
     zero: Annotated[int, Field(ge=0, le=3)] = 1
 
 
 class Engine(Replaceable):
-    shipped: ClassVar[dict[str, type[Part]]] = {"ddp": Part, "deepspeed": Deepspeed}
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"ddp": StrictModel, "deepspeed": Deepspeed}
     default: ClassVar[str] = "ddp"
 
 
-class Role(Part):
+class Role(StrictModel):
     pool: str | None = None
     workers: Positive | Elastic = 1
     topology: Topology = Topology()
@@ -203,132 +207,7 @@ class Role(Part):
         return self
 
 
-# --- stages -------------------------------------------------------------------------------------------------------
-
-
-class Schedule(Part):
-    peak: Rate
-    warmup: Share = 0.05
-    decay: Literal["cosine", "linear", "none"] = "cosine"
-
-
-class BatchSize(Part):
-    tokens: Rate | None = None
-    users: Positive | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> BatchSize:
-        if (self.tokens is None) == (self.users is None):
-            raise ValueError("give one of tokens and users")
-        return self
-
-
-class Chunk(Part):
-    tokens: Annotated[
-        Rate,
-        Field(
-            description="positions that a worker computes at once, at most; a device with less room has fewer"
-        ),
-    ] = float(CHUNK_TOKENS)
-
-
-class Supervised(Part):
-    epochs: Positive | None = None
-    tokens: Rate | None = None
-    batch: BatchSize = BatchSize(users=8)
-    chunk: Chunk = Chunk()
-    lr: Rate | Schedule = 1e-3
-    target: str | None = None
-    ahead: Annotated[
-        Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
-    ] = 3
-    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
-
-    @model_validator(mode="after")
-    def _length(self) -> Supervised:
-        if (self.epochs is None) == (self.tokens is None):
-            raise ValueError("give one of epochs and tokens")
-        return self
-
-
-class Grpo(Part):
-    kl: Annotated[float, Field(ge=0)] = 0.01
-    clip: Rate | Annotated[list[Rate], Field(min_length=2, max_length=2)] = 0.2
-    normalise: Literal["group", "gdpo"] = "group"
-
-
-class Algorithm(Replaceable):
-    default: ClassVar[str] = "grpo"
-    shipped: ClassVar[dict[str, type[Part]]] = {"grpo": Grpo}
-
-
-class BeamRollout(Part):
-    width: Annotated[int, Field(ge=2)] = 16
-    catalogue: str | None = None
-    staleness: Count = 0
-
-
-class RolloutOptions(Replaceable):
-    default: ClassVar[str] = "beam"
-    shipped: ClassVar[dict[str, type[Part]]] = {"beam": BeamRollout}
-
-
-class RewardOptions(BaseModel):
-    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
-
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
-    )
-    use: Any = None
-    weight: float = 1.0
-    at_least: float | None = None
-    timeout_s: Rate = 60.0
-    pool: str | None = None
-    workers: Positive = 1
-
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of the reward itself."""
-        return dict(self.model_extra or {})
-
-
-class Mismatch(Part):
-    correct: Literal["none", "token_clip", "sequence_mask"] = "none"
-    cap: Rate = 2.0
-    stop_at_kl: Rate | None = None
-
-
-class Between(Part):
-    use: str
-    pool: str | None = None
-    workers: Positive = 1
-
-
-class Reinforced(Part):
-    steps: Positive
-    users: Positive = 64
-    chunk: Chunk = Chunk()
-    lr: Rate | Schedule = 1e-4
-    algorithm: Algorithm = Algorithm()
-    rollout: RolloutOptions = RolloutOptions()
-    rewards: dict[Word, RewardOptions]
-    mismatch: Mismatch | None = None
-    between: list[Between] = []
-    probe: Annotated[
-        Positive,
-        Field(
-            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
-        ),
-    ] = 2000
-    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
-
-    @model_validator(mode="after")
-    def _some(self) -> Reinforced:
-        if not self.rewards:
-            raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
-        return self
-
-
-class Init(Part):
+class Init(StrictModel):
     source: Annotated[
         str,
         Field(alias="from", description="the run to start from: a folder, an id, a unique prefix, or last"),
@@ -338,7 +217,7 @@ class Init(Part):
     ] = None
 
 
-class Evaluate(Part):
+class Evaluate(StrictModel):
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
     every: Positive | None = None
@@ -347,7 +226,7 @@ class Evaluate(Part):
 Wait = Annotated[Seconds, Field(gt=0)]
 
 
-class Deadlines(Part):
+class Deadlines(StrictModel):
     start: Annotated[Wait, Field(description="until a group's processes are there, environment included")] = (
         float(DEFAULTS.start)
     )
@@ -365,11 +244,11 @@ class Deadlines(Part):
     reshard: Annotated[Wait, Field(description="moving the rows of all tables")] = float(DEFAULTS.reshard)
 
 
-class KeepCommits(Part):
+class KeepCommits(StrictModel):
     last: Positive = 3
     best: str | None = None
 
 
-class Checkpoint(Part):
+class Checkpoint(StrictModel):
     every: Positive = 200
     keep: KeepCommits = KeepCommits()

@@ -6,14 +6,23 @@ the key. Pure: imports neither Ray nor torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.base import Part, Word
 from nonet.controller.scenario.hidden import hide, is_hidden
 from nonet.controller.scenario.options import (
     Checkpoint,
@@ -23,33 +32,22 @@ from nonet.controller.scenario.options import (
     Init,
     Model,
     Pool,
-    Reinforced,
     Role,
-    Supervised,
     Tokenizer,
 )
 from nonet.controller.scenario.sparse import Sparse
+from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
 from nonet.errors import ConfigError
-from nonet.suggest import hint
+from nonet.options import StrictModel, Word
+from nonet.plugins import HERE, Files
+from nonet.suggest import suggestion
 
+SOURCES = "sources.json"  # of a run: its copies of own files
 LIBRARY = Path(__file__).resolve().parents[2] / "deploy" / "scenarios"
 
 
-_TAUGHT = set(Supervised.model_fields) - set(Reinforced.model_fields)  # keys of supervised stages alone
-
-
-def _arm(body: Any) -> str:
-    keys = set(body if isinstance(body, dict) else getattr(body, "model_fields_set", ()))
-    rewarded = "rewards" in keys or ("steps" in keys and not keys & _TAUGHT)
-    return "reinforced" if rewarded else "supervised"
-
-
-Stage = Annotated[
-    Annotated[Supervised, Tag("supervised")] | Annotated[Reinforced, Tag("reinforced")], Discriminator(_arm)
-]
-_ARMS: dict[Any, type[Part]] = {"supervised": Supervised, "reinforced": Reinforced}
+Stage = Annotated[SerializeAsAny[StageOptions], BeforeValidator(stage_of)]
 _WORDLESS = {
-    *_ARMS,
     "Schedule",
     "Elastic",
     "int",
@@ -60,7 +58,7 @@ _WORDLESS = {
 }
 
 
-class Scenario(Part):
+class Scenario(StrictModel):
     """The whole document. `folder` is where `file.py` references are resolved."""
 
     name: Word
@@ -77,6 +75,19 @@ class Scenario(Part):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     deadlines: Deadlines = Deadlines()
+    _files: Files = PrivateAttr(default=HERE)
+
+    def located(self, files: Files) -> Scenario:
+        """The same scenario with its own files elsewhere: a run's copies, say."""
+        return _rebuilt(_plain(self), files)
+
+    def __eq__(self, other: object) -> bool:
+        """Two scenarios are one when they say the same, wherever their files are."""
+        return isinstance(other, Scenario) and _plain(self) == _plain(other)
+
+    def __reduce__(self) -> Any:
+        """Another process reads the scenario anew, for classes out of own files have no name there."""
+        return _rebuilt, (_plain(self), self._files)
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -102,7 +113,7 @@ class Scenario(Part):
         for path, pool in self._pool_names():
             if pool not in known_pools:
                 raise ValueError(
-                    f"{path}: there is no pool {pool!r}{hint(pool, known_pools)}; pools: {', '.join(known_pools)}"
+                    f"{path}: there is no pool {pool!r}{suggestion(pool, known_pools)}; pools: {', '.join(known_pools)}"
                 )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
@@ -121,13 +132,9 @@ class Scenario(Part):
             for name, role in body.roles.items():
                 if role.pool:
                     yield f"stages.{stage}.roles.{name}.pool", role.pool
-            if isinstance(body, Reinforced):
-                for name, reward in body.rewards.items():
-                    if reward.pool:
-                        yield f"stages.{stage}.rewards.{name}.pool", reward.pool
-                for index, step in enumerate(body.between):
-                    if step.pool:
-                        yield f"stages.{stage}.between.{index}.pool", step.pool
+            for own in body.kind.own_workers(stage, body):
+                if own.pool:
+                    yield f"{own.where}.pool", own.pool
 
 
 def load_scenario(source: str | Path, changes: list[str] | None = None) -> tuple[Scenario, Path]:
@@ -139,17 +146,37 @@ def load_scenario(source: str | Path, changes: list[str] | None = None) -> tuple
     document = yaml.read(path)
     for change in changes or ():
         _set(document, change)
-    return make_scenario(document, str(source)), path.parent
+    return make_scenario(document, str(source), _files_of(path)), path.parent
 
 
-def make_scenario(document: Any, source: str = "scenario") -> Scenario:
-    """A Scenario from plain dicts. Raises ConfigError that names the key, what was given and what is allowed."""
+def make_scenario(document: Any, source: str = "scenario", files: Files = HERE) -> Scenario:
+    """A Scenario from plain dicts, whose own files are `files`. Raises ConfigError that names the key, what was given and
+    what is allowed."""
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: wanted a map with name, data and stages, got {type(document).__name__}")
     try:
-        return Scenario.model_validate(document)
+        return _rebuilt(document, files)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(error)}") from None
+        raise ConfigError(f"{source}: {_explain(error, document, files)}") from None
+
+
+def _rebuilt(document: Any, files: Files) -> Scenario:
+    scenario = Scenario.model_validate(document, context={"files": files})
+    scenario._files = files
+    return scenario
+
+
+def _plain(scenario: Scenario) -> dict[str, Any]:
+    return scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+
+
+def _files_of(path: Path) -> Files:
+    """Own files of a scenario: beside it; those of a run's are the run's copies."""
+    copies = path.parent / SOURCES
+    if not copies.exists():
+        return Files(str(path.parent))
+    records = json.loads(copies.read_text(encoding="utf-8"))
+    return Files(str(path.parent / "sources"), {record["use"]: record["copy"] for record in records})
 
 
 def find(source: str | Path) -> Path:
@@ -163,7 +190,7 @@ def find(source: str | Path) -> Path:
     if str(source) in shipped:
         return LIBRARY / f"{source}.yaml"
     raise ConfigError(
-        f"there is no scenario {str(source)!r}{hint(str(source), shipped)}; "
+        f"there is no scenario {str(source)!r}{suggestion(str(source), shipped)}; "
         f"shipped: {', '.join(shipped)}; or give a path to a .yaml file"
     )
 
@@ -212,7 +239,7 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     place[last] = value
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, document: Any, files: Files) -> str:
     """The first problem in one line: path, what is wrong, what is allowed; then how many more there are."""
     problems = error.errors(include_url=False)
     first = _of_the_arm_meant(problems)
@@ -220,11 +247,11 @@ def _explain(error: ValidationError) -> str:
     path = ".".join(str(part) for part in loc if not _is_arm(part))
     kind, given = first["type"], _Unshown() if is_hidden(loc) else first.get("input")
     if kind == "extra_forbidden":
-        known = _keys_at(loc[:-1])
+        known = _keys_at(loc[:-1], document, files)
         if loc[-1] in known:
             text = "is a key of another `use`"
         else:
-            text = f"unknown key{hint(str(loc[-1]), known)}" + (
+            text = f"unknown key{suggestion(str(loc[-1]), known)}" + (
                 f"; known keys: {', '.join(known)}" if known else ""
             )
     elif kind == "missing":
@@ -232,7 +259,7 @@ def _explain(error: ValidationError) -> str:
     elif kind == "value_error":
         text = first["msg"].removeprefix("Value error, ")
     elif kind in ("model_type", "model_attributes_type"):
-        known = ", ".join(_keys_at(loc))
+        known = ", ".join(_keys_at(loc, document, files))
         text = f"wanted a map, got {'nothing' if given is None else repr(given)}; its keys: {known}"
     elif kind == "dict_type":
         text = f"wanted a map of names, got {'nothing' if given is None else repr(given)}"
@@ -266,20 +293,22 @@ def _is_arm(part: Any) -> bool:
     return str(part) in _WORDLESS or "[" in str(part)
 
 
-def _keys_at(loc: list[Any]) -> list[str]:
+def _keys_at(loc: list[Any], document: Any, files: Files) -> list[str]:
     """Keys that a scenario may have where `loc` points, for suggestions."""
     model: Any = Scenario
     own_name = False
     for part in loc:
-        if own_name or part in _ARMS:
-            model, own_name = _ARMS.get(part, model), False
+        if own_name:
+            own_name = False
+            if model is StageOptions:
+                model = kind_of(document["stages"][part], files).options
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         model, own_name = _model_of(annotation), get_origin(annotation) is dict
         if model is None:
             return []
     names = [field.alias or name for name, field in model.model_fields.items() if name != "use"]
-    shipped = getattr(model, "shipped", {})
+    shipped = model.option_classes() if hasattr(model, "option_classes") else {}
     return sorted(
         {
             *names,

@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from nonet.controller.scenario.base import Part, Positive, Rate, Word
 from nonet.controller.scenario.units import Bytes, Seconds
+from nonet.options import Positive, Rate, StrictModel, Word
 
 Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 Numbers = Literal["fp32", "bf16", "fp16"]
 AtLeast0 = Annotated[float, Field(ge=0)]
 
 
-class Admit(Part):
+class Admit(StrictModel):
     count: Annotated[
         Positive | None, Field(description="steps in which an id must be asked for before it gets a row")
     ] = None
@@ -29,7 +29,7 @@ class Admit(Part):
         return self
 
 
-class Evict(Part):
+class Evict(StrictModel):
     by: Annotated[
         Literal["lru", "lfu"] | None,
         Field(
@@ -53,7 +53,7 @@ class Evict(Part):
         return self
 
 
-class TierOptions(Part):
+class TierOptions(StrictModel):
     device: Annotated[Bytes | None, Field(gt=0, description="of hot rows on each shard's device")] = None
     device_rows: Annotated[Positive | None, Field(description="the same as a number of rows")] = None
     policy: Annotated[
@@ -77,7 +77,7 @@ class TierOptions(Part):
         return self
 
 
-class RowOptions(Part):
+class RowOptions(StrictModel):
     """What a table says, or `sparse.defaults` for all that don't."""
 
     init_scale: Annotated[
@@ -131,7 +131,7 @@ class Table(RowOptions):
         return self
 
 
-class Sparse(Part):
+class Sparse(StrictModel):
     defaults: TableDefaults = TableDefaults()
     tables: dict[Word, Table] = {}
     replica_bytes: Annotated[

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.controller.scenario.options import Supervised
 from nonet.controller.scenario.scenario import Scenario
 from nonet.controller.scenario.sparse import RowOptions, Table, TableDefaults, TierOptions
 from nonet.embedding.tables import TableSpec
@@ -66,7 +65,7 @@ def check_tables(scenario: Scenario) -> None:
                     "a feature has one table"
                 )
             readers[feature] = name
-    untaught = not any(isinstance(body, Supervised) for body in scenario.stages.values())
+    untaught = all(body.kind.rolls_out for body in scenario.stages.values())
     timed = [name for name, table in scenario.sparse.tables.items() if table.evict and table.evict.ttl]
     if timed and untaught:
         raise ConfigError(
@@ -102,8 +101,8 @@ def ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, i
     }
     if not timed:
         return {}
-    name, stage = next((name, body) for name, body in scenario.stages.items() if isinstance(body, Supervised))
-    span_s, epochs = max(1.0, float(data["train_span_s"])), float(stage.epochs or 1)
+    name, stage = next((name, body) for name, body in scenario.stages.items() if not body.kind.rolls_out)
+    span_s, epochs = max(1.0, float(data["train_span_s"])), float(getattr(stage, "epochs", None) or 1)
     return {table: _steps(table, ttl, span_s, steps[name] / epochs, epochs) for table, ttl in timed.items()}
 
 

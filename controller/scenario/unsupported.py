@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nonet.controller.scenario.base import is_reference
-from nonet.controller.scenario.options import Chunk, Elastic, Reinforced, RewardOptions, Role
+from nonet.controller.scenario.options import Elastic, Role
 from nonet.controller.scenario.scenario import Scenario
+from nonet.controller.scenario.stage import Chunk
 from nonet.errors import ConfigError
+from nonet.plugins import is_reference
 from nonet.suggest import did_you_mean
 
 _ROLES = ("trainer", "rollout", "embedding", "evaluator")
@@ -27,13 +28,7 @@ def roles_not_run(scenario: Scenario) -> tuple[str, ...]:
     own = [name for name in scenario.roles if name not in _ROLES]
     for stage, body in scenario.stages.items():
         own += [name for name in body.roles if name not in _ROLES]
-        if isinstance(body, Reinforced):
-            own += [f"{stage}.between.{index}" for index in range(len(body.between))]
-            own += [
-                f"{stage}.reward.{name}"
-                for name, reward in body.rewards.items()
-                if next(_missing_reward("", reward), None)
-            ]
+        own += [each.name for each in body.kind.own_workers(stage, body) if not each.runs]
     return tuple(dict.fromkeys(own))
 
 
@@ -58,10 +53,10 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield from _missing_roles(f"stages.{name}.roles", stage.roles)
         if scenario.model.use == "deepfm" and stage.chunk != Chunk():
             yield f"stages.{name}.chunk for deepfm (its step is one batch of events)"
-        if isinstance(stage, Reinforced) and scenario.model.use == "deepfm":
+        if stage.kind.rolls_out and scenario.model.use == "deepfm":
             yield f"stages.{name} with rewards for deepfm, which makes no lists"
-        elif isinstance(stage, Reinforced):
-            yield from _missing_rl(f"stages.{name}", stage)
+        else:
+            yield from stage.kind.unsupported(f"stages.{name}", stage)
 
 
 def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
@@ -76,27 +71,3 @@ def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
         if name not in _ROLES:
             near = did_you_mean(name, _ROLES)
             yield f"{path}.{name} (roles of your own: write a nonet.Session loop.{near})"
-
-
-def _missing_rl(path: str, stage: Reinforced) -> Iterator[str]:
-    if stage.between:
-        yield f"{path}.between"
-    if stage.mismatch:
-        yield f"{path}.mismatch"
-    options = stage.rollout.options()
-    if options.get("catalogue"):
-        yield f"{path}.rollout.catalogue"
-    if options.get("staleness"):
-        yield f"{path}.rollout.staleness above 0"
-    for use, where in ((stage.algorithm.use, "algorithm"), (stage.rollout.use, "rollout")):
-        if is_reference(str(use)):
-            yield f"{path}.{where}.use: {use}"
-    for name, reward in stage.rewards.items():
-        yield from _missing_reward(f"{path}.rewards.{name}", reward)
-
-
-def _missing_reward(path: str, reward: RewardOptions) -> Iterator[str]:
-    if isinstance(reward.use, str) and "://" in reward.use:
-        yield f"{path}.use: {reward.use}"
-    if reward.at_least is not None:
-        yield f"{path}.at_least"

@@ -34,6 +34,7 @@ from nonet.controller.scenario import Scenario, check_runnable, load_scenario, t
 from nonet.controller.setup import (
     data_setup,
     deadlines,
+    read_copies,
     settled,
     stage_setups,
     starting_from,
@@ -117,6 +118,7 @@ class Session:
                 self.run.begin_anew()
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
+        self.scenario = self.scenario.located(read_copies(self.run))
         self.history = History(self.run, scenario, self.scenario.checkpoint.keep.last)
         self.trace = open_trace(self.run.trace)
         first = next(iter(self.scenario.stages))
@@ -246,7 +248,7 @@ class Session:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
         self.prepare(name)
         self._stage = name
-        if not self.stage.weights:
+        if not self.stage.rolls_out:
             self.trainer.shards.unpublish().get(self.deadlines.step)
         if self.restored is not None and self.restored.stage == name:
             return self.restored.stage_step
@@ -271,7 +273,7 @@ class Session:
         began = time.time()
         self.version += 1
         name = stage or self._stage
-        setup = self.stages[name] if name is not None and self.stages[name].weights else None
+        setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
         limit = self.scenario.sparse.replica_bytes
         facts = publish(self.trainer, self.rollout, self.version, limit, setup)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)

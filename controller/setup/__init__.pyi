@@ -10,6 +10,7 @@ from .worker_setup import baselines_of as baselines_of
 from .worker_setup import deadlines as deadlines
 from .worker_setup import reward_options as reward_options
 from .worker_setup import role_specs as role_specs
+from .worker_setup import rollout_options as rollout_options
 from .worker_setup import run_setup as run_setup
 from .worker_setup import stage_setups as stage_setups
 from .worker_setup import targets as targets

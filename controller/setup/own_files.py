@@ -7,27 +7,15 @@ on, and before it is resumed; a copy that changed is an error (CONTRACTS 9).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import Scenario, document, file_of
+from nonet.controller.scenario import Scenario, document
 from nonet.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """path: as the scenario names it -> as the run has it, below its `sources`."""
-
-    path: Mapping[str, str]
-
-    def of(self, use: Any) -> Any:
-        """`use` with its file replaced by the run's copy; what names no file stays as it is."""
-        origin = file_of(use)
-        return use if origin is None else self.path[origin] + use.removeprefix(origin)
+from nonet.plugins import Files, file_of
 
 
 def own_files(scenario: Scenario) -> list[str]:
@@ -51,7 +39,7 @@ def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
     run.write_json(run.sources_list.name, records)
 
 
-def read_copies(run: RunFolder) -> Copies:
+def read_copies(run: RunFolder) -> Files:
     """The copies that a run keeps. Raises ConfigError where one is missing or is not what the run began with."""
     records = run.read_json(run.sources_list.name) or []
     for record in records:
@@ -66,7 +54,7 @@ def read_copies(run: RunFolder) -> Copies:
                 f"{place} was changed since the run began (sha256 {found[:12]}, the run's is {record['sha256'][:12]}): a run "
                 f"goes on with what it began with; put it back, or start a new run with the changed {record['use']}"
             )
-    return Copies({record["use"]: record["copy"] for record in records})
+    return Files(str(run.sources), {record["use"]: record["copy"] for record in records})
 
 
 def _name_of_copy(use: str, digest: str) -> str:

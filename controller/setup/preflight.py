@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.scenario import (
-    Reinforced,
-    RewardOptions,
     Scenario,
-    Supervised,
     check_runnable,
     check_tables,
 )
@@ -29,8 +26,7 @@ from nonet.models import parse_metric
 from nonet.models.click import check_metric
 from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import check_options, columns_of, find_reward
-from nonet.samples.batches import rl_events
-from nonet.samples.sequences import RL, TEST, TRAIN
+from nonet.samples.sequences import TEST, TRAIN
 from nonet.suggest import did_you_mean
 
 
@@ -54,11 +50,11 @@ def check(scenario: Scenario, folder: Path) -> None:
     _check_data(scenario, folder, asked)
 
 
-def _check_reward(target: Any, name: str, options: RewardOptions) -> None:
+def _check_reward(target: Any, name: str, options: Any) -> None:
     try:
         check_options(target, options.options(), name=name)
     except ConfigError as error:
-        general = ", ".join(key for key in RewardOptions.model_fields if key != "use")
+        general = ", ".join(key for key in type(options).model_fields if key != "use")
         raise ConfigError(f"{error} Every reward has {general}.") from None
 
 
@@ -88,13 +84,12 @@ def _check_clicks(scenario: Scenario) -> None:
     if scenario.data.repeats is not None:
         raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
     for name, body in scenario.stages.items():
-        if not isinstance(body, Supervised):
-            continue
-        if not body.target:
+        if not getattr(body, "target", None):
             raise ConfigError(
                 f'stages.{name}: deepfm wants target: a condition that says what a click is, e.g. "rating >= 4"'
             )
-        if body.batch.tokens is None:
+        batch = getattr(body, "batch", None)
+        if batch is None or batch.tokens is None:
             raise ConfigError(
                 f"stages.{name}: deepfm wants batch: {{tokens: N}}, the events of a step, e.g. 256"
             )
@@ -135,10 +130,4 @@ def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str
                 "training events: the stage would train on nothing. Widen it, or leave it out"
             )
     for name, body in scenario.stages.items():
-        if isinstance(body, Reinforced) and not (seq.split == RL).any():
-            raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
-        if isinstance(body, Reinforced) and not len(rl_events(seq)):
-            raise ConfigError(
-                f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
-                "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
-            )
+        body.kind.check_data(name, body, seq)

@@ -9,11 +9,8 @@ from typing import Any
 from nonet.controller.plan import largest_chunk, model_size
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
-    Reinforced,
-    RewardOptions,
     Scenario,
     Schedule,
-    Supervised,
     table_arguments,
     tier_arguments,
 )
@@ -71,18 +68,22 @@ def baselines_of(scenario: Scenario) -> tuple[str, ...]:
 def targets(scenario: Scenario) -> dict[str, str]:
     """Stage -> target condition."""
     return {
-        name: body.target
-        for name, body in scenario.stages.items()
-        if isinstance(body, Supervised) and body.target
+        name: target for name, body in scenario.stages.items() if (target := getattr(body, "target", None))
     }
 
 
-def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, RewardOptions]]:
+def reward_options(scenario: Scenario) -> Iterator[tuple[str, str, Any]]:
     """(stage, name, options) of every reward."""
     for stage, body in scenario.stages.items():
-        if isinstance(body, Reinforced):
-            for name, options in body.rewards.items():
-                yield stage, name, options
+        for name, options in getattr(body, "rewards", {}).items():
+            yield stage, name, options
+
+
+def rollout_options(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """How each stage that rolls out does so."""
+    return {
+        name: body.kind.rollout_options(body) for name, body in scenario.stages.items() if body.kind.rolls_out
+    }
 
 
 def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, RoleSpec]:
@@ -108,7 +109,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
         specs["tokenise"] = RoleSpec(ClickTokeniser)
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
-            RewardWorker, (name, copies.of(options.use or name), str(run.sources), options.options())
+            RewardWorker, (name, copies.address(options.use or name), str(run.sources), options.options())
         )
     return specs
 
@@ -129,38 +130,22 @@ def stage_setups(
     users = events if predicts_clicks(scenario) else users  # a click model's row is an event
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
-        lengths = _supervised(body, users, events) if isinstance(body, Supervised) else _reinforced(body)
+        lengths = body.kind.lengths(body, users, events)
         chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
         setups[name] = StageSetup(
-            name=name, first=first, lr=_rate(body.lr), base=base, chunk=chunk, **lengths
+            name=name,
+            first=first,
+            lr=_rate(body.lr),
+            base=base,
+            chunk=chunk,
+            rolls_out=body.kind.rolls_out,
+            phases=body.kind.trainer_phases,
+            **lengths,
         )
         first += setups[name].steps
     return {
         name: replace(setup, target=name if name in targets(scenario) else None)
         for name, setup in setups.items()
-    }
-
-
-def _supervised(body: Supervised, users: int, events: int) -> dict[str, Any]:
-    per_step = min(
-        users, body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))
-    )
-    per_epoch = -(-users // per_step)
-    by_tokens = max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
-    return {
-        "steps": body.epochs * per_epoch if body.epochs else by_tokens,
-        "users": per_step,
-        "ahead": body.ahead,
-    }
-
-
-def _reinforced(body: Reinforced) -> dict[str, Any]:
-    weights = {reward: options.weight for reward, options in body.rewards.items()}
-    return {
-        "steps": body.steps,
-        "users": body.users,
-        "algorithm": body.algorithm.options(),
-        "weights": weights,
     }
 
 

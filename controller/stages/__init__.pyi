@@ -1,3 +1,4 @@
-from .loops import probe_rewards as probe_rewards
-from .loops import rehearse as rehearse
-from .loops import run_stage as run_stage
+from ._loops import probe_rewards as probe_rewards
+from ._loops import rehearse as rehearse
+from ._loops import run_stage as run_stage
+from .reinforced import Reinforced as Reinforced

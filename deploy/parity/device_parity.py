@@ -170,7 +170,7 @@ def _fresh(made: ScenarioFile, scratch: Path, steps: int) -> Material:
     trainer.open(folders)
     stages = stage_setups(made.scenario, facts["data"]["users"], facts["data"]["trained_events"])
     stage = next(iter(stages.values()))
-    done = 0 if stage.weights else min(steps, stage.steps)
+    done = 0 if stage.rolls_out else min(steps, stage.steps)
     trainer.begin(stage)
     trainer.train(stage, 0, done)
     commit = scratch / "commit"

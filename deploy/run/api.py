@@ -16,6 +16,7 @@ from nonet.deploy.run.driver import start as _start
 from nonet.deploy.run.driver import start_detached as _start_detached
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
+from nonet.plugins import Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ScenarioFile:
         """A copy with one key changed, e.g. set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1})."""
         whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         put(whole, path, value, f"set({path!r})")
-        return replace(self, scenario=make_scenario(whole, self.scenario.name))
+        return replace(self, scenario=make_scenario(whole, self.scenario.name, Files(str(self.folder))))
 
     def plan(self, view: ClusterView | None = None) -> Plan:
         """The plan on a cluster view, this machine by default; `.show()` is its text."""

@@ -17,8 +17,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return "".join(f" Did you mean {near!r}?" for near in close_to(word, known))
 
 
-def hint(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the middle of a sentence, or nothing."""
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"` for the middle of a sentence, or nothing when no known word is near."""
     return "".join(f" (did you mean {near!r}?)" for near in close_to(word, known))
 
 

@@ -77,6 +77,19 @@ def test_a_reward_is_told_as_before_after_and_the_change_between_them(run):
     assert made["rewards_on"].startswith("3 prompts of 2 users")
 
 
+def test_a_second_stage_with_rewards_has_its_numbers_too(run):
+    plain = SCENARIO.model_dump(exclude_none=True, by_alias=True)
+    two = make_scenario(plain | {"stages": plain["stages"] | {"again": plain["stages"]["rl"]}})
+    for when, scores in (("before", [0.5, 0.5]), ("after", [1.0, 1.0])):
+        np.savez(run.results / f"again.rewards.{when}.npz", hit=scores, total=scores, user=[3, 4])
+    made = make_report(run, two, {"parameters": 5}, {}, {})
+    assert {name: stage["rewards"]["hit"][1] for name, stage in made["stage_rewards"].items()} == {
+        "rl": pytest.approx(2 / 3),
+        "again": 1.0,
+    }
+    assert made["rewards"] == made["stage_rewards"]["again"]["rewards"]
+
+
 def test_rows_and_table_counts_are_summed_over_steps_and_a_step_written_twice_counts_once(run):
     run.metrics.write_text(
         record("pretrain", 1, "events", 10)

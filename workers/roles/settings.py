@@ -51,7 +51,9 @@ class StageSetup:
     base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
     ahead      how many events ahead are targets too, weighted 1 / distance
     target     name of the stage's target mask in the sequences, None for all events
-    algorithm  of RL: kl, clip, normalise; weights: reward -> weight
+    algorithm  of RL: `use`, and its options; weights: reward -> weight
+    rolls_out  whether rollouts work in it: then its rows are frozen, and what it trains is published to them
+    phases     of the trainer: when it learns; when it is saved, loaded or published
     chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
     """
 
@@ -66,3 +68,5 @@ class StageSetup:
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     chunk: int = CHUNK_TOKENS
+    rolls_out: bool = False
+    phases: tuple[str, str] = ("train", "train")

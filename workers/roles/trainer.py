@@ -23,8 +23,10 @@ from nonet.embedding.exchange import Layout
 from nonet.embedding.training import Pipeline, SparseWorld, reshard
 from nonet.models.generation import Corpus, log_prob, on
 from nonet.models.sid import build_model, sid_loss
+from nonet.plugins import heavy
 from nonet.random import key
-from nonet.rl import Advantages, PolicyLoss, advantages, policy_loss
+from nonet.rl import Advantages, PolicyLoss
+from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import (
     bounded,
     prompt_batch,
@@ -121,8 +123,7 @@ class Trainer(DistributeWorker):
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer; for RL also the frozen reference."""
         self.dense.restart()
-        if stage.weights:
-            self._reference = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self._reference = self._frozen() if _needs_reference(stage) else None
 
     @method(collect="first", stage=Replicate)
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
@@ -211,8 +212,8 @@ class Trainer(DistributeWorker):
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
         """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
-        if stage is not None and stage.weights:
-            self._reference = copy.deepcopy(self.model).eval().requires_grad_(False)
+        if stage is not None and _needs_reference(stage):
+            self._reference = self._frozen()
             load_model(self._reference, Path(folder) / "reference")
 
     def held(self) -> Iterable[Tensor]:
@@ -243,10 +244,8 @@ class Trainer(DistributeWorker):
         """Advantages of this rank's whole share, and which of its beams are valid [U, W]."""
         valid_UW = torch.from_numpy(np.ascontiguousarray(beams["valid"]))
         rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        advantage = advantages(  # small, in float64: on the host, whatever the device
-            rewards, stage.weights, valid_UW, normalise=stage.algorithm["normalise"], reduce=self._sum
-        )
-        return advantage, valid_UW
+        compute = heavy(_algorithm(stage).advantage)  # small, in float64: on the host, whatever the device
+        return compute(rewards, stage.weights, valid_UW, stage.algorithm, self._sum), valid_UW
 
     def _prompts(self, stage: StageSetup, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """How the prompts that these beams answer are made a batch."""
@@ -268,24 +267,22 @@ class Trainer(DistributeWorker):
         beams: Mapping[str, Any],
         advantage_UW: Tensor,
     ) -> PolicyLoss:
-        """The clipped loss of a chunk's beams with their advantages; `found` are the rows of its tables."""
+        """The algorithm's loss of a chunk's beams with their advantages; `found` are the rows of its tables."""
         sid_UWL, valid_UW, old_UWL = (
             torch.from_numpy(np.ascontiguousarray(beams[name])).to(self.device)
             for name in ("sid", "valid", "logp")
         )
-        batch, rows, options = on(chunk.batch, self.device), chunk.spread(found), stage.algorithm
-        with torch.no_grad():
-            reference_UWL = log_prob(self._reference, batch, rows, sid_UWL, self.corpus.trie)
+        batch, rows, reference_UWL = on(chunk.batch, self.device), chunk.spread(found), None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference_UWL = log_prob(self._reference, batch, rows, sid_UWL, self.corpus.trie)
         logp_UWL = log_prob(self.model, batch, rows, sid_UWL, self.corpus.trie)
-        return policy_loss(
-            logp_UWL,
-            old_UWL,
-            advantage_UW.to(self.device),
-            valid_UW,
-            ref_UWL=reference_UWL,
-            clip=options["clip"],
-            kl=options["kl"],
-        )
+        policy = Policy(logp_UWL, old_UWL, advantage_UW.to(self.device), valid_UW, reference_UWL)
+        return heavy(_algorithm(stage).loss)(policy, stage.algorithm)
+
+    def _frozen(self) -> torch.nn.Module:
+        """The weights as they are, to be compared with."""
+        return copy.deepcopy(self.model).eval().requires_grad_(False)
 
     def _sum(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.dense.total(*moments.tolist()), dtype=moments.dtype)
@@ -348,3 +345,11 @@ class Trainer(DistributeWorker):
         make = partial(window_batch, seq, self.corpus.sids, stage=stage.name, epoch=epoch, target=target)
         parts = bounded(window_positions(seq, found), stage.chunk)
         return [partial(make, (found[0][part], found[1][part], found[2][part])) for part in parts]
+
+
+def _algorithm(stage: StageSetup) -> Algorithm:
+    return ALGORITHMS.get(stage.algorithm["use"])
+
+
+def _needs_reference(stage: StageSetup) -> bool:
+    return bool(stage.algorithm) and _algorithm(stage).needs_reference(stage.algorithm)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Ray's workers import this file too
+
 from views import scenario
 
 from nonet.errors import PlacementError

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from nonet.controller.groups.handles import RewardPlayers, _mean
+from nonet.controller.groups.handles import Prompts, RewardPlayers, RolloutPlayer, _mean
 from nonet.deadlines import Deadlines
 from nonet.errors import DeadlineExceeded
 
@@ -71,3 +74,12 @@ def test_a_reward_that_is_late_is_named_with_its_own_time():
 def test_a_mean_over_workers_counts_their_prompts():
     assert _mean([(1.0, 3), (0.0, 0), (5.0, 1)]) == 2.0
     assert _mean([(0.0, 0)]) == 0.0
+
+
+def test_beams_are_as_wide_as_their_stage_says():
+    told = []
+    group = SimpleNamespace(generate=lambda users, positions, **options: told.append(options["width"]))
+    rollout = RolloutPlayer(group, {"rl": {"width": 4}, "again": {"width": 9}})  # type: ignore[arg-type]
+    for stage in ("again", "rl"):
+        rollout.generate(Prompts(stage, 0, np.arange(2), np.arange(2)))
+    assert told == [9, 4]

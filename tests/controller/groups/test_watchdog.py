@@ -62,7 +62,7 @@ def in_a_file(place):
 
 def test_a_worker_says_which_of_its_own_lines_it_is_in(threads):
     seen = look("trainer-1@n", "trainer.train", 130.0, threads.at(slow_read))
-    assert seen.at.startswith("controller/test_watchdog.py:")
+    assert seen.at.startswith("groups/test_watchdog.py:")
     assert seen.at.endswith(" slow_read")
     assert not seen.waits
     assert "slow_read" in seen.stacks
@@ -70,7 +70,7 @@ def test_a_worker_says_which_of_its_own_lines_it_is_in(threads):
 
 
 @pytest.mark.parametrize(
-    "place", ["/lib/torch/distributed/distributed_c10d.py", "/x/nonet/embedding/local_wire.py"]
+    "place", ["/lib/torch/distributed/distributed_c10d.py", "/x/nonet/embedding/exchange/shared_memory.py"]
 )
 def test_a_worker_in_a_collective_or_an_exchange_waits_for_others(threads, place):
     assert look("trainer-0", "trainer.train", 9.0, threads.at(in_a_file(place))).waits
@@ -85,7 +85,7 @@ def test_behind_a_pipelines_queue_the_helper_that_is_stuck_is_told(threads):
     with ThreadPoolExecutor(1, "sparse-save-1") as saves:
         saves.submit(int).result()  # it rests now, which tells nothing
         queued = threads.at(scope["_next"])
-        threads.at(in_a_file("/x/nonet/embedding/local_wire.py"), "sparse-_wire")
+        threads.at(in_a_file("/x/nonet/embedding/exchange/shared_memory.py"), "sparse-_wire")
         waits = look("trainer-0", "trainer.train", 9.0, queued)
         assert waits.waits, "the wire waits for other ranks"
         threads.at(slow_read, "sparse-_route")
@@ -135,7 +135,7 @@ def test_a_collective_that_gave_up_is_told_from_other_errors():
             scope["f"]()
         return waited_in_vain(caught.value)
 
-    gloo, wire = "/lib/torch/distributed/distributed_c10d.py", "/x/nonet/embedding/local_wire.py"
+    gloo, wire = "/lib/torch/distributed/distributed_c10d.py", "/x/nonet/embedding/exchange/shared_memory.py"
     assert raised(gloo, "[unbound_buffer.cc:81] Timed out waiting 240000ms for recv operation to complete")
     assert raised(wire, "no message from rank 1 in 240 s")
     assert not raised(gloo, "Connection closed by peer"), "it died"

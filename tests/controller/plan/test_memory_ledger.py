@@ -6,7 +6,6 @@ import pytest
 from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import need
-from nonet.controller.plan.memory_ledger import phases
 from nonet.controller.plan.planner import plan
 from nonet.controller.plan.sizes import hot_row_bytes, model_size, shard_bytes, sid_decoder_parameters
 from nonet.controller.scenario.scenario import load_scenario
@@ -131,9 +130,14 @@ def test_memory_that_the_view_does_not_know_is_said_and_not_checked():
     assert "not known: memory of GPU devices" in made.text()
 
 
+def phases(made):
+    body = made.stages["rl"]
+    return body.kind.phases(body)
+
+
 def test_with_staleness_rollout_and_update_are_one_phase():
-    assert "rollout + update" in phases(scenario(stages=rl(staleness=1)).stages["rl"])
-    assert list(phases(scenario(stages=rl()).stages["rl"])) == ["rollout", "score", "update", "publish"]
+    assert "rollout + update" in phases(scenario(stages=rl(staleness=1)))
+    assert list(phases(scenario(stages=rl()))) == ["rollout", "score", "update", "publish"]
 
 
 def test_tiers_bound_what_a_shard_keeps_in_memory_and_add_its_hot_rows():

@@ -13,7 +13,17 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles.settings import StageSetup
 
 PRETRAIN = StageSetup("pretrain", first=0, steps=6, users=4, lr={"peak": 1e-3}, base=1e-3)
-RL = StageSetup("rl", first=6, steps=4, users=4, lr={"peak": 1e-4}, base=1e-3, weights={"hit": 1.0})
+RL = StageSetup(
+    "rl",
+    first=6,
+    steps=4,
+    users=4,
+    lr={"peak": 1e-4},
+    base=1e-3,
+    weights={"hit": 1.0},
+    rolls_out=True,
+    phases=("update", "publish"),
+)
 STAGES = ["pretrain", "rl"]
 
 

@@ -28,7 +28,9 @@ BODY = {
     "checkpoint": {"every": 3},
 }
 PRETRAIN = StageSetup("pretrain", 0, 8, 4, {"peak": 1e-3}, 1e-3)
-RL = StageSetup("rl", 8, 4, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0})
+RL = StageSetup(
+    "rl", 8, 4, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0}, rolls_out=True, phases=("update", "publish")
+)
 
 
 class World:
@@ -57,7 +59,7 @@ class World:
             forget_after=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
         self.trainer = TrainerPlayer(self.group, self.shards, self._enter)
-        self.rollout = RolloutPlayer(self.rollout_group, 4, self._enter)
+        self.rollout = RolloutPlayer(self.rollout_group, {"rl": {"width": 4}}, self._enter)
         session.crew = SimpleNamespace(
             trainer=self.trainer,
             rollout=self.rollout,

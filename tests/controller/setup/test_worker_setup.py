@@ -71,7 +71,7 @@ def test_targets_and_ahead_belong_to_their_stage(stages):
 
 
 def test_rl_has_its_algorithm_and_its_weights(stages):
-    assert stages["rl"].algorithm == {"kl": 0.03, "clip": [0.1, 0.3], "normalise": "gdpo"}
+    assert stages["rl"].algorithm == {"use": "grpo", "kl": 0.03, "clip": [0.1, 0.3], "normalise": "gdpo"}
     assert stages["rl"].weights == {"hit": 2.0, "rank": 0.25}
     assert not stages["pretrain"].weights
 

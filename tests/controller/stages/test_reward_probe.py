@@ -14,7 +14,7 @@ from nonet.controller.report import _rewards
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import reward_options, run_setup, stage_setups
-from nonet.controller.stages.loops import probe_rewards, rehearse
+from nonet.controller.stages._loops import probe_rewards, rehearse
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.reward import RewardWorker
@@ -48,7 +48,7 @@ def made(tmp_path_factory):
 
 def session_of(made, *changes):
     scenario, _ = load_scenario(made.folder / "ring.yaml", list(changes))
-    player = RolloutPlayer(LocalGroup(made.rollout), 4)  # type: ignore[arg-type]
+    player = RolloutPlayer(LocalGroup(made.rollout), {"rl": {"width": 4}})  # type: ignore[arg-type]
     player.version = 1
     rewards = RewardPlayers(
         {n: LocalGroup(w) for n, w in made.rewards.items()}, dict.fromkeys(made.rewards, 9.0)

@@ -8,7 +8,7 @@ import numpy as np
 from stand_ins import Now
 
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.stages.loops import probe_rewards
+from nonet.controller.stages._loops import probe_rewards
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup
 
@@ -20,7 +20,17 @@ BODY = {
 
 
 def test_the_total_of_held_out_users_is_weighted():
-    stage = StageSetup("rl", 0, 1, 2, {}, 1.0, weights={"hit": 1.0, "own": 0.25, "off": 0.0})
+    stage = StageSetup(
+        "rl",
+        0,
+        1,
+        2,
+        {},
+        1.0,
+        weights={"hit": 1.0, "own": 0.25, "off": 0.0},
+        rolls_out=True,
+        phases=("update", "publish"),
+    )
     scores = {"hit": [[1, 0], [0, 0]], "own": [[4, 0], [8, 8]], "off": [[9, 9], [9, 9]]}
     asked = []
     probe = np.array([3, 5]), np.array([1, 2])

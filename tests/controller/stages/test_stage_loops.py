@@ -11,7 +11,7 @@ from stand_ins import LoopSession, Now, Recorder
 from nonet.controller import pipeline as pipelines
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.stages.loops import run_stage
+from nonet.controller.stages._loops import run_stage
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup
 
@@ -28,7 +28,17 @@ BODY = {
 }
 SCENARIO = make_scenario(BODY)
 PRETRAIN = StageSetup("pretrain", 0, 23, 8, {"peak": 1e-3}, 1e-3)
-RL = StageSetup("rl", 23, 3, 2, {"peak": 1e-3}, 1e-3, weights={"hit": 1.0, "rank": 0.25})
+RL = StageSetup(
+    "rl",
+    23,
+    3,
+    2,
+    {"peak": 1e-3},
+    1e-3,
+    weights={"hit": 1.0, "rank": 0.25},
+    rolls_out=True,
+    phases=("update", "publish"),
+)
 
 
 def record(step):

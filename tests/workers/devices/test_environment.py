@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # Ray's workers import this file too
+
 from strict_wire import foreign_names
 
 import nonet

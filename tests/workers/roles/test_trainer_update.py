@@ -78,7 +78,7 @@ def gained(world, scores, **stage):
 
 @pytest.mark.parametrize("normalise", ["group", "gdpo"])
 def test_the_beam_that_was_rewarded_gains_probability_and_the_others_lose(world, normalise):
-    small = {"algorithm": {"kl": 0.01, "clip": 0.2, "normalise": normalise}}
+    small = {"algorithm": {"use": "grpo", "kl": 0.01, "clip": 0.2, "normalise": normalise}}
     gain = gained(world(), lambda beams: {"hit": one_beam(beams, 2)}, **small)
     assert gain[2] > 0.01
     assert gain[[0, 1, 3]].max() < 0
@@ -95,7 +95,7 @@ def test_of_two_rewards_that_disagree_the_heavier_one_wins(world, normalise):
     def against(beams):
         return {"hit": one_beam(beams, 0), "own": one_beam(beams, 3)}
 
-    how = {"algorithm": {"kl": 0.01, "clip": 0.2, "normalise": normalise}}
+    how = {"algorithm": {"use": "grpo", "kl": 0.01, "clip": 0.2, "normalise": normalise}}
     gain = gained(world(), against, weights={"hit": 1.0, "own": 0.1}, **how)
     assert gain[0] > 0.01 > 0 > gain[3]
     gain = gained(world(), against, weights={"hit": 0.1, "own": 1.0}, **how)
@@ -165,7 +165,9 @@ def test_where_rewards_say_nothing_the_kl_term_pulls_the_policy_back_to_its_refe
     beams = there.beams(3)
     flat = {"hit": np.ones(beams["valid"].shape, np.float32)}
     pull = replace(
-        there.stages["rl"], weights={"hit": 1.0}, algorithm={"kl": 1.0, "clip": 0.2, "normalise": "group"}
+        there.stages["rl"],
+        weights={"hit": 1.0},
+        algorithm={"use": "grpo", "kl": 1.0, "clip": 0.2, "normalise": "group"},
     )
     there.trainer.dense.restart()  # without the momentum of the steps before
     kl = [there.update(beams, flat, 1, pull)["kl"] for _ in range(3)]

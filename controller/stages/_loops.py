@@ -9,11 +9,11 @@ import numpy as np
 
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
-from nonet.controller.scenario import Reinforced, Supervised, has_policy
+from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
+from nonet.controller.stages.supervised import CHUNK_STEPS
+from nonet.plugins import heavy
 
-# A call per chunk, not per step, keeps the controller out of a 20 ms step's way.
-CHUNK_STEPS = 10
 _REHEARSAL_USERS = 8
 
 Stopped = Callable[[], bool]
@@ -21,12 +21,12 @@ Stopped = Callable[[], bool]
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Run a stage from where it stands. False when asked to stop before its end; then it is committed."""
-    body = session.scenario.stages[name]
-    run = _supervised if isinstance(body, Supervised) else _reinforced
-    return run(session, name, recorder, stopped)
+    loop = heavy(session.scenario.stages[name].kind.loop)
+    return loop(session, name, recorder, stopped)
 
 
-def _supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+    """Steps of trainers over their samples, some a call."""
     step, stage = session.begin(name), session.stages[name]
     recorder.begin(name, stage.steps, step)
     every = session.scenario.checkpoint.every
@@ -57,7 +57,8 @@ def _supervised(session: Session, name: str, recorder: Recorder, stopped: Stoppe
     return True
 
 
-def _reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
+    """Prompts, beams, scores and an update a step."""
     stage = session.stages[name]
     shown_start = False
     for step, prompts in session.prompts(name):
@@ -105,7 +106,7 @@ def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: 
 def rehearse(session: Session) -> None:
     """Score a few beams of the untrained model with every reward, so that a broken reward fails now and not after hours."""
     for name in session.scenario.stages:
-        if session.stages[name].weights:
+        if session.stages[name].rolls_out:
             session.publish(name)
             few = next(_probe(session, name, _REHEARSAL_USERS))
             session.rewards_of(name).score(session.rollout.generate(few))
@@ -135,7 +136,7 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
 def _probe(session: Session, name: str, size: int) -> Iterator[Prompts]:
     """The prompts that a stage's rewards are probed with, so many at a time."""
     body = session.scenario.stages[name]
-    most = body.probe if isinstance(body, Reinforced) else None
+    most = getattr(body, "probe", None)
     users, positions = session.rollout.group.probe(most).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)

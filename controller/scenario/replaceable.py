@@ -1,0 +1,83 @@
+"""Parts of a scenario that `use:` replaces: a shipped name, an installed one, or one of the user's own files.
+
+The other keys are the options of what is named, checked by its own class as the scenario is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
+
+from nonet.errors import ConfigError
+from nonet.options import StrictModel
+from nonet.plugins import HERE, Files, Registry, is_reference
+from nonet.suggest import suggestion
+
+
+class Replaceable(BaseModel):
+    """A part with `use:`, whose specs are in a `registry`; or in `shipped`, where nothing of one's own can be named yet."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
+    registry: ClassVar[Registry[Any] | None] = None
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {}
+    default: ClassVar[str] = ""
+    use: Any = ""
+    _files: Files = PrivateAttr(default=HERE)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"use": value}
+        if isinstance(value, dict) and "use" not in value and cls.default:
+            value = {"use": cls.default, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Replaceable:
+        self._files = (info.context or {}).get("files", HERE)
+        options = self._option_class()
+        if options is not None:
+            filled = options.model_validate(self.model_extra or {}).model_dump()
+            object.__setattr__(self, "__pydantic_extra__", filled)
+        return self
+
+    @property
+    def spec(self) -> Any:
+        """What `use` names. Raises ConfigError."""
+        assert self.registry is not None
+        return self.registry.get(self.use, self._files)
+
+    @property
+    def address(self) -> Any:
+        """`use` as other processes find it: a file as an absolute path."""
+        return self._files.address(self.use)
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of what `use` names."""
+        return dict(self.model_extra or {})
+
+    @classmethod
+    def option_classes(cls) -> dict[str, type[StrictModel]]:
+        """The options of every name that comes with Nonet or is installed."""
+        if cls.registry is None:
+            return cls.shipped
+        return {name: cls.registry.get(name).options for name in cls.registry.names()}
+
+    def _option_class(self) -> type[StrictModel] | None:
+        """The class that checks the other keys; None where only what is named can."""
+        if self.registry is not None:
+            try:
+                return self.spec.options
+            except ConfigError as error:
+                raise ValueError(f"use: {error}") from None
+        if not isinstance(self.use, str):
+            return None
+        if self.use not in self.shipped and not is_reference(self.use):
+            near = suggestion(self.use, self.shipped)
+            raise ValueError(
+                f"use: {self.use!r}{near} is neither shipped ({', '.join(self.shipped)}) "
+                "nor file.py[:Name] nor package.module:Name"
+            )
+        return self.shipped.get(self.use)

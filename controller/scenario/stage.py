@@ -1,0 +1,188 @@
+"""Stages of a scenario: the keys that all kinds have, and what a kind says of itself.
+
+A kind is found by `use:`, or by its keys where a stage names none. `StageKind` is what the rest of the controller asks: nobody
+else tells kinds apart. Its methods are pure; the loop, which is not, is named by its dotted path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
+
+from nonet.controller.scenario.options import Role
+from nonet.options import Positive, Rate, Share, StrictModel, Word
+from nonet.plugins import HERE, Files, Registry
+from nonet.workers.roles import CHUNK_TOKENS
+
+
+class Schedule(StrictModel):
+    peak: Rate
+    warmup: Share = 0.05
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+
+
+class BatchSize(StrictModel):
+    tokens: Rate | None = None
+    users: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> BatchSize:
+        if (self.tokens is None) == (self.users is None):
+            raise ValueError("give one of tokens and users")
+        return self
+
+
+class Chunk(StrictModel):
+    tokens: Annotated[
+        Rate,
+        Field(
+            description="positions that a worker computes at once, at most; a device with less room has fewer"
+        ),
+    ] = float(CHUNK_TOKENS)
+
+
+class StageOptions(StrictModel):
+    """What every stage has; a kind adds its own keys."""
+
+    kind_name: ClassVar[str] = ""
+    use: Annotated[str | None, Field(description="the kind of stage, where its keys do not tell")] = None
+    chunk: Chunk = Chunk()
+    lr: Rate | Schedule = 1e-3
+    roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
+    _files: Files = PrivateAttr(default=HERE)
+
+    @model_validator(mode="after")
+    def _located(self, info: ValidationInfo) -> StageOptions:
+        self._files = (info.context or {}).get("files", HERE)
+        return self
+
+    @property
+    def kind(self) -> StageKind:
+        """What this stage is. Raises ConfigError."""
+        return STAGES.get(self.use or self.kind_name, self._files)
+
+    @property
+    def address(self) -> str:
+        """The kind's name, as other processes find it."""
+        return self._files.address(self.use or self.kind_name)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWorkers:
+    """Workers that a stage brings along beside the roles: a reward, a step between. `where`: its path in the scenario."""
+
+    name: str
+    where: str
+    pool: str | None
+    workers: int
+    runs: bool = True
+
+
+class StageKind:
+    """A kind of stage, by default one whose trainers learn from batches and whose rollouts rest.
+
+    plan_name   as plans, predictions and calibrations call it
+    options     its keys
+    loop        (session, name, recorder, stopped) -> whether it came to its end, or the dotted path of that function
+    roles       that work in it; `name.` stands for the workers it brings along
+    trainer_phases  of the trainer: (when it learns, when it is saved, loaded or published)
+    rolls_out   whether there are prompts, beams and rewards in it
+    takes       artifacts, beside the model before
+    """
+
+    plan_name: ClassVar[str] = "supervised"
+    options: ClassVar[type[StageOptions]] = StageOptions
+    loop: ClassVar[str | Callable[..., bool]] = ""
+    roles: ClassVar[tuple[str, ...]] = ("trainer", "embedding")
+    trainer_phases: ClassVar[tuple[str, str]] = ("train", "train")
+    rolls_out: ClassVar[bool] = False
+    takes: ClassVar[tuple[str, ...]] = ("sequences", "sids")
+    no_model: ClassVar[tuple[str, ...]] = ()
+
+    def claims(self, keys: set[str]) -> bool:
+        """Whether a stage with these keys and no `use` is of this kind."""
+        return False
+
+    def phases(self, body: Any) -> dict[str, tuple[str, ...]]:
+        """Who works at once, phase by phase: roles, "reward" for the workers it brings along. Everybody else rests."""
+        return {"train": ("trainer", "embedding", "evaluator")}
+
+    def own_workers(self, stage: str, body: Any) -> Iterator[OwnWorkers]:
+        """Workers that it brings along."""
+        return iter(())
+
+    def unsupported(self, path: str, body: Any) -> Iterator[str]:
+        """Keys that can be planned and not run."""
+        return iter(())
+
+    def check_data(self, name: str, body: Any, seq: Any) -> None:
+        """Raise ConfigError where these sequences have nothing for the stage."""
+
+    # --- sizes ------------------------------------------------------------------------------------------------------
+
+    def width(self, body: Any) -> int:
+        """Beams a prompt; 0 where there are none."""
+        return 0
+
+    def rollout_options(self, body: Any) -> dict[str, Any]:
+        """What rollouts are told of a stage: at least `width`."""
+        return {"width": self.width(body)}
+
+    def keeps_reference(self, body: Any) -> bool:
+        """Whether trainers keep the stage's first weights."""
+        return False
+
+    def least_users(self, body: Any) -> tuple[int | None, str]:
+        """Users of a step where the scenario says so, and the key that does."""
+        return None, "users"
+
+    def unit_tokens(self, scenario: Any, body: Any, size: Any) -> float:
+        """Positions of what a chunk is counted in: 1, or those of a prompt."""
+        return 1.0
+
+    def units(self, body: Any, workers: int) -> int | None:
+        """How many such units a worker has in a step at most; None: as many as the data say."""
+        return None
+
+    def step_tokens(self, scenario: Any, body: Any, size: Any) -> float:
+        """Positions of one global step, at most."""
+        raise NotImplementedError
+
+    def derived(self, body: Any, workers: Mapping[str, int], chunks: Mapping[str, int]) -> dict[str, Any]:
+        """Sizes a worker and chunk, as a plan prints them; `workers` and `chunks` by role."""
+        return {}
+
+    def work(self, scenario: Any, name: str, body: Any, groups: tuple[Any, ...], size: Any) -> Any:
+        """Flops and bytes of a step (a plan's `StageWork`)."""
+        raise NotImplementedError
+
+    def predict(self, costs: Any, name: str, body: Any) -> Any:
+        """How long it should take (`StagePrediction`)."""
+        raise NotImplementedError
+
+    def lengths(self, body: Any, users: int, events: int) -> dict[str, Any]:
+        """Arguments of StageSetup that follow from the data: at least `steps` and `users` (a step)."""
+        raise NotImplementedError
+
+
+STAGES = Registry("stage", StageKind, "nonet.controller.stages")
+
+
+def stage_of(value: Any, info: ValidationInfo) -> Any:
+    """A stage from plain keys, by its kind. Raises ConfigError and pydantic's errors."""
+    if isinstance(value, StageOptions):
+        return value
+    files = (info.context or {}).get("files", HERE)
+    return kind_of(value, files).options.model_validate(value, context=info.context)
+
+
+def kind_of(value: Any, files: Files = HERE) -> StageKind:
+    """The kind of a stage's keys: what `use` names, else the first shipped one that claims them."""
+    keys = set(value) if isinstance(value, dict) else set()
+    if "use" in keys:
+        return STAGES.get(value["use"], files)
+    shipped = [STAGES.get(name) for name in STAGES.names()]
+    return next((kind for kind in shipped if kind.claims(keys)), STAGES.get("supervised"))

@@ -1,0 +1,293 @@
+"""Reinforced stages (rl): rollouts answer prompts, rewards score the beams, trainers learn from the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nonet.controller.plan import (
+    StageWork,
+    feature_dims,
+    gradient_moves,
+    group_flops,
+    holder,
+    row_moves,
+    sequence,
+)
+from nonet.controller.predict import StageCosts, StagePrediction, decode_work, update_work
+from nonet.controller.scenario import OwnWorkers, Replaceable, Schedule, StageKind, StageOptions
+from nonet.errors import ConfigError
+from nonet.options import Count, Positive, Rate, StrictModel, Word
+from nonet.plugins import Registry, is_reference
+from nonet.rl.algorithms import ALGORITHMS
+
+_FORWARD, _TRAINED = 2.0, 6.0  # flops a parameter and position
+_BEAM_BYTES = 8  # a code of a level and its log-probability
+_ITEM_BYTES = 30  # item, validity and what else a beam carries
+_BEFORE = ("rollout", "reward")  # of a step, what staleness lets run beside the rest
+
+
+class AlgorithmOptions(Replaceable):
+    default: ClassVar[str] = "grpo"
+    registry: ClassVar[Registry[Any]] = ALGORITHMS
+
+
+class BeamRollout(StrictModel):
+    width: Annotated[int, Field(ge=2)] = 16
+    catalogue: str | None = None
+    staleness: Count = 0
+
+
+class RolloutOptions(Replaceable):
+    default: ClassVar[str] = "beam"
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {"beam": BeamRollout}
+
+
+class RewardOptions(BaseModel):
+    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+    use: Any = None
+    weight: float = 1.0
+    at_least: float | None = None
+    timeout_s: Rate = 60.0
+    pool: str | None = None
+    workers: Positive = 1
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the reward itself."""
+        return dict(self.model_extra or {})
+
+    def unsupported(self, path: str) -> Iterator[str]:
+        """What of it can be planned and not run."""
+        if isinstance(self.use, str) and "://" in self.use:
+            yield f"{path}.use: {self.use}"
+        if self.at_least is not None:
+            yield f"{path}.at_least"
+
+
+class Mismatch(StrictModel):
+    correct: Literal["none", "token_clip", "sequence_mask"] = "none"
+    cap: Rate = 2.0
+    stop_at_kl: Rate | None = None
+
+
+class Between(StrictModel):
+    use: str
+    pool: str | None = None
+    workers: Positive = 1
+
+
+class Reinforced(StageOptions):
+    kind_name: ClassVar[str] = "reinforced"
+    steps: Positive
+    users: Positive = 64
+    lr: Rate | Schedule = 1e-4
+    algorithm: AlgorithmOptions = AlgorithmOptions()
+    rollout: RolloutOptions = RolloutOptions()
+    rewards: dict[Word, RewardOptions]
+    mismatch: Mismatch | None = None
+    between: list[Between] = []
+    probe: Annotated[
+        Positive,
+        Field(
+            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
+        ),
+    ] = 2000
+
+    @model_validator(mode="after")
+    def _some(self) -> Reinforced:
+        if not self.rewards:
+            raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
+        return self
+
+
+class ReinforcedKind(StageKind):
+    """So many steps of prompts, beams, scores and an update."""
+
+    plan_name: ClassVar[str] = "rl"
+    options: ClassVar[type[StageOptions]] = Reinforced
+    loop: ClassVar[str] = "nonet.controller.stages._loops:reinforced"
+    trainer_phases: ClassVar[tuple[str, str]] = ("update", "publish")
+    rolls_out: ClassVar[bool] = True
+    roles: ClassVar[tuple[str, ...]] = ("trainer", "rollout", "embedding", "name.")
+    takes: ClassVar[tuple[str, ...]] = ("sequences", "catalogue")
+    no_model: ClassVar[tuple[str, ...]] = ("nothing",)
+
+    def claims(self, keys: set[str]) -> bool:
+        return "rewards" in keys or (
+            "steps" in keys and not keys & {"epochs", "tokens", "batch", "target", "ahead"}
+        )
+
+    def phases(self, body: Reinforced) -> dict[str, tuple[str, ...]]:
+        if body.rollout.options().get("staleness"):
+            return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
+        return {
+            "rollout": ("rollout", "evaluator"),
+            "score": ("reward", "evaluator"),
+            "update": ("trainer", "embedding", "evaluator"),
+            # weights leave as bytes in host memory; rollout takes them when it works
+            "publish": ("trainer", "embedding", "evaluator"),
+        }
+
+    def own_workers(self, stage: str, body: Reinforced) -> Iterator[OwnWorkers]:
+        """Rewards, and steps between rollout and rewards."""
+        for name, options in body.rewards.items():
+            path = f"stages.{stage}.rewards.{name}"
+            runs = next(options.unsupported(""), None) is None
+            yield OwnWorkers(f"{stage}.reward.{name}", path, options.pool, options.workers, runs)
+        for index, step in enumerate(body.between):
+            path = f"stages.{stage}.between.{index}"
+            yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers, runs=False)
+
+    def unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
+        if body.between:
+            yield f"{path}.between"
+        if body.mismatch:
+            yield f"{path}.mismatch"
+        options = body.rollout.options()
+        if options.get("catalogue"):
+            yield f"{path}.rollout.catalogue"
+        if options.get("staleness"):
+            yield f"{path}.rollout.staleness above 0"
+        if is_reference(str(body.rollout.use)):
+            yield f"{path}.rollout.use: {body.rollout.use}"
+        for name, reward in body.rewards.items():
+            yield from reward.unsupported(f"{path}.rewards.{name}")
+
+    def check_data(self, name: str, body: Reinforced, seq: Any) -> None:
+        from nonet.samples.batches import rl_events
+        from nonet.samples.sequences import RL
+
+        if not (seq.split == RL).any():
+            raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
+        if not len(rl_events(seq)):
+            raise ConfigError(
+                f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
+                "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
+            )
+
+    def width(self, body: Reinforced) -> int:
+        return int(body.rollout.options().get("width", BeamRollout().width))
+
+    def rollout_options(self, body: Reinforced) -> dict[str, Any]:
+        return body.rollout.options()
+
+    def keeps_reference(self, body: Reinforced) -> bool:
+        return body.algorithm.spec.needs_reference(body.algorithm.options())
+
+    def least_users(self, body: Reinforced) -> tuple[int | None, str]:
+        return body.users, "users"
+
+    def unit_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
+        """Positions of one prompt, at most: a full history and the codes of its beams."""
+        return sequence(scenario, size) + self.width(body) * size.levels
+
+    def units(self, body: Reinforced, workers: int) -> int:
+        return -(-body.users // workers)
+
+    def step_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
+        return body.users * self.unit_tokens(scenario, body, size)
+
+    def derived(
+        self, body: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
+    ) -> dict[str, Any]:
+        width, staleness = self.width(body), body.rollout.options().get("staleness", 0)
+        sizes = {
+            "steps": body.steps,
+            "users a step": body.users,
+            "beams a step": body.users * width,
+            "users a rollout": self.units(body, workers["rollout"]),
+            "beams a trainer": self.units(body, workers["trainer"]) * width,
+            "prompts a rollout's chunk": chunks.get("rollout", 0),
+            "prompts a trainer's chunk": chunks.get("trainer", 0),
+        }
+        return sizes | ({"steps that beams may be old (not run)": staleness} if staleness else {})
+
+    def work(
+        self, scenario: Any, name: str, body: Reinforced, groups: tuple[Any, ...], size: Any
+    ) -> StageWork:
+        trainer, rollout = holder(groups, "trainer"), holder(groups, "rollout")
+        tokens, histories = self.step_tokens(scenario, body, size), body.users * sequence(scenario, size)
+        looked_at = _FORWARD if self.keeps_reference(body) else 0.0
+        update = (_TRAINED + looked_at) * size.parameters * tokens
+        decode = _FORWARD * size.parameters * tokens
+        fused = rollout.name == trainer.name
+        flops = (
+            (group_flops(trainer, update + decode),)
+            if fused
+            else (group_flops(trainer, update), group_flops(rollout, decode))
+        )
+        beams = float(body.users * self.width(body) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
+        events = histories / size.positions_an_event
+        moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
+        if not fused:
+            weights = float(size.parameters * size.weight_bytes * rollout.workers)
+            moves.append(
+                ("dense weights", weights, f"{trainer.name} -> {rollout.workers} {rollout.name} workers")
+            )
+            read = events * sum(feature_dims(scenario).values()) * 4.0
+            moves.append(("sparse rows read", read, f"-> {rollout.name}"))
+        moves += [*row_moves(scenario, groups, events, 1), *gradient_moves(trainer, size)]
+        return StageWork(
+            name, body.steps, flops, tuple((what, count, way) for what, count, way in moves if count)
+        )
+
+    def predict(self, costs: StageCosts, name: str, body: Reinforced) -> StagePrediction:
+        steps, cost, facts = costs.steps, costs.cost, costs.facts
+        trainer, rollout = steps.trainer, costs.plan.group_of("rollout")
+        width, stale = self.width(body), body.rollout.options().get("staleness", 0) > 0
+        history = min(costs.scenario.data.history, facts.trained_events / max(1, facts.users))
+        decode = decode_work(costs.shape, body.users / rollout.workers, history, width)
+        users = body.users / trainer.workers
+        update = update_work(costs.shape, users, history, width)
+        rewards, beams = len(body.rewards), body.users * width * (costs.shape.levels * 8 + 30)
+        parts = {
+            "rollout": cost.decode.seconds(decode) * steps.slowdown(rollout, "decode"),
+            "reward": cost.hop.seconds(beams) * rewards,
+            "update": cost.update.seconds(update) * steps.slowdown(trainer, "update"),
+            **steps.read(users * history, users),
+            "reduce": steps.reduce(),
+            "publish": steps.publish(),
+            "calls": 2 * cost.call.seconds() + cost.hop.seconds(beams),
+        }
+        factor = cost.factor(self.plan_name)
+        parts = {part: factor * seconds for part, seconds in parts.items()}
+        hidden = _hidden(costs, parts) if stale and rollout.name != trainer.name else 0.0
+        whole = sum(parts.values()) - hidden
+        waits = {trainer.name: 1 - (parts["update"] + parts["reduce"]) / whole}
+        if rollout.name == trainer.name:
+            waits[trainer.name] -= parts["rollout"] / whole
+        else:
+            waits[rollout.name] = 1 - parts["rollout"] / whole
+        for reward in body.rewards:
+            waits[f"{name}.reward.{reward}"] = 1 - parts["reward"] / rewards / whole
+        apart = 4 * steps.parameters * rollout.workers if rollout.name != trainer.name else 0
+        rows, moved = body.steps * body.users, beams + apart
+        return costs.answer(name, self.plan_name, body.steps, rows, parts, waits, moved, hidden)
+
+    def lengths(self, body: Reinforced, users: int, events: int) -> dict[str, Any]:
+        return {
+            "steps": body.steps,
+            "users": body.users,
+            "algorithm": {"use": body.algorithm.address, **body.algorithm.options()},
+            "weights": {reward: options.weight for reward, options in body.rewards.items()},
+        }
+
+
+def _hidden(costs: StageCosts, parts: Mapping[str, float]) -> float:
+    """Seconds that staleness hides: the shorter of the two sides, less what they slow each other down on shared cores.
+
+    Publishing stays between steps: both sides take part in it.
+    """
+    before = sum(parts[name] for name in _BEFORE)
+    after = sum(seconds for name, seconds in parts.items() if name not in (*_BEFORE, "publish", "calls"))
+    slower = costs.steps.both(costs.plan.group_of("rollout"), costs.steps.trainer)
+    return max(0.0, min(before, after) * (2 - slower))
+
+
+SPEC = ReinforcedKind()

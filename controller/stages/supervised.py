@@ -1,0 +1,116 @@
+"""Supervised stages (pretrain, finetune): trainers learn the next events of histories; rollouts rest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder, row_moves, sequence
+from nonet.controller.predict import StageCosts, StagePrediction, train_work
+from nonet.controller.scenario import BatchSize, StageKind, StageOptions
+from nonet.options import Positive, Rate
+
+# A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
+CHUNK_STEPS = 10
+_TRAINED = 6.0  # flops a parameter and position: two forward, four backward
+_TARGETED = 0.5  # share of events that a `target:` condition keeps, where the data has not said
+
+
+class Supervised(StageOptions):
+    kind_name: ClassVar[str] = "supervised"
+    epochs: Positive | None = None
+    tokens: Rate | None = None
+    batch: BatchSize = BatchSize(users=8)
+    target: str | None = None
+    ahead: Annotated[
+        Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
+    ] = 3
+
+    @model_validator(mode="after")
+    def _length(self) -> Supervised:
+        if (self.epochs is None) == (self.tokens is None):
+            raise ValueError("give one of epochs and tokens")
+        return self
+
+
+class SupervisedKind(StageKind):
+    """Steps over the training events, in epochs or by tokens."""
+
+    options: ClassVar[type[StageOptions]] = Supervised
+    loop: ClassVar[str] = "nonet.controller.stages._loops:supervised"
+
+    def claims(self, keys: set[str]) -> bool:
+        return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))
+
+    def least_users(self, body: Supervised) -> tuple[int | None, str]:
+        return body.batch.users, "batch.users"
+
+    def step_tokens(self, scenario: Any, body: Supervised, size: Any) -> float:
+        """Full histories, or the tokens that the stage names."""
+        return body.batch.tokens or (body.batch.users or 1) * sequence(scenario, size)
+
+    def derived(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
+        batch, trainers = body.batch, workers["trainer"]
+        sizes: dict[str, Any] = {"epochs": body.epochs} if body.epochs else {"tokens": int(body.tokens or 0)}
+        cut = {"tokens a chunk": chunks["trainer"]} if chunks.get("trainer") else {}
+        if batch.users:
+            return sizes | {"users a step": batch.users, "users a trainer": -(-batch.users // trainers)} | cut
+        if body.tokens and batch.tokens:
+            sizes["steps"] = -(-int(body.tokens) // int(batch.tokens))
+        tokens = int(batch.tokens or 0)
+        return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | cut
+
+    def work(
+        self, scenario: Any, name: str, body: Supervised, groups: tuple[Any, ...], size: Any
+    ) -> StageWork:
+        trainer = holder(groups, "trainer")
+        tokens = self.step_tokens(scenario, body, size)
+        steps = 0
+        if body.tokens and body.batch.tokens:
+            steps = -(-int(body.tokens) // int(body.batch.tokens))
+        rows = row_moves(scenario, groups, tokens / size.positions_an_event, 2)
+        flops = (group_flops(trainer, _TRAINED * size.parameters * tokens),)
+        return StageWork(name, steps, flops, (*rows, *gradient_moves(trainer, size)))
+
+    def predict(self, costs: StageCosts, name: str, body: Supervised) -> StagePrediction:
+        trainer, shards, facts, cost = costs.steps.trainer, costs.steps.shards, costs.facts, costs.cost
+        mean = facts.trained_events / max(1, facts.users)
+        by_tokens = max(1, round((body.batch.tokens or 1) / max(1.0, mean)))
+        users = min(facts.users, body.batch.users or by_tokens)
+        epoch_steps = -(-facts.users // users)
+        steps = epoch_steps * (body.epochs or 0)
+        if not steps:
+            steps = max(1, round((body.tokens or 1) / max(1, facts.trained_events) * epoch_steps))
+        events = facts.trained_events / epoch_steps
+        share = facts.targeted.get(name, _TARGETED) if body.target else 1.0
+        rank = events / trainer.workers * costs.steps.widest(users, trainer.workers)
+        positions = rank * (1 + 1 / costs.scenario.data.history) + users / trainer.workers
+        work = train_work(costs.shape, positions, rank * share, body.ahead)
+        parts = {
+            "compute": cost.train.seconds(work) * costs.steps.slowdown(trainer, "train"),
+            **costs.steps.sparse(rank, users / trainer.workers),
+            "reduce": costs.steps.reduce(),
+            "calls": cost.call.seconds() / CHUNK_STEPS,
+        }
+        factor = cost.factor(self.plan_name)
+        parts = {part: factor * seconds for part, seconds in parts.items()}
+        waits = {trainer.name: 0.0}
+        if shards.name != trainer.name:
+            waits[shards.name] = 1 - parts.get("exchange", 0.0) / sum(parts.values())
+        rows = round(events * share * steps)
+        return costs.answer(name, self.plan_name, steps, rows, parts, waits, costs.steps.moved(rank))
+
+    def lengths(self, body: Supervised, users: int, events: int) -> dict[str, Any]:
+        per_step = min(
+            users, body.batch.users or max(1, round((body.batch.tokens or 1) * users / max(1, events)))
+        )
+        per_epoch = -(-users // per_step)
+        by_tokens = max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
+        steps = body.epochs * per_epoch if body.epochs else by_tokens
+        return {"steps": steps, "users": per_step, "ahead": body.ahead}
+
+
+_OWN = set(Supervised.model_fields) - set(StageOptions.model_fields)
+
+SPEC = SupervisedKind()

@@ -1,0 +1,3 @@
+from .base import ALGORITHMS as ALGORITHMS
+from .base import Algorithm as Algorithm
+from .base import Policy as Policy

@@ -1,0 +1,107 @@
+"""Specs are found by name, in files of one's own, and in installed packages; what is not found says what there is."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from nonet.controller.scenario.scenario import make_scenario
+from nonet.errors import ConfigError
+from nonet.plugins import Files, Registry, find, heavy
+from nonet.rl.algorithms import ALGORITHMS, Algorithm
+
+OWN = """
+from nonet.options import Rate, StrictModel
+from nonet.rl.algorithms import Algorithm
+
+class Options(StrictModel):
+    push: Rate = 2.0
+
+SPEC = Algorithm(Options, "nonet.rl:grpo", "nonet.rl:policy_loss")
+NOT_ONE = 3
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    return Files(str(tmp_path))
+
+
+def scenario(files, algorithm):
+    stage = {"steps": 2, "rewards": {"hit": {}}, "algorithm": algorithm}
+    return make_scenario(
+        {"name": "own", "data": {"interactions": "x"}, "stages": {"rl": stage}}, "own", files
+    )
+
+
+def test_a_shipped_module_is_a_name():
+    assert "grpo" in ALGORITHMS.names()
+    assert ALGORITHMS.get("grpo").needs_reference({"kl": 0.1})
+    assert not ALGORITHMS.get("grpo").needs_reference({"kl": 0.0})
+
+
+def test_options_of_ones_own_are_filled_and_checked_where_the_scenario_is_read(files):
+    assert scenario(files, "mine.py:SPEC").stages["rl"].algorithm.options() == {"push": 2.0}
+    with pytest.raises(ConfigError, match=r"algorithm.*push"):
+        scenario(files, {"use": "mine.py:SPEC", "push": -1.0})
+    with pytest.raises(ConfigError, match="pull"):
+        scenario(files, {"use": "mine.py:SPEC", "pull": 1.0})
+
+
+def test_another_process_reads_the_scenario_with_its_own_files_anew(files):
+    made = scenario(files, {"use": "mine.py:SPEC", "push": 3.0})
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made
+    assert again.stages["rl"].algorithm.spec.options().push == 2.0
+    assert again.stages["rl"].algorithm.address == f"{Path(files.folder).resolve()}/mine.py:SPEC"
+
+
+def test_a_run_s_copies_stand_for_the_files_that_are_cited(tmp_path, files):
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "copies" / "mine.py").write_text(OWN.replace("2.0", "7.0"))
+    there = scenario(files, "mine.py:SPEC").located(Files(str(tmp_path / "copies"), {"mine.py": "mine.py"}))
+    assert there.stages["rl"].algorithm.spec.options().push == 7.0
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        ("grop", r"'grop' \(did you mean 'grpo'\?\) is neither shipped"),
+        ("mine.py", "say which object of it: mine.py:Name"),
+        ("mine.py:NONE", "there is no 'NONE' in mine.py"),
+        ("mine.py:NOT_ONE", "is 3, which is no Algorithm"),
+        ("none.py:SPEC", "there is no file"),
+        ("no_such_package:SPEC", "does not import: ModuleNotFoundError"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_line(files, use, says):
+    with pytest.raises(ConfigError, match=says):
+        ALGORITHMS.get(use, files)
+
+
+def test_an_installed_package_names_its_own_by_an_entry_point(monkeypatch):
+    class Point:
+        name = "theirs"
+
+        @staticmethod
+        def load():
+            return ALGORITHMS.get("grpo")
+
+    def points(group, name=None):
+        assert group == "nonet.algorithms"
+        return [Point] if name in (None, "theirs") else []
+
+    monkeypatch.setattr("nonet.plugins.entry_points", points)
+    registry = Registry("algorithm", Algorithm, "nonet.rl.algorithms")
+    assert "theirs" in registry.names()
+    assert registry.get("theirs") is ALGORITHMS.get("grpo")
+
+
+def test_what_is_heavy_is_imported_where_it_is_needed():
+    assert heavy("nonet.suggest:suggestion")("grop", ["grpo"]) == " (did you mean 'grpo'?)"
+    assert heavy(len) is len
+    with pytest.raises(ConfigError, match=r"there is no .nothing"):
+        find("nonet.suggest:nothing", Files(), "here")
