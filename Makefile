@@ -38,7 +38,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	for name in startup dispatch placement attention embedding repeat quickstart receipt; do $(BIN)/nonet bench $$name || exit 1; done
+	$(BIN)/nonet bench all
 
 setup: $(STAMP)
 

@@ -1,52 +1,141 @@
-"""`nonet bench NAME`: print the figures behind the README's tables, and write them as JSON.
+"""`nonet bench NAME`: print the figures of a bench, and write them as JSON; without a name, list the benches.
 
 {"name", "ratio": {measure: float}, "rows": [...], "command", "versions", "seed"}. A ratio compares two things measured in
-the same run.
+the same run. A bench is a function of keyword options that gives rows and ratios; `--set NAME=VALUE` sets an option.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from nonet.errors import ConfigError
+from nonet.suggest import did_you_mean, listed
 
-# Each bench's function, and which of the command's options it takes.
-_BENCHES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "attention": ("nonet.bench.attention.suite:attention", ("device",)),
-    "dispatch": ("nonet.bench.cluster.dispatch:dispatch", ()),
-    "embedding": ("nonet.bench.embedding.suite:embedding", ("seeds",)),
-    "feed": ("nonet.bench.runs.feed:feed", ("seeds",)),
-    "placement": ("nonet.bench.cluster.placement:placement", ()),
-    "quickstart": ("nonet.bench.runs.quickstart:quickstart", ("seeds",)),
-    "receipt": ("nonet.bench.runs.receipt:receipt", ()),
-    "repeat": ("nonet.bench.runs.quickstart:repeat", ("seeds",)),
-    "startup": ("nonet.bench.cluster.startup:startup", ()),
+# Each bench's function and what it measures; those of `APART` are no part of `nonet bench all`.
+BENCHES = {
+    "attention": ("attention.suite:attention", "masks under uni_attention, torch's SDPA and FlexAttention"),
+    "beams": ("attention.beams:attention_beams", "beams over one shared prompt and over repeated prompts"),
+    "checkpoint": ("embedding.checkpoint:measure", "saving and loading sparse rows beside plain writes"),
+    "codec": ("embedding.codec:measure", "what fp16, bf16 and int8 rows on the wire cost in AUC"),
+    "dispatch": ("cluster.dispatch:dispatch", "group calls beside the same calls written by hand in Ray"),
+    "embedding": (
+        "embedding.suite:embedding",
+        "sparse tables beside torch and FBGEMM; sections: speed, growth, eviction, 100 M rows",
+    ),
+    "feed": ("runs.feed:feed", "ranking and masks on data where people come back to items"),
+    "gpu": ("attention.gpu:gpu", "attention kernels on a GPU: checks, then times beside FlexAttention"),
+    "offline": (
+        "attention.offline:offline",
+        "attention kernels compiled without a GPU: registers and spills",
+    ),
+    "pictures": ("attention.pictures:pictures", "pictures of masks and the tiles that kernels compute"),
+    "pipeline": ("embedding.pipeline:measure", "how much of the sparse time the pipeline hides"),
+    "placement": (
+        "cluster.placement:placement",
+        "what fits on a cluster, and how soon what cannot is refused",
+    ),
+    "quickstart": (
+        "runs.quickstart:quickstart",
+        "the quickstart: seconds, memory and what it learned, by seed",
+    ),
+    "receipt": ("runs.receipt:receipt", "predicted and measured rows a second of twelve placements"),
+    "repeat": ("runs.quickstart:repeat", "the same seed again, apart and collocated: are the bits the same?"),
+    "startup": ("cluster.startup:startup", "seconds of `import nonet` and of `nonet --help`"),
+    "sync": ("embedding.sync:measure", "moving a replica by a delta and whole"),
+    "tiers": (
+        "embedding.tiers:measure",
+        "hit rates of the device cache beside Belady's; rows to disk and back",
+    ),
+    "wire": ("embedding.wire:measure", "a remote lookup beside a bare all-to-all and beside Ray calls"),
 }
+APART = {"gpu": "needs a GPU", "pictures": "writes into docs/"}
 
 
-def run_bench(name: str, json_file: Path | None, seeds: list[int], device: str = "cpu") -> None:
-    """Run one bench and print its rows. Raises ConfigError that lists the benches."""
-    if name not in _BENCHES:
-        raise ConfigError(f"there is no bench {name!r}; there are {', '.join(_BENCHES)}")
-    home, takes = _BENCHES[name]
-    module, _, function = home.partition(":")
-    options = {"seeds": seeds, "device": device}
-    found = getattr(import_module(module), function)(*(options[option] for option in takes))
+def run_bench(
+    name: str, json_file: Path | None, seeds: Sequence[int], device: str, changes: Sequence[str]
+) -> None:
+    """Run one bench and print its rows; "" lists them, "all" runs them, each in a process of its own.
+
+    `changes`: NAME=VALUE, the bench's own options. Raises ConfigError that lists what there is.
+    """
+    if not name:
+        return print(_list())
+    if name == "all":
+        return _run_all()
+    if name not in BENCHES:
+        raise ConfigError(
+            f"there is no bench {name!r}; there are {', '.join(BENCHES)}.{did_you_mean(name, BENCHES)}"
+        )
+    function = find(name)
+    usual = {"seeds": list(seeds), "device": device, "json_file": json_file}
+    takes = inspect.signature(function).parameters
+    options = {key: value for key, value in usual.items() if key in takes}
+    found = function(**options | _options(name, [key for key in takes if key != "json_file"], changes))
     versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
         "python": platform.python_version()
     }
-    result = {"name": name, **found, "command": f"nonet bench {name}", "versions": versions, "seed": seeds[0]}
+    result = {
+        "name": name,
+        **found,
+        "command": _command(name, changes),
+        "versions": versions,
+        "seed": seeds[0],
+    }
     for row in result["rows"]:
         print("  ".join(f"{key} {_shown(value)}" for key, value in row.items()))
     for measure, value in result["ratio"].items():
         print(f"{measure}: {_shown(value)}")
     if json_file:
         json_file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return None
+
+
+def find(name: str) -> Callable[..., dict[str, Any]]:
+    """A bench's function."""
+    module, _, function = BENCHES[name][0].partition(":")
+    return getattr(import_module(f"nonet.bench.{module}"), function)
+
+
+def _list() -> str:
+    lines = [
+        f"{name:<12} {about}" + (f" ({APART[name]})" if name in APART else "")
+        for name, (_, about) in BENCHES.items()
+    ]
+    return "\n".join([*lines, f"{'all':<12} every bench but {' and '.join(APART)}"])
+
+
+def _run_all() -> None:
+    for name in (name for name in BENCHES if name not in APART):
+        print(f"--- {name}", flush=True)
+        command = "from nonet.deploy.cli import main; main()"
+        subprocess.run([sys.executable, "-c", command, "bench", name], check=True)
+
+
+def _options(name: str, takes: Sequence[str], changes: Sequence[str]) -> dict[str, Any]:
+    from nonet.controller.scenario import yaml
+
+    options = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or key not in takes:
+            raise ConfigError(
+                f"--set {change}: bench {name!r} wants NAME=VALUE of {listed(takes)}.{did_you_mean(key, takes)}"
+            )
+        options[key] = yaml.parse(text, f"--set {key}")
+    return options
+
+
+def _command(name: str, changes: Sequence[str]) -> str:
+    return " ".join(["nonet bench", name, *(f"--set {change}" for change in changes)])
 
 
 def _shown(value: Any) -> str:

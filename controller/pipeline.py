@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from nonet.atomic import write_whole
 from nonet.controller.predict import repeats_text
-from nonet.controller.record import Manifest, Recorder, write_whole
+from nonet.controller.record import Manifest, Recorder
 from nonet.controller.report import headline, make_report
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of

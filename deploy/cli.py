@@ -316,26 +316,24 @@ def parity(
 
 @app.command()
 def bench(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="attention, dispatch, embedding, feed, placement, quickstart, receipt, repeat or startup.",
-        ),
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Without it, the benches are listed.")] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="quickstart, feed: the seeds.")] = "7,8,9",
+    seeds: Annotated[str, typer.Option(help="Seeds of a bench that has some.")] = "7,8,9",
     device: Annotated[str, typer.Option(help="attention: cpu or cuda.")] = "cpu",
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An option of the bench's own; may be repeated."),
+    ] = None,
 ) -> None:
-    """Print the figures behind the README's tables."""
+    """List the benches, or run one and print its figures."""
     from nonet.bench import run_bench
 
     given = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in given):
         raise ConfigError(f"--seeds wants whole numbers such as 7,8,9, got {seeds!r}")
-    run_bench(name, json_file, [int(seed) for seed in given], device)
+    run_bench(name, json_file, [int(seed) for seed in given], device, change or [])
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:

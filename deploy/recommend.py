@@ -6,7 +6,6 @@ user the model has never met. What was seen is recommended again where the run's
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from nonet.models.generation import Corpus, top_items
 from nonet.samples.batches import masked, seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE, keys_in
+from nonet.suggest import close_to
 from nonet.workers.roles import load_recommender
 
 _SHOWN_HISTORY = 12
@@ -96,7 +96,7 @@ def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     ids = corpus.seq.user_id.astype(str)
     rows = np.flatnonzero(ids == user)
     if not len(rows):
-        near = difflib.get_close_matches(user, ids.tolist(), n=3)
+        near = close_to(user, ids, 3)
         raise ConfigError(
             f"there is no user {user!r} in this run"
             + (f"; close: {', '.join(near)}" if near else f"; for example {', '.join(ids[:3])}")
@@ -160,7 +160,7 @@ def _item_of(corpus: Corpus, title: str) -> int:
         ]
         if found:
             return max(found, key=lambda i: events[i])
-    near = difflib.get_close_matches(wanted, bare, n=3, cutoff=0.5)
+    near = close_to(wanted, bare, 3, 0.5)
     close = ", ".join(titles[bare.index(text)] for text in near)
     raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
 

@@ -1,4 +1,4 @@
-"""`python -m nonet.bench.attention.beams`: decoding beams from one shared prompt against a cache that repeats it for each beam.
+"""`nonet bench beams`: decoding beams from one shared prompt against a cache that repeats it for each beam.
 
 2 prompts of 1,000 tokens, 64 beams, 3 levels, on one CPU thread. Both sides reorder their beams, take a token and attend
 with one query a beam. The other side is what beam search over a static cache does: every beam has the prompt's keys and
@@ -9,10 +9,10 @@ Outputs are compared before the clock starts.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
+
+from nonet.bench.timing import milliseconds
 
 # Shapes: U prompts, W beams, L levels, N tokens of a prompt, H query heads, G key heads, D width.
 _PROMPTS, _BEAMS, _LEVELS, _TOKENS = 2, 64, 3, 1000
@@ -50,7 +50,7 @@ def _compared(dtype: Any, groups: int) -> dict[str, Any]:
         "decode repeated": theirs,
         "attention repeated": _repeated(given, follow=False),
     }
-    found = _interleaved(sides)
+    found = milliseconds(sides, _ROUNDS)
     row: dict[str, Any] = {"type": str(dtype).removeprefix("torch."), "heads": _HEADS, "key heads": groups}
     row |= {f"{side} ms": round(found[side], 3) for side in sides}
     for step in ("decode", "attention"):
@@ -128,21 +128,3 @@ def _repeated(given: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
         return out
 
     return decode
-
-
-def _interleaved(sides: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
-    seconds: dict[str, list[float]] = {name: [] for side in sides for name in (side, f"{side} CPU")}
-    for _ in range(_ROUNDS):
-        for side, step in sides.items():
-            began, busy = time.perf_counter(), time.thread_time()
-            step()
-            seconds[side].append(time.perf_counter() - began)
-            seconds[f"{side} CPU"].append(time.thread_time() - busy)
-    return {side: 1e3 * statistics.median(values) for side, values in seconds.items()}
-
-
-if __name__ == "__main__":
-    from nonet.bench.timing import show
-
-    show(attention_beams())

@@ -1,21 +1,20 @@
 """Attention on a GPU: the kernels against FlexAttention and torch's own, masks and shapes as recommenders have them.
 
-`python -m nonet.bench.attention.gpu --json out.json` checks results first, then times each row: kernels alone as a CUDA
-graph, and a whole step with the mask's plan made anew, as every new batch pays for. TFLOP/s count visible pairs;
-their share is of a bf16 matrix product measured in the same run. Medians of 30; sides take turns. What fails is
-recorded and the rest goes on, the JSON is written after every cell, and no cell begins after --budget-s (a quarter of
-it for the checks). `--dry` runs every line that it can on a CPU, with small rows and Triton's interpreter.
+`nonet bench gpu --json out.json` checks results first, then times each row: kernels alone as a CUDA graph, and a whole
+step with the mask's plan made anew, as every new batch pays for. TFLOP/s count visible pairs; their share is of a bf16
+matrix product measured in the same run. Medians of 30; sides take turns. What fails is recorded and the rest goes on,
+the JSON is written after every cell, and no cell begins after `budget_s` (a quarter of it for the checks).
+`--set dry=true` runs every line that it can on a CPU, with small rows and Triton's interpreter.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,9 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import Config, plans
 from nonet.bench.attention.checks import checks
 from nonet.bench.attention.workloads import Workload, to_device, workloads
+from nonet.bench.timing import summed_up
+from nonet.errors import ConfigError
+from nonet.timing import Times
 
 _ROUNDS = 30
 _BACKWARD_FLOPS = 2.5  # of the forward's: five products where it has two
@@ -65,49 +67,51 @@ class Run:
             self.path.write_text(json.dumps(self.found, indent=1))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, or 2 where there is no GPU and no dry run was asked for."""
-    chosen = _parsed(arguments)
-    if chosen.dry:
+def gpu(
+    widths: Sequence[int] = (128, 64),
+    only: str = "",
+    with_checks: bool = True,
+    max_autotune: bool = False,
+    budget_s: float = 480.0,
+    dry: bool = False,
+    json_file: Path | None = None,
+) -> Row:
+    """Checks and rows. Raises ConfigError where there is no GPU and no dry run was asked for.
+
+    only           rows whose name holds this
+    max_autotune   FlexAttention's compiled with max-autotune too
+    budget_s       no cell begins after this
+    """
+    if dry:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not torch.cuda.is_available():
-        print(
-            "attention_gpu: there is no GPU here; nothing was measured. --dry runs it small.", file=sys.stderr
-        )
-        return 2
-    device = "cpu" if chosen.dry else "cuda"
-    run = Run(chosen.json, chosen.budget_s)
-    name = "dry run, no measurement" if chosen.dry else torch.cuda.get_device_name()
+        raise ConfigError("there is no GPU here; nothing was measured. --set dry=true runs it small")
+    device = "cpu" if dry else "cuda"
+    run = Run(json_file, budget_s)
+    name = "dry run, no measurement" if dry else torch.cuda.get_device_name()
     run.found |= {"device": name, "torch": torch.__version__, "checks": {}, "rows": []}
-    peak = run.cell("matmul_tflops", lambda: matmul_tflops(64 if chosen.dry else 8192, device))
+    peak = run.cell("matmul_tflops", lambda: matmul_tflops(64 if dry else 8192, device))
     run.found["matmul_tflops"] = peak
-    for name, check in [] if chosen.no_checks else checks(device):
+    for name, check in checks(device) if with_checks else []:
         run.found["checks"][name] = run.cell(name, check, _CHECKS)
         run.save()
-    for width in chosen.widths:
-        for work in workloads(width, shrink=_SHRINK if chosen.dry else 1):
-            if chosen.only in work.name:
+    for width in widths:
+        for work in workloads(width, shrink=_SHRINK if dry else 1):
+            if only in work.name:
                 title = f"{work.name}, width {width}"
-                made = run.cell(title, lambda work=work: measure(work, peak, chosen.max_autotune, device))
+                made = run.cell(title, lambda work=work: measure(work, peak, max_autotune, device))
                 run.found["rows"].append({"name": work.name, "width": width} | made)
                 run.save()
-    return 0
+    return run.found | {"ratio": _ratios(run.found["rows"])}
 
 
-def _parsed(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--widths", type=int, nargs="+", default=[128, 64])
-    parser.add_argument(
-        "--max-autotune", action="store_true", help="FlexAttention's compiled with max-autotune too"
-    )
-    parser.add_argument("--only", default="", help="rows whose name holds this")
-    parser.add_argument("--no-checks", action="store_true", help="rows alone")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="no cell begins after this")
-    parser.add_argument("--dry", action="store_true", help="small, on a CPU, to see that it runs")
-    return parser.parse_args(arguments)
+def _ratios(rows: Sequence[Row]) -> dict[str, float]:
+    """FlexAttention's time over ours by phase; "step" makes the mask's plan anew."""
+    out = {}
+    for phase in ("forward", "backward", "step"):
+        ratios = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
+        out |= summed_up(f"{phase} flex/uni", ratios)
+    return out
 
 
 def measure(work: Workload, peak_tflops: Any, autotune: bool, device: str = "cuda") -> Row:
@@ -259,9 +263,9 @@ def _ready(call: Callable[[], Any], phase: str, device: str) -> Callable[[], Any
 
 def _milliseconds(run: Callable[[], Any], device: str) -> float:
     if device != "cuda":
-        began = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - began)
+        with Times() as taken:
+            run()
+        return 1e3 * taken.last_s
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     begin.record()
@@ -295,7 +299,3 @@ def matmul_tflops(size: int = 8192, device: str = "cuda") -> float:
     row: Row = {}
     times = _interleaved({"matmul": {"step": lambda: a @ b}}, "step", row, device)
     return 2.0 * size**3 / times["matmul"] / 1e9
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,19 @@ class Compiled:
     matrix: dict[str, int]  # matrix instructions by name
     loops: list[tuple[bool, int]]  # innermost loops: masked?, compares and selects on the score tile
     sass: str
+
+
+def offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 128)) -> dict[str, Any]:
+    """Registers, spills and shared memory of the shipped bf16 kernels, a row a kernel, width and chip (sm_<chip>)."""
+    rows = []
+    for chip in chips:
+        for width in widths:
+            for kernel in ("forward", "dq", "dkv"):
+                made = shipped(kernel, chip, width, width, "bf16", False, [], 1, False)
+                told = {name: made[name] for name in ("registers", "spills", "shared", "shared_limit")}
+                rows.append({"kernel": kernel, "width": width, "chip": chip, **told})
+        rows += [{"kernel": name, "chip": chip, "spills": n} for name, n in plan_kernels(chip).items()]
+    return {"rows": rows, "ratio": {"spills in all": float(sum(row["spills"] for row in rows))}}
 
 
 def compile_kernel(

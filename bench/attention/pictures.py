@@ -1,4 +1,4 @@
-"""Pictures of masks and the tiles a kernel computes for them, as SVG: `python -m nonet.bench.attention.pictures docs/`.
+"""Pictures of masks and the tiles a kernel computes for them, as SVG: `nonet bench pictures`.
 
 Drawn from the masks' own tables: dark lines are visible keys, green tiles need no mask, yellow tiles are computed under
 one, white tiles are never touched. A tile is computed where a slot's hull meets it, unmasked where a slot's core covers it.
@@ -6,9 +6,9 @@ one, white tiles are never touched. A tile is computed where a slot's hull meets
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +23,14 @@ _GAP, _TITLE = 44, 34
 _COLOURS = {"unmasked": "#cfe8d5", "masked": "#fbe7a8", "seen": "#26547c", "line": "#9aa5b1"}
 
 
-def main(folder: Path) -> list[Path]:
-    """Write attention-masks.svg and attention-intervals.svg into the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+def pictures(folder: str = "docs") -> dict[str, Any]:
+    """Write attention-masks.svg and attention-intervals.svg into the folder; a row a file."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
     panels = [_panel(name, mask.table(cuts)) for name, mask, cuts in _masks()]
-    masks = folder / "attention-masks.svg"
-    masks.write_text(_grid(panels, columns=3), encoding="utf-8")
-    intervals = folder / "attention-intervals.svg"
-    intervals.write_text(_intervals(), encoding="utf-8")
-    return [masks, intervals]
+    drawn = {"attention-masks.svg": _grid(panels, columns=3), "attention-intervals.svg": _intervals()}
+    for name, picture in drawn.items():
+        (Path(folder) / name).write_text(picture, encoding="utf-8")
+    return {"rows": [{"file": f"{folder}/{name}"} for name in drawn], "ratio": {}}
 
 
 def _masks() -> list[tuple[str, UniMask, Tensor]]:
@@ -199,8 +198,3 @@ def _svg(width: int, height: int, body: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f'<style>{style}</style><rect width="{width}" height="{height}" fill="white"/>{body}</svg>\n'
     )
-
-
-if __name__ == "__main__":
-    for written in main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs")):
-        print(written)

@@ -7,14 +7,13 @@ masks for nothing: dense masks and block masks are made before the clock starts,
 
 from __future__ import annotations
 
-import math
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
+
+from nonet.bench.timing import milliseconds, summed_up
 
 _LENGTHS = (1024, 700, 400, 150)
 _HEADS, _WIDTH = 4, 64
@@ -24,9 +23,12 @@ _TOKENS = 65536
 
 def attention(device: str = "cpu") -> dict[str, Any]:
     """Milliseconds a mask, type and side; ratios above 1 are in our favour."""
-    if device != "cpu":
-        return _on_gpu()
     import torch
+
+    if device != "cpu":
+        from nonet.bench.attention.gpu import gpu
+
+        return gpu(widths=(64, 128), with_checks=False, budget_s=float("inf"))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -36,31 +38,6 @@ def attention(device: str = "cpu") -> dict[str, Any]:
         torch.set_num_threads(threads)
     rows += [_planning(name) for name in ("causal", "hstu")] + [_memory()]
     return {"rows": rows, "ratio": _ratios(rows)}
-
-
-def _on_gpu() -> dict[str, Any]:
-    """The rows of nonet.bench.attention.gpu, whose ratios are to FlexAttention; "step" makes the mask's plan anew."""
-    import torch
-
-    from nonet.bench.attention import gpu as attention_gpu  # type: ignore[attr-defined]
-    from nonet.bench.attention import workloads as attention_workloads  # type: ignore[attr-defined]
-    from nonet.errors import ConfigError
-
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "nonet bench attention --device cuda: this machine has no CUDA device. Use --device cpu."
-        )
-    peak, rows = attention_gpu.matmul_tflops(), []
-    for width in (64, 128):
-        for work in attention_workloads.workloads(width):
-            rows.append(attention_gpu.measure(work, peak, autotune=False))
-            print(rows[-1], flush=True)
-    out = {"bf16 matmul TFLOP/s": peak}
-    for phase in ("forward", "backward", "step"):
-        found = [row[f"{phase} ratio"] for row in rows if f"{phase} ratio" in row]
-        out[f"{phase} flex/uni, geometric mean"] = math.exp(statistics.fmean(map(math.log, found)))
-        out[f"{phase} flex/uni, least"] = min(found)
-    return {"rows": rows, "ratio": out}
 
 
 def _masks() -> dict[str, Any]:
@@ -99,8 +76,8 @@ def _compared(name: str, dtype: str) -> dict[str, Any]:
 
     mask, mod = _masks()[name]
     sides = _sides(mask, mod, getattr(torch, dtype))
-    train = _interleaved({side: steps["train"] for side, steps in sides.items() if "train" in steps})
-    forward = _interleaved({side: steps["forward"] for side, steps in sides.items()})
+    train = milliseconds({side: steps["train"] for side, steps in sides.items() if "train" in steps}, _ROUNDS)
+    forward = milliseconds({side: steps["forward"] for side, steps in sides.items()}, _ROUNDS)
     row: dict[str, Any] = {"mask": name, "type": dtype}
     row |= {f"train {side} ms": train[side] for side in sides if side in train}
     row |= {f"forward {side} ms": forward[side] for side in sides}
@@ -180,18 +157,6 @@ def _flex(mod: Any, padded: list[Any]) -> Callable[[], Any]:
     return step
 
 
-def _interleaved(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median milliseconds of each, taken in turn, by the wall and (name + " CPU") of this thread, which does all the work."""
-    seconds: dict[str, list[float]] = {name: [] for side in steps for name in (side, f"{side} CPU")}
-    for _ in range(_ROUNDS):
-        for side, step in steps.items():
-            began, busy = time.perf_counter(), time.thread_time()
-            step()
-            seconds[side].append(time.perf_counter() - began)
-            seconds[f"{side} CPU"].append(time.thread_time() - busy)
-    return {side: 1e3 * statistics.median(values) for side, values in seconds.items()}
-
-
 def _planning(name: str) -> dict[str, Any]:
     """Milliseconds to turn a mask into its table, and the table into what is computed, at 65,536 tokens."""
     import torch
@@ -213,7 +178,9 @@ def _planning(name: str) -> dict[str, Any]:
         steps["tile plan"] = lambda: plan(table, 64, 64)
     except ImportError:
         pass
-    return {"plan": name, "tokens": _TOKENS} | {f"{step} ms": ms for step, ms in _interleaved(steps).items()}
+    return {"plan": name, "tokens": _TOKENS} | {
+        f"{step} ms": ms for step, ms in milliseconds(steps, _ROUNDS).items()
+    }
 
 
 _MEMORY = """
@@ -249,7 +216,5 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     for dtype in ("float32", "bfloat16"):
         for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):
             found = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
-            if found:
-                out[f"{dtype} {measure}, geometric mean"] = math.exp(statistics.fmean(map(math.log, found)))
-                out[f"{dtype} {measure}, least"] = min(found)
+            out |= summed_up(f"{dtype} {measure}", found)
     return out

@@ -6,7 +6,6 @@ joins. A second hand-written group (A/A) shows what noise alone makes of the rat
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from nonet.timing import Times, in_turns
 
 _WORLD = 4
 _ROUNDS, _CALLS = 40, 25
@@ -84,18 +85,17 @@ def dispatch() -> dict[str, Any]:
 
 def _compare(*sides: Callable[[], Any]) -> dict[str, float]:
     """Medians of `ours`, `hand` and `hand again`, microseconds a call, the order turned every round."""
-    seconds: list[list[float]] = [[], [], []]
-    for side in sides:
-        for _ in range(_CALLS):
-            side()
-    for turn in range(_ROUNDS):
-        for k in range(3):
-            which = (turn + k) % 3
-            began = time.perf_counter()
+
+    def block(side: Callable[[], Any]) -> Callable[[], None]:
+        def calls() -> None:
             for _ in range(_CALLS):
-                sides[which]()
-            seconds[which].append((time.perf_counter() - began) / _CALLS)
-    ours, hand, again = (statistics.median(values) * 1e6 for values in seconds)
+                side()
+
+        return calls
+
+    blocks = {name: block(side) for name, side in zip(("ours", "hand", "again"), sides, strict=True)}
+    times = in_turns(blocks, _ROUNDS, warm=1, rotate=True)
+    ours, hand, again = (taken.median_us() / _CALLS for taken in times.values())
     return {"ours_us": ours, "hand_us": hand, "ratio": ours / hand, "A/A": again / hand}
 
 
@@ -104,18 +104,17 @@ def _event_us() -> float:
     from nonet.controller.record import Trace
     from nonet.workers.runtime import Spans
 
-    spans, costs, result = Spans("bench"), [], np.zeros(8)
+    spans, taken, result = Spans("bench"), Times(), np.zeros(8)
     with tempfile.TemporaryDirectory() as folder:
         trace = Trace(Path(folder) / "trace.json")
         for _ in range(200):
-            began = time.perf_counter()
-            for _ in range(50):
-                spans.add("bench.event", time.time(), time.time(), result)
-            for name, start, end, size in spans.take():
-                trace.add("bench-0", name, start, end, bytes=size)
-            costs.append((time.perf_counter() - began) / 50)
+            with taken:
+                for _ in range(50):
+                    spans.add("bench.event", time.time(), time.time(), result)
+                for name, start, end, size in spans.take():
+                    trace.add("bench-0", name, start, end, bytes=size)
         trace.close()
-    return statistics.median(costs) * 1e6
+    return taken.median_us() / 50
 
 
 def _counted_puts(call: Callable[[], Any]) -> int:

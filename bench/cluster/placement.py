@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from nonet.controller.cluster import ClusterView, DeviceFacts, Node
 from nonet.controller.plan import plan
 from nonet.controller.scenario import Scenario, make_scenario
 from nonet.errors import PlacementError
+from nonet.timing import Times
 from nonet.workers.runtime import DistributeWorker
 
 NODES, GPUS, SMALL, GANGS = 4, 4, 4, 3
@@ -181,33 +181,32 @@ def _refused(when: str) -> dict[str, Any]:
     made = plan_live(job(NODES * GPUS))
     thief = placement_group([{"GPU": 1}], name="somebody else")
     assert thief.wait(10)
-    began, text = time.perf_counter(), "nothing"
-    try:
-        Binding(made if when == "at bind time" else plan_live(job(NODES * GPUS)), specs).stop()
-    except PlacementError as error:
-        text = str(error)
-    seconds = time.perf_counter() - began
+    text = "nothing"
+    with Times() as taken:
+        try:
+            Binding(made if when == "at bind time" else plan_live(job(NODES * GPUS)), specs).stop()
+        except PlacementError as error:
+            text = str(error)
     left = sum(
         g["state"] != "REMOVED" and g["name"] != "somebody else" for g in placement_group_table().values()
     )
     remove_placement_group(thief)
     _all_free()
-    return {"refused": when, "seconds": seconds, "groups left": left, "message": text}
+    return {"refused": when, "seconds": taken.last_s, "groups left": left, "message": text}
 
 
 def _large_plan() -> dict[str, Any]:
     scenario, view = large_scenario(), large_view()
-    seconds, plans = [], set()
+    taken, plans = Times(), set()
     for _ in range(5):
-        began = time.perf_counter()
-        made = plan(scenario, view)
-        seconds.append(time.perf_counter() - began)
+        with taken:
+            made = plan(scenario, view)
         plans.add(hashlib.sha256(json.dumps(made.as_dict()).encode()).hexdigest())
     workers = sum(group.workers for group in made.groups)
     return {
         "plan": f"{len(view.nodes)} nodes x 8 devices, {len(made.groups)} groups, {workers} workers",
-        "median_s": statistics.median(seconds),
-        "max_s": max(seconds),
+        "median_s": taken.median_s(),
+        "max_s": max(taken.wall_s),
         "different plans": len(plans),
     }
 

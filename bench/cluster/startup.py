@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
-import time
+from functools import partial
 from typing import Any
+
+from nonet.timing import in_turns
 
 _ROUNDS = 9
 _LOADED = "import sys, nonet; print(int('torch' in sys.modules), int('ray' in sys.modules))"
@@ -19,19 +20,18 @@ def startup() -> dict[str, Any]:
         "import nonet": [sys.executable, "-c", "import nonet"],
         "nonet --help": [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "--help"],
     }
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(_ROUNDS):
-        for name, command in commands.items():
-            began = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            seconds[name].append(time.perf_counter() - began)
+    calls = {
+        name: partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+        for name, command in commands.items()
+    }
+    times = in_turns(calls, _ROUNDS)
     loaded = subprocess.run(
         [sys.executable, "-c", _LOADED], check=True, capture_output=True, text=True
     ).stdout.split()
     rows = [
-        {"command": name, "median_s": statistics.median(values), "max_s": max(values)}
-        for name, values in seconds.items()
+        {"command": name, "median_s": taken.median_s(), "max_s": max(taken.wall_s)}
+        for name, taken in times.items()
     ]
     rows.append({"import nonet loads torch": loaded[0], "ray": loaded[1]})
-    added = statistics.median(seconds["import nonet"]) - statistics.median(seconds["python"])
+    added = times["import nonet"].median_s() - times["python"].median_s()
     return {"rows": rows, "ratio": {"seconds that import nonet adds": added}}

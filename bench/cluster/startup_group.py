@@ -7,9 +7,10 @@ import the same modules. Each round begins with fresh processes on both sides.
 
 from __future__ import annotations
 
-import statistics
 import time
 from typing import Any
+
+from nonet.timing import Times
 
 _WORLD, _ROUNDS = 4, 7
 
@@ -23,17 +24,16 @@ def startup_group() -> dict[str, Any]:
     ensure_ray()
     ours, hand = _actors()
     sides = {"ours": ours, "by hand": hand, "by hand again": hand}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    times = {name: Times() for name in sides}
     for turn in range(_ROUNDS + 1):
         for name in list(sides)[turn % 3 :] + list(sides)[: turn % 3]:
-            began = time.perf_counter()
-            controller = sides[name].remote()
-            ray.get(controller.ready.remote())
-            if turn:  # the first round warms Ray's pool of worker processes
-                seconds[name].append(time.perf_counter() - began)
+            with times[name]:
+                controller = sides[name].remote()
+                ray.get(controller.ready.remote())
             ray.get(controller.end.remote())
             ray.kill(controller)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    # The first round warms Ray's pool of worker processes.
+    medians = {name: taken.from_lap(1).median_s() for name, taken in times.items()}
     ratio = {
         "controller + 4 workers ready": medians["ours"] / medians["by hand"],
         "the same by hand, A/A": medians["by hand again"] / medians["by hand"],

@@ -1,4 +1,4 @@
-"""Saving and loading sparse rows: `python -m nonet.bench.embedding.checkpoint`.
+"""Saving and loading sparse rows: `nonet bench checkpoint`.
 
 A save against a plain write of as many bytes (one write of a ready buffer, then fsync, as the save ends with), in turns; how
 long a training step waits while a save runs beside it; an increment of 1 % touched rows; a load. One thread each.
@@ -10,13 +10,13 @@ import gc
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nonet.bench.timing import show
+from nonet.bench.embedding.keys import scattered
+from nonet.timing import Times
 
 ROWS, DIM, KEYS = 1_000_000, 64, 8192
 
@@ -67,48 +67,40 @@ def _filled(rows: int, dim: int, **policy: Any) -> Any:
     from nonet.embedding.training import SparseWorld
 
     world = SparseWorld({"item": TableSpec(dim, **policy)}, seed=7)
-    for step, part in enumerate(np.array_split(_keys(rows), max(1, rows // 16384)), 1):
+    for step, part in enumerate(np.array_split(scattered(np.arange(rows)), max(1, rows // 16384)), 1):
         keys = torch.from_numpy(part)
         world.pull("item", keys)
         world.push("item", keys, torch.ones(len(part), dim), step)
     return world
 
 
-def _keys(rows: int) -> np.ndarray:
-    return (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
-
-
 def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float, int]:
     from nonet.embedding.storage import load, save
 
-    saves, plains, size = [], [], 0
+    saves, plains, size = Times(), [], 0
     for number in range(rounds):
-        began = time.perf_counter()
-        size = sum(save(world, folder / str(number)).wait().values())
-        saves.append(time.perf_counter() - began)
+        with saves:
+            size = sum(save(world, folder / str(number)).wait().values())
         plains.append(_plain(folder / "plain", size))
         if number:
             _remove(folder / str(number))
     other = _empty_like(world)
-    began = time.perf_counter()
-    load(other, folder / "0")
-    load_s = time.perf_counter() - began
+    with Times() as loading:
+        load(other, folder / "0")
     _touch(world, len(world.tables["item"]) // 100, world.tables["item"].step + 1)
     increment = sum(save(world, folder / "more", base=folder / "0").wait().values())
-    return size, saves, plains, load_s, increment
+    return size, saves.wall_s, plains, loading.last_s, increment
 
 
 def _plain(path: Path, size: int) -> float:
     data = np.random.default_rng(1).integers(0, 255, size, dtype=np.uint8)
-    began = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
+    with Times() as taken, path.open("wb", buffering=0) as file:
         left = data.data
         while len(left):
             left = left[file.write(left) :]
         os.fsync(file.fileno())
-    taken = time.perf_counter() - began
     path.unlink()
-    return taken
+    return taken.last_s
 
 
 def _remove(folder: Path) -> None:
@@ -126,7 +118,7 @@ def _empty_like(world: Any) -> Any:
 def _touch(world: Any, count: int, step: int) -> None:
     import torch
 
-    keys = torch.from_numpy(_keys(count))
+    keys = torch.from_numpy(scattered(np.arange(count)))
     world.pull("item", keys)
     world.push("item", keys, torch.ones(count, world.specs["item"].dim), step)
 
@@ -143,11 +135,10 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
     gc.freeze()  # a full collection over torch's modules takes 50 ms, with or without a save
     for _ in range(20):
         steps.one()
-    alone, beside, opened = [], [], []
+    alone, beside, opened = [], [], Times()
     for turn in range(rounds):
-        began = time.perf_counter()
-        saving = save(world, folder / f"beside{turn}")
-        opened.append(1e3 * (time.perf_counter() - began))
+        with opened:
+            saving = save(world, folder / f"beside{turn}")
         many = 0
         while not saving.done:
             beside.append(steps.one())
@@ -156,7 +147,7 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
         _remove(folder / f"beside{turn}")
         steps.one()
         alone += [steps.one() for _ in range(many)]
-    found: dict[str, float] = {"steps": len(beside), "open_max_ms": max(opened)}
+    found: dict[str, float] = {"steps": len(beside), "open_max_ms": 1e3 * max(opened.wall_s)}
     for name, turn in (("alone", alone), ("beside", beside)):
         wall, cpu, stolen = zip(*turn, strict=True)
         own = [taken for taken, ticks in zip(wall, stolen, strict=True) if not ticks]
@@ -169,23 +160,22 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
             f"{name}_p99_ms": statistics.quantiles(wall, n=100)[98],
             f"{name}_cpu_ms": statistics.median(cpu),
         }
-    return found | {"wait_max_ms": 1e3 * max(steps.waits)}
+    return found | {"wait_max_ms": 1e3 * max(steps.waits.wall_s)}
 
 
 def _opening(world: Any, folder: Path, rounds: int = 4) -> float:
     """Milliseconds that opening a save takes at most, steps between one and the next."""
     from nonet.embedding.storage import save
 
-    steps, taken = _Steps(world), []
+    steps, taken = _Steps(world), Times()
     for turn in range(rounds):
         for _ in range(20):
             steps.one()
-        began = time.perf_counter()
-        saving = save(world, folder / f"opening{turn}")
-        taken.append(1e3 * (time.perf_counter() - began))
+        with taken:
+            saving = save(world, folder / f"opening{turn}")
         saving.wait()
         _remove(folder / f"opening{turn}")
-    return max(taken)
+    return 1e3 * max(taken.wall_s)
 
 
 class _Steps:
@@ -194,10 +184,10 @@ class _Steps:
     def __init__(self, world: Any):
         import torch
 
-        self._world, self._keys = world, _keys(len(world.tables["item"]))
+        self._world, self._keys = world, scattered(np.arange(len(world.tables["item"])))
         self._source, self._weight = np.random.default_rng(3), torch.randn(768, 768)
         self._product = torch.empty(768, 768)  # kept: memory that is asked for anew is another's stall
-        self._number, self.waits = world.tables["item"].step, [0.0]
+        self._number, self.waits = world.tables["item"].step, Times(wall_s=[0.0])
         _time_lock(world.histories["item"].lock, self.waits)
 
     def one(self) -> tuple[float, float, int]:
@@ -206,12 +196,12 @@ class _Steps:
 
         self._number += 1
         asked = torch.from_numpy(self._keys[self._source.integers(0, len(self._keys), KEYS)])
-        before, began, busy = _stolen(), time.perf_counter(), time.thread_time()
-        got = self._world.pull("item", asked)
-        torch.mm(self._weight, self._weight, out=self._product)
-        self._world.push("item", asked, got, self._number)
-        taken, busy = time.perf_counter() - began, time.thread_time() - busy
-        return 1e3 * taken, 1e3 * busy, _stolen() - before
+        before = _stolen()
+        with Times() as taken:
+            got = self._world.pull("item", asked)
+            torch.mm(self._weight, self._weight, out=self._product)
+            self._world.push("item", asked, got, self._number)
+        return 1e3 * taken.last_s, 1e3 * taken.cpu_s[-1], _stolen() - before
 
 
 def _stolen() -> int:
@@ -223,22 +213,12 @@ def _stolen() -> int:
         return 0
 
 
-def _time_lock(lock: Any, waits: list[float]) -> None:
+def _time_lock(lock: Any, waits: Times) -> None:
     """Note how long each step waits for this StepLock."""
     take = lock._wait
 
     def timed() -> None:
-        began = time.perf_counter()
-        take()
-        waits.append(time.perf_counter() - began)
+        with waits:
+            take()
 
     lock._wait = timed
-
-
-def main() -> None:
-    """Print the rows and ratios."""
-    show(measure())
-
-
-if __name__ == "__main__":
-    main()

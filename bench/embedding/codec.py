@@ -1,4 +1,4 @@
-"""What fewer bits on the wire cost in AUC: `python -m nonet.bench.embedding.codec`.
+"""What fewer bits on the wire cost in AUC: `nonet bench codec`.
 
 Click labels drawn from a known factor model over 20,000 users and 5,000 Zipf items; a factorisation of width 16 is trained with
 rows and gradients through each codec, as in a world whose every row is remote (the codec's own encode and decode, no
@@ -7,7 +7,6 @@ network). Same seeds, same batches; AUC on 100,000 held-out pairs.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -83,15 +82,3 @@ def _auc(score: np.ndarray, label: np.ndarray) -> float:
     positive = label > 0.5
     hits, misses = int(positive.sum()), int((~positive).sum())
     return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * misses))
-
-
-def main() -> None:
-    """Print the rows and ratios."""
-    found = measure()
-    for row in found["rows"]:
-        print(json.dumps({name: round(value, 5) for name, value in row.items()}))
-    print(json.dumps({name: round(value, 6) for name, value in found["ratio"].items()}, indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.bench.embedding.keys import zipf_ranks
 from nonet.embedding import splitmix64
 from nonet.embedding.tables import TableSpec, make_table
 from nonet.random import rng
@@ -47,8 +48,7 @@ def ranks_of(kind: str, rows: int, shape: tuple[int, int], seed: int) -> np.ndar
     source = rng(seed, "bench", kind, rows)
     if kind == "uniform":
         return source.integers(0, rows, shape)
-    weight = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -1.05)
-    return np.searchsorted(weight, source.random(shape) * weight[-1]).clip(max=rows - 1)
+    return zipf_ranks(source, rows, shape)
 
 
 class Contenders:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +19,7 @@ from nonet.bench.embedding.contenders import Contenders, ids_of
 from nonet.bench.timing import Call, interleaved, isolated, ratios
 from nonet.embedding.tables import TableSpec, make_table
 from nonet.random import rng
+from nonet.timing import Times
 
 _KEYS, _WIDTH = 8192, 64
 _GROWN = 4_000_000
@@ -60,18 +60,18 @@ def evict(seed: int) -> dict[str, Any]:
 
 def hundred_million(seed: int) -> dict[str, Any]:
     """Fill and weigh 100 M rows of 16; look up beside as many dense rows as fit, and at 1 M rows of 16 and of 64 of each."""
-    began, slowest = time.perf_counter(), 0.0
-    table = make_table("bench", TableSpec(_NARROW), seed)
-    for start in range(0, _MANY, _FILL):
-        cpu = time.thread_time()
-        table.lookup(ids_of(np.arange(start, min(start + _FILL, _MANY))), train=True)
-        slowest = max(slowest, time.thread_time() - cpu)
+    inserts = Times()
+    with Times() as filling:
+        table = make_table("bench", TableSpec(_NARROW), seed)
+        for start in range(0, _MANY, _FILL):
+            with inserts:
+                table.lookup(ids_of(np.arange(start, min(start + _FILL, _MANY))), train=True)
     row = {
         "case": "100 M rows x 16",
-        "filled_s": time.perf_counter() - began,
+        "filled_s": filling.last_s,
         "gib": getattr(table, "resident_bytes", float("nan")) / 2**30,
         "peak_rss_gib": _status_gib("VmHWM"),
-        "slowest 131,072 inserts ms": 1e3 * slowest,
+        "slowest 131,072 inserts ms": 1e3 * max(inserts.cpu_s),
     }
     found = {"rows": [row], "ratio": {}}
     found["ratio"]["100 M rows: bytes / (rows + state + key + step)"] = row["gib"] * 2**30 / table.nbytes
@@ -124,13 +124,12 @@ def _arriving(steps: int, share: float, seed: int) -> Iterable[Tensor]:
 def _steps(found: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
     grads = torch.randn(_KEYS, _WIDTH, generator=torch.Generator().manual_seed(1)) * 0.01
     out = torch.zeros(_KEYS, _WIDTH)
-    cpu_s = []
+    taken = Times()
     for keys in batches:
-        began = time.thread_time()
-        table.lookup(keys, train=True, out=out)
-        table.apply(keys, grads, table.step + 1)
-        cpu_s.append(time.thread_time() - began)
-    cpu_s = cpu_s[warm:]
+        with taken:
+            table.lookup(keys, train=True, out=out)
+            table.apply(keys, grads, table.step + 1)
+    cpu_s = taken.cpu_s[warm:]
     ordered = sorted(cpu_s)
     median, p99 = statistics.median(cpu_s), ordered[int(0.99 * len(ordered))]
     found["rows"].append(

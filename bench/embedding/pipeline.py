@@ -1,4 +1,4 @@
-"""How much of the sparse time the pipeline hides: `python -m nonet.bench.embedding.pipeline`.
+"""How much of the sparse time the pipeline hides: `nonet bench pipeline`.
 
 A trainer and a shard, two processes over gloo, 8,192 Zipf keys x 64 a step; every exchange of the trainer is delayed by
 `wire_ms`, as a slow network would (a sleep, so it costs no core). Dense work is on a device (the trainer's thread waits, as
@@ -10,19 +10,13 @@ give the noise in the same unit. The rows must be equal bit for bit.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from nonet.bench.embedding.ranks import be_rank, both_ranks
 from nonet.bench.embedding.wire import DIM, batches
+from nonet.timing import Times
 
 _STEPS = 40
 _RUNS = (1, None, 1)  # depth of the runs that take turns; None: the depth asked for
@@ -37,25 +31,7 @@ CASES = {
 
 def measure(rounds: int = 3, depth: int = 3) -> dict[str, Any]:
     """Rows of milliseconds a step by case, and the share hidden (median over rounds); `bits equal` is 1.0 when they are."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "nonet.bench.embedding.pipeline",
-                    str(rank),
-                    folder,
-                    str(rounds),
-                    str(depth),
-                ]
-            )
-            for rank in range(2)
-        ]
-        for process in started:
-            if process.wait(timeout=300):
-                raise RuntimeError(f"a rank of the bench failed with exit code {process.returncode}")
-        trainer, shard = (json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2))
+    trainer, shard = both_ranks("nonet.bench.embedding.pipeline", rounds, depth)
     rows, ratio = [], {}
     for name, (wire_ms, *_) in CASES.items():
         found = {key: statistics.median(run[key] for run in trainer[name]) for key in trainer[name][0]}
@@ -67,17 +43,8 @@ def measure(rounds: int = 3, depth: int = 3) -> dict[str, Any]:
     return {"rows": rows, "ratio": ratio}
 
 
-def _rank(rank: int, folder: Path, rounds: int, depth: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    found = _trains(rounds, depth) if rank == 0 else _serves(rounds)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+def _rank(rank: int, rounds: str, depth: str) -> Any:
+    return _serves(int(rounds)) if rank else _trains(int(rounds), int(depth))
 
 
 def _world(rank: int) -> Any:
@@ -125,29 +92,27 @@ def _timed(keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: 
 
     from nonet.embedding.training import Pipeline
 
-    world, dense = _world(0), []
+    world, dense = _world(0), Times()
     _delay(world, wire_ms / 1e3)
     weight = torch.randn(256, 256)
 
     def compute(number: int, data: Any, rows: Any) -> Any:
-        began = time.perf_counter()
-        if where == "device":
-            time.sleep(dense_ms / 1e3)
-        while time.perf_counter() - began < dense_ms / 1e3:
-            torch.mm(weight, weight)
-        grads = torch.sin(rows["item"])
-        dense.append(time.perf_counter() - began)
-        return {"item": grads}, None
+        until = time.perf_counter() + dense_ms / 1e3
+        with dense:
+            if where == "device":
+                time.sleep(dense_ms / 1e3)
+            while time.perf_counter() < until:
+                torch.mm(weight, weight)
+            return {"item": torch.sin(rows["item"])}, None
 
     running = Pipeline(
         world, lambda number: keys[number % len(keys)], lambda data: {"item": data}, compute, depth=depth
     )
     world.pull("item", keys[0][:0])  # the shard may still hash the rows of the run before
-    began = time.perf_counter()
-    running.run(0, _STEPS)
-    taken = 1e3 * (time.perf_counter() - began) / _STEPS
+    with Times() as taken:
+        running.run(0, _STEPS)
     world.stop()
-    return taken, 1e3 * float(np.sum(dense)) / _STEPS
+    return 1e3 * taken.last_s / _STEPS, 1e3 * sum(dense.wall_s) / _STEPS
 
 
 def _delay(world: Any, seconds: float) -> None:
@@ -161,20 +126,5 @@ def _delay(world: Any, seconds: float) -> None:
     world.wire.ask = slow
 
 
-def main() -> None:
-    """Print the rows and ratios; with RANK FOLDER ROUNDS DEPTH be one of the two processes."""
-    if len(sys.argv) == 5:
-        _rank(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
-        return
-    found = measure()
-    for row in found["rows"]:
-        print(
-            json.dumps(
-                {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
-            )
-        )
-    print(json.dumps({name: round(value, 3) for name, value in found["ratio"].items()}, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    be_rank(_rank)

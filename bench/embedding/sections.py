@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from nonet.bench.embedding.contenders import Contenders, fbgemm_reason
-from nonet.bench.timing import Times, interleaved, isolated, ratios
+from nonet.bench.timing import interleaved, isolated, ratios
 from nonet.embedding.tables import core_status
+from nonet.timing import Times
 
 KEYS, WIDTH, BATCHES = 8192, 64, 96  # of a million rows, uniform batches touch every second one
 _GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""Moving a replica by a delta against moving it whole: `python -m nonet.bench.embedding.sync`.
+"""Moving a replica by a delta against moving it whole: `nonet bench sync`.
 
 1 M rows x 16, 1 % of them touched: the shard makes the update, the replica applies it; bytes are those of the update's tables.
 One process, one thread, both in turns.
@@ -6,13 +6,12 @@ One process, one thread, both in turns.
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Any
 
 import numpy as np
 
-from nonet.bench.timing import show
+from nonet.bench.embedding.keys import scattered
+from nonet.timing import Times
 
 ROWS, DIM = 1_000_000, 16
 
@@ -27,33 +26,31 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
 
     torch.set_num_threads(1)
     world = SparseWorld({"item": TableSpec(dim)}, seed=7)
-    keys = (np.arange(rows, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+    keys = scattered(np.arange(rows))
     for part in np.array_split(keys, 64):
         world.pull("item", torch.from_numpy(part))
     world.push("item", torch.from_numpy(keys), torch.ones(rows, dim), 1)
     replica = ReplicaReader({"item": dim})
-    taken: dict[str, list[float]] = {"full": [], "delta": []}
+    taken = {"full": Times(), "delta": Times()}
     size: dict[str, int] = {}
     source, step = np.random.default_rng(3), 1
     for _ in range(rounds):
-        began = time.perf_counter()
-        update = make_update(world.tables, step)
-        replica.apply(update)
-        taken["full"].append(time.perf_counter() - began)
+        with taken["full"]:
+            update = make_update(world.tables, step)
+            replica.apply(update)
         size["full"] = _bytes(update)
         touched = torch.from_numpy(keys[source.choice(rows, rows // 100, replace=False)])
         world.push("item", touched, torch.ones(len(touched), dim), step + 1)
-        began = time.perf_counter()
-        update = make_update(world.tables, step + 1, base=step, since=step)
-        replica.apply(update)
-        taken["delta"].append(time.perf_counter() - began)
+        with taken["delta"]:
+            update = make_update(world.tables, step + 1, base=step, since=step)
+            replica.apply(update)
         size["delta"] = _bytes(update)
         size["delta fp16"] = _bytes(make_update(world.tables, step + 1, base=step, since=step, wire="fp16"))
         step += 1
     sample = torch.from_numpy(keys[source.integers(0, rows, 1000)])
     if not torch.equal(replica.rows("item", sample), world.pull("item", sample, train=False)):
         raise RuntimeError("the replica's rows are not those of the table")
-    median = {name: statistics.median(values) for name, values in taken.items()}
+    median = {name: times.median_s() for name, times in taken.items()}
     rows_: list[dict[str, Any]] = [
         {"update": name, "seconds": seconds, "bytes": size[name]} for name, seconds in median.items()
     ]
@@ -68,12 +65,3 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
 
 def _bytes(update: dict[str, Any]) -> int:
     return sum(table.nbytes for tables in update["tables"].values() for table in tables)
-
-
-def main() -> None:
-    """Print the rows and ratios."""
-    show(measure(), digits=4)
-
-
-if __name__ == "__main__":
-    main()

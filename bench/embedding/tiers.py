@@ -1,6 +1,6 @@
 """What tiers are worth: hit rates of the device cache beside Belady's, rows a second to disk and back.
 
-`python -m nonet.bench.embedding.tiers`. A hit is a distinct row of a training batch that was on the device already; Belady's
+`nonet bench tiers`. A hit is a distinct row of a training batch that was on the device already; Belady's
 rule knows all batches and may leave a row on the host (no rule does better). Batches of 8,192 Zipf(1.05) ids of a million;
 the first hundred fill the cache and do not count. One thread.
 """
@@ -9,22 +9,20 @@ the first hundred fill the cache and do not count. One thread.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from nonet.bench.timing import show
+from nonet.bench.embedding.keys import scattered, zipf_ranks
 from nonet.embedding.tables import TableSpec, make_table, take
 from nonet.embedding.tiers import ColdTier, TieredTable, Tiers
 from nonet.random import rng
+from nonet.timing import Times
 
 ROWS, KEYS, WIDTH = 1_000_000, 8192, 64
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
@@ -41,13 +39,8 @@ def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
 
 def zipf_batches(seed: int, count: int, rows: int = ROWS, keys: int = KEYS) -> list[np.ndarray]:
     """Batches of distinct scattered ids [U], of `keys` draws each."""
-    weight = np.arange(1, rows + 1) ** -1.05
-    edges = np.cumsum(weight) / weight.sum()
     source = rng(seed, "bench", "tiers")
-    picks = (
-        np.unique(np.minimum(np.searchsorted(edges, source.random(keys)), rows - 1)) for _ in range(count)
-    )
-    return [(pick.astype(np.uint64) * _ODD).view(np.int64) for pick in picks]
+    return [scattered(np.unique(zipf_ranks(source, rows, keys))) for _ in range(count)]
 
 
 def belady(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> float:
@@ -98,7 +91,7 @@ def _hits(found: dict[str, Any], coming: list[np.ndarray], capacity: int, share:
 def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     """Rows of width 64 with row-wise Adagrad's state to disk and back, beside LMDB where it is installed."""
     table = make_table("bench", TableSpec(WIDTH), seed)
-    keys = (np.arange(count * size, dtype=np.uint64) * _ODD).view(np.int64)
+    keys = scattered(np.arange(count * size))
     source = rng(seed, "bench", "disk")
     parts = np.split(keys, count)
     for part in parts:
@@ -141,12 +134,10 @@ def _lmdb_get(store: Any, keys: np.ndarray) -> np.ndarray:
 
 
 def _us_a_row(call: Callable[[Any], Any], batches: Sequence[Any], size: int) -> float:
-    times = []
+    times = Times()
     for batch in batches:
-        began = time.perf_counter()
-        call(batch)
-        times.append(time.perf_counter() - began)
-    return 1e6 * statistics.median(times) / size
+        times.measure(call, batch)
+    return times.median_us() / size
 
 
 def _steps(found: dict[str, Any], seed: int) -> None:
@@ -157,22 +148,12 @@ def _steps(found: dict[str, Any], seed: int) -> None:
         make_table("bench", TableSpec(WIDTH), seed), Tiers(device_rows=ROWS // 10)
     )
     grads = torch.randn(KEYS, WIDTH, generator=torch.Generator().manual_seed(1))
-    times: dict[str, list[float]] = {name: [] for name in tables}
+    times = {name: Times() for name in tables}
     for step, keys in enumerate(coming, 1):
         for name, table in tables.items():
-            began = time.perf_counter()
-            table.lookup(keys, train=True)
-            table.apply(keys, grads[: len(keys)], step)
-            times[name].append(1e3 * (time.perf_counter() - began))
-    medians = {name: statistics.median(taken[20:]) for name, taken in times.items()}
+            with times[name]:
+                table.lookup(keys, train=True)
+                table.apply(keys, grads[: len(keys)], step)
+    medians = {name: 1e3 * taken.from_lap(20).median_s() for name, taken in times.items()}
     found["rows"].append({"measure": "training step of 3,790 distinct keys x 64, ms", **medians})
     found["ratio"]["tiered step on a CPU / host alone"] = medians["tiered"] / medians["host alone"]
-
-
-def main() -> None:
-    """Print the rows and ratios."""
-    show(measure())
-
-
-if __name__ == "__main__":
-    main()

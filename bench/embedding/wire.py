@@ -1,4 +1,4 @@
-"""Remote lookup end to end against a bare gloo all-to-all, and against Ray calls: `python -m nonet.bench.embedding.wire`.
+"""Remote lookup end to end against a bare gloo all-to-all, and against Ray calls: `nonet bench wire`.
 
 Two processes, one thread each, both train and hold half the rows; 8,192 keys x 64 floats a rank. The bare side sends the
 same keys and rows (sizes, keys, rows: three all-to-alls into kept buffers), one `index_select` at the owner, one permute at
@@ -10,23 +10,20 @@ dense table without hashing, keys go as an argument, rows come back through the 
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from nonet.bench.embedding.keys import number_of, scattered, zipf_ranks
+from nonet.bench.embedding.ranks import be_rank, both_ranks
+from nonet.timing import Times
+
 KEYS, DIM, ROWS = 8192, 64, 1_000_000
 _SEED = 7
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_UNDO = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 Variant = Callable[[int], Any]
 
 
@@ -36,17 +33,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
     `table`: what holds the rows; "default" is what a SparseWorld uses, "dense" an `index_select` without hashing, which
     shows the wire alone.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "nonet.bench.embedding.wire", str(rank), folder, str(rounds), table]
-            )
-            for rank in range(2)
-        ]
-        for process in started:
-            if process.wait(timeout=300):
-                raise RuntimeError(f"a rank of the bench failed with exit code {process.returncode}")
-        found = json.loads((Path(folder) / "0.json").read_text())
+    found = both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
     rows = [{"variant": name, **times} for name, times in found["times"].items()]
     medians = {name: times["median_us"] for name, times in found["times"].items()}
     ratio = {
@@ -60,9 +47,7 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
         **{f"bytes {name} / naive": share for name, share in found["bytes"].items()},
     }
     if ray:
-        from nonet.bench.embedding.rayed import through_ray
-
-        rows.append({"variant": "ray calls uniform", **through_ray(rounds)})
+        rows.append({"variant": "ray calls uniform", **_summary(_through_ray(rounds))})
         for name in ("pull apart local", "pull apart"):
             ratio[f"ray calls / {name}, uniform"] = rows[-1]["median_us"] / medians[f"{name} uniform"]
             ratio[f"the same, p10, {name}"] = rows[-1]["p10_us"] / found["times"][f"{name} uniform"]["p10_us"]
@@ -77,20 +62,8 @@ def batches(kind: str, rank: int, count: int = 32) -> list[np.ndarray]:
     if kind == "uniform":
         picks = [source.choice(ROWS, KEYS, replace=False) for _ in range(count)]
     else:
-        weight = np.arange(1, ROWS + 1) ** -1.05
-        edges = np.cumsum(weight) / weight.sum()
-        picks = [np.minimum(np.searchsorted(edges, source.random(KEYS)), ROWS - 1) for _ in range(count)]
+        picks = [zipf_ranks(source, ROWS, KEYS) for _ in range(count)]
     return [scattered(pick) for pick in picks]
-
-
-def scattered(rank_of_key: np.ndarray) -> np.ndarray:
-    """64-bit ids; the odd multiplier is a bijection, `number_of` undoes it."""
-    return (rank_of_key.astype(np.uint64) * _ODD).view(np.int64)
-
-
-def number_of(keys: np.ndarray) -> np.ndarray:
-    """A row below ROWS // 2 for each scattered key."""
-    return ((keys.view(np.uint64) * _UNDO) >> np.uint64(1)).view(np.int64)
 
 
 class DenseRows:
@@ -110,38 +83,25 @@ class DenseRows:
         return self._rows.index_select(0, torch.from_numpy(number_of(keys)))
 
 
-def _rank(rank: int, folder: Path, rounds: int, kind: str) -> None:
-    import torch
+def _rank(rank: int, rounds: str, table: str) -> dict[str, Any]:
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    variants, bytes_of = _variants(rank, kind)
-    taken: dict[str, list[float]] = {name: [] for name in variants}
-    worked: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(rounds):
+    variants, bytes_of = _variants(rank, table)
+    taken = {name: Times(time.process_time) for name in variants}
+    for number in range(int(rounds)):
         for name, once in variants.items():
             dist.barrier()
-            began, busy = time.perf_counter(), time.process_time()
-            once(number)
-            taken[name].append(1e6 * (time.perf_counter() - began))
-            worked[name].append(1e6 * (time.process_time() - busy))
-    apart = _apart(rank, rounds)
+            taken[name].measure(once, number)
+    taken |= _apart(rank, int(rounds))
     dist.barrier()
-    if rank == 0:
-        times = {
-            name: _summary(values[rounds // 5 :]) | {"cpu_us": statistics.median(worked[name][rounds // 5 :])}
-            for name, values in taken.items()
-        }
-        times |= {name: _summary(values[rounds // 5 :]) for name, values in apart.items()}
-        (folder / "0.json").write_text(json.dumps({"times": times, "bytes": bytes_of()}))
-    dist.barrier()
-    dist.destroy_process_group()
+    if rank:
+        return {}
+    times = {name: _summary(each.from_lap(int(rounds) // 5)) for name, each in taken.items()}
+    return {"times": times, "bytes": bytes_of()}
 
 
-def _apart(rank: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds of pulls by one trainer from one shard: the work that one caller of Ray's actors asks for.
+def _apart(rank: int, rounds: int) -> dict[str, Times]:
+    """Pulls by one trainer from one shard: the work that one caller of Ray's actors asks for.
 
     Over gloo and through shared memory, in turns of ten.
     """
@@ -161,7 +121,7 @@ def _apart(rank: int, rounds: int) -> dict[str, list[float]]:
         )
         for name in ("pull apart", "pull apart local")
     }
-    taken: dict[str, list[float]] = {f"{name} uniform": [] for name in worlds}
+    taken = {f"{name} uniform": Times(time.process_time) for name in worlds}
     keys = [torch.from_numpy(batch) for batch in batches("uniform", 0)]
     for turn in range(-1, -(-rounds // 10)):
         for name, world in worlds.items():
@@ -172,16 +132,51 @@ def _apart(rank: int, rounds: int) -> dict[str, list[float]]:
             for part in np.array_split(scattered(np.arange(ROWS)), 64) if turn < 0 else ():
                 world.pull("item", torch.from_numpy(part))
             for number in range(12):
-                began = time.perf_counter()
-                world.pull("item", keys[(turn + number) % len(keys)], train=False)
-                if turn >= 0 and number >= 2:  # the first two fit the blocks to the batch
-                    taken[f"{name} uniform"].append(1e6 * (time.perf_counter() - began))
+                # The first two fit the blocks to the batch.
+                with taken[f"{name} uniform"] if turn >= 0 and number >= 2 else nullcontext():
+                    world.pull("item", keys[(turn + number) % len(keys)], train=False)
             world.stop()
     return taken
 
 
-def _summary(values: list[float]) -> dict[str, float]:
-    return {"median_us": statistics.median(values), "p10_us": statistics.quantiles(values, n=10)[0]}
+def _through_ray(rounds: int) -> Times:
+    """One caller's lookups from one actor: keys inline below Ray's 100 kB, rows written once into shared memory."""
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    @ray.remote(num_cpus=0.5)
+    class Shard:
+        def __init__(self) -> None:
+            import torch
+
+            torch.set_num_threads(1)
+            self._table = torch.full((ROWS, DIM), 0.5)
+
+        def rows(self, numbers: np.ndarray) -> np.ndarray:
+            import torch
+
+            return self._table.index_select(0, torch.from_numpy(numbers.copy())).numpy()
+
+    try:
+        shard, source, taken = Shard.remote(), np.random.default_rng(2), Times(time.process_time)
+        back = source.permutation(KEYS)
+        for _ in range(rounds):
+            numbers = source.integers(0, ROWS, KEYS)
+            with taken:
+                ray.get(shard.rows.remote(numbers))[back]
+        return taken.from_lap(rounds // 5)
+    finally:
+        ray.shutdown()
+
+
+def _summary(times: Times) -> dict[str, float]:
+    p10_s = statistics.quantiles(times.wall_s, n=10)[0]
+    return {
+        "median_us": times.median_us(),
+        "p10_us": 1e6 * p10_s,
+        "cpu_us": 1e6 * statistics.median(times.cpu_s),
+    }
 
 
 def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], dict[str, float]]]:
@@ -283,20 +278,5 @@ class _Bare:
         return torch.index_select(self._rows, 0, self._back[at], out=self._out)
 
 
-def main() -> None:
-    """Print the rows and ratios; with RANK FOLDER ROUNDS TABLE be one of the two processes."""
-    if len(sys.argv) == 5:
-        _rank(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
-        return
-    found = measure(table=sys.argv[1] if len(sys.argv) > 1 else "default")
-    for row in found["rows"]:
-        print(
-            "  ".join(
-                f"{key} {value:.0f}" if isinstance(value, float) else value for key, value in row.items()
-            )
-        )
-    print(json.dumps({name: round(value, 3) for name, value in found["ratio"].items()}, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    be_rank(_rank)

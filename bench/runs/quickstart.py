@@ -10,9 +10,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from nonet.timing import Times
 
 _COMPARED = ("stages", "detail", "baselines", "paired", "rewards", "users", "tokenizer", "data", "rows")
 _APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
@@ -75,10 +76,9 @@ def _run(folder: Path, *changes: str) -> tuple[Report, float]:
         str(folder),
         *options,
     ]
-    began = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    seconds = time.perf_counter() - began
-    return json.loads((folder / "report.json").read_text(encoding="utf-8")), seconds
+    with Times() as taken:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return json.loads((folder / "report.json").read_text(encoding="utf-8")), taken.last_s
 
 
 def _weights(folder: Path) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from nonet.controller.plan import plan
 from nonet.controller.predict import DataFacts, calibration, predict, with_roles
+from nonet.timing import Times
 
 _SHORT = ["stages.pretrain.epochs=1", "stages.rl.steps=20", "checkpoint.every=1000"]
 _SKIPPED = 2  # chunks and steps that warm up
@@ -125,8 +126,7 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
     if made.exists():
         (run.path / "results").mkdir(parents=True)
         shutil.copy(made / "tokenise.json", run.path / "results")
-    began = time.perf_counter()
-    with Session(_scenario(roles), folder=LIBRARY, run=run) as session:
+    with Times() as taken, Session(_scenario(roles), folder=LIBRARY, run=run) as session:
         recorder = Recorder(run.path, run.id)
         rates: Rates = {}
         for stage in session.stages:
@@ -142,7 +142,7 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
             rates.setdefault(record["stage"], []).append(record["value"])
     rates = {stage: values[_SKIPPED:] for stage, values in rates.items()}
     told = ", ".join(f"{stage} {_quiet(values):,.0f} rows/s" for stage, values in rates.items())
-    print(f"{name}: {told} ({time.perf_counter() - began:.0f} s)", flush=True)
+    print(f"{name}: {told} ({taken.last_s:.0f} s)", flush=True)
     return {"facts": asdict(facts), "rates": rates}
 
 

@@ -1,4 +1,4 @@
-"""Clocks and tables that benches share."""
+"""How benches let contenders take turns."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
 from .clock import Call as Call
-from .clock import Times as Times
 from .clock import interleaved as interleaved
 from .clock import isolated as isolated
+from .clock import milliseconds as milliseconds
 from .clock import ratios as ratios
-from .table import show as show
+from .clock import summed_up as summed_up

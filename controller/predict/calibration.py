@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from nonet.atomic import write_whole
 from nonet.controller.predict.cost_model import Rates
 from nonet.errors import ConfigError
 
@@ -169,8 +169,5 @@ def save(calibration: Calibration) -> Path:
     """Write it, whole or not at all; its path."""
     file = path()
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}.tmp")
-    body: dict[str, Any] = {"format": _FORMAT, **asdict(calibration)}
-    draft.write_text(json.dumps(body, indent=1), encoding="utf-8")
-    os.replace(draft, file)
+    write_whole(file, json.dumps({"format": _FORMAT, **asdict(calibration)}, indent=1).encode())
     return file

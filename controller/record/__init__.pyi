@@ -2,8 +2,6 @@ from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Manifest as Manifest
 from .checkpoint import read_manifest as read_manifest
 from .commits import History as History
-from .durable import make_folder as make_folder
-from .durable import write_whole as write_whole
 from .feed import missing as missing
 from .folder_lock import Held as Held
 from .journal import cut_journal as cut_journal

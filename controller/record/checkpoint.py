@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record.durable import make_folder, sync, write_whole
+from nonet.atomic import make_folder, sync, write_whole
 from nonet.errors import CheckpointError
 
 FORMAT = 1

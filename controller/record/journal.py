@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record.durable import sync, write_whole
+from nonet.atomic import sync, write_whole
 
 
 class Journal:

@@ -1,7 +1,7 @@
 """Recorder: what a run leaves for people to read while it goes on, and what the driver shows.
 
-Metrics go to metrics.jsonl and TensorBoard (a run of curves a stage); events (stage, step, note, result) wait in a feed
-that the driver polls.
+Metrics go to metrics.jsonl and TensorBoard (a run of curves a stage), flushed with every record: a killed run keeps them.
+Events (stage, step, note, result) wait in a feed that the driver polls.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nonet.controller.record.event_writer import EventWriter
 from nonet.controller.record.feed import Feed
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 # Losses and rewards are numbers without a unit of their own; what has one says so.
 _UNITS = {"seconds": "s", "loss": "nats", "kl": "nats", "rows/s": "1/s", "lr": "1"}
@@ -25,13 +27,13 @@ class Recorder:
     def __init__(self, folder: Path, run_id: str):
         self._folder, self._run, self._started = folder, run_id, time.time()
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._boards: dict[str, EventWriter] = {}
+        self._boards: dict[str, SummaryWriter] = {}
         self._feed = Feed()
 
     def begin(self, stage: str, steps: int, done: int) -> None:
         """A stage starts, or goes on after `done` steps: curves after them are written anew."""
         if done:
-            self._boards[stage] = EventWriter(self._folder / "tensorboard" / stage, replace_from=done + 1)
+            self._boards[stage] = self._opened(stage, purge_step=done + 1)
         self.event("stage", stage=stage, steps=steps, done=done)
 
     def step(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -55,7 +57,7 @@ class Recorder:
             self._metrics.write(
                 json.dumps(record | {"value": float(value), "unit": _UNITS.get(name, "1")}) + "\n"
             )
-            board.scalar(name, float(value), step, now)
+            board.add_scalar(name, float(value), step, now)
         self._metrics.flush()
         board.flush()
 
@@ -77,7 +79,13 @@ class Recorder:
         for board in self._boards.values():
             board.close()
 
-    def _board(self, stage: str) -> EventWriter:
+    def _board(self, stage: str) -> SummaryWriter:
         if stage not in self._boards:
-            self._boards[stage] = EventWriter(self._folder / "tensorboard" / stage)
+            self._boards[stage] = self._opened(stage)
         return self._boards[stage]
+
+    def _opened(self, stage: str, purge_step: int | None = None) -> SummaryWriter:
+        """A stage's curves; what the folder has of `purge_step` and later steps is hidden."""
+        from torch.utils.tensorboard import SummaryWriter  # torch takes seconds to import
+
+        return SummaryWriter(str(self._folder / "tensorboard" / stage), purge_step=purge_step)

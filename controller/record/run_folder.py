@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record.durable import make_folder, write_whole
+from nonet.atomic import make_folder, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, Held, hold
 from nonet.errors import ConfigError
 

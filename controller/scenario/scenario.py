@@ -6,7 +6,6 @@ the key. Pure: imports neither Ray nor torch.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
 from nonet.errors import ConfigError
 from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, Files
+from nonet.suggest import suggestion
 from nonet.workers.roles.kinds import shipped_roles
 
 SOURCES = "sources.json"  # of a run: its copies of own files
@@ -114,7 +114,7 @@ class Scenario(StrictModel):
         for path, pool in self._pool_names():
             if pool not in known_pools:
                 raise ValueError(
-                    f"{path}: there is no pool {pool!r}{_suggest(pool, known_pools)}; pools: {', '.join(known_pools)}"
+                    f"{path}: there is no pool {pool!r}{suggestion(pool, known_pools)}; pools: {', '.join(known_pools)}"
                 )
         for name, role in self.roles.items():
             host = role.fuse or role.collocate
@@ -191,7 +191,7 @@ def find(source: str | Path) -> Path:
     if str(source) in shipped:
         return LIBRARY / f"{source}.yaml"
     raise ConfigError(
-        f"there is no scenario {str(source)!r}{_suggest(str(source), shipped)}; "
+        f"there is no scenario {str(source)!r}{suggestion(str(source), shipped)}; "
         f"shipped: {', '.join(shipped)}; or give a path to a .yaml file"
     )
 
@@ -240,11 +240,6 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     place[last] = value
 
 
-def _suggest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
 def _explain(error: ValidationError, document: Any, files: Files) -> str:
     """The first problem in one line: path, what is wrong, what is allowed; then how many more there are."""
     problems = error.errors(include_url=False)
@@ -257,7 +252,7 @@ def _explain(error: ValidationError, document: Any, files: Files) -> str:
         if loc[-1] in known:
             text = "is a key of another `use`"
         else:
-            text = f"unknown key{_suggest(str(loc[-1]), known)}" + (
+            text = f"unknown key{suggestion(str(loc[-1]), known)}" + (
                 f"; known keys: {', '.join(known)}" if known else ""
             )
     elif kind == "missing":

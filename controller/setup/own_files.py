@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import RunFolder, make_folder, write_whole
+from nonet.atomic import make_folder, write_whole
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, document
 from nonet.errors import ConfigError
 from nonet.plugins import Files, file_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from nonet.controller.record import RunFolder, make_folder, write_whole
+from nonet.atomic import make_folder, write_whole
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, bound, document, load_scenario, yaml
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import predicts_clicks, targets

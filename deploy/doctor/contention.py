@@ -8,18 +8,16 @@ are halves of one, cannot favour either. Wall clock, medians.
 from __future__ import annotations
 
 import os
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from nonet.controller.plan import MOST_THREADS
+from nonet.deploy.doctor.ranks import beside
 from nonet.deploy.doctor.reference_steps import decode_step, train_step, update_step
-from nonet.workers.runtime import Gang, join_process_group, leave, open_store
+from nonet.timing import Times
+from nonet.workers.runtime import Gang, join_process_group, leave
 
 Points = dict[str, tuple[tuple[float, float], ...]]
 _STEPS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
@@ -46,21 +44,8 @@ def measure_crowd() -> tuple[Points, Points]:
 
 
 def _crowd(ranks: int) -> dict[str, tuple[float, float]]:
-    host, port, store = open_store()
-    code = "from nonet.deploy.doctor.contention import crowd_rank; crowd_rank({!r}, {}, {}, {})"
-    others = [
-        subprocess.Popen([sys.executable, "-c", code.format(host, port, rank, ranks)])
-        for rank in range(1, ranks)
-    ]
-    try:
+    with beside(crowd_rank, ranks) as (host, port):
         return crowd_rank(host, port, 0, ranks)
-    finally:
-        for other in others:
-            try:
-                other.wait(60)
-            except subprocess.TimeoutExpired:
-                other.kill()
-        del store
 
 
 def crowd_rank(host: str, port: int, rank: int, ranks: int) -> dict[str, tuple[float, float]]:
@@ -78,27 +63,22 @@ def crowd_rank(host: str, port: int, rank: int, ranks: int) -> dict[str, tuple[f
 
 def _compared(step: Callable[[], None], rank: int, threads: int, group: Any) -> tuple[float, float]:
     step()
-    alone, threaded, crowded = [], [], []
+    alone, threaded, crowded = Times(), Times(), Times()
     for _ in range(_ROUNDS):
         torch.distributed.barrier(group)
         if rank == 0:
-            alone.append(_seconds(step))
+            with alone:
+                step()
             torch.set_num_threads(threads)
             step()
-            threaded.append(_seconds(step))
+            with threaded:
+                step()
             torch.set_num_threads(1)
         torch.distributed.barrier(group)
-        began = time.perf_counter()
-        step()
-        torch.distributed.barrier(group)
-        crowded.append(time.perf_counter() - began)
+        with crowded:
+            step()
+            torch.distributed.barrier(group)
     if rank:
         return 1.0, 1.0
-    one = statistics.median(alone)
-    return one / statistics.median(threaded), max(1.0, statistics.median(crowded) / one)
-
-
-def _seconds(step: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
+    one = alone.median_s()
+    return one / threaded.median_s(), max(1.0, crowded.median_s() / one)

@@ -7,7 +7,6 @@ enter; what crosses processes is timed by the wall. About 40 s in all, most of i
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from nonet.deploy.doctor.reference_steps import decode_step, train_step, update_
 from nonet.deploy.doctor.transfer_costs import line, measure_calls, measure_exchange
 from nonet.embedding.tables import TableSpec
 from nonet.embedding.training import SparseWorld
+from nonet.timing import median_s
 
 _DIM, _SEED = 32, 7
 _REPEATS = 5
@@ -95,15 +95,9 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
     )
 
 
-def _cpu_seconds(work: Callable[[], Any], repeats: int = _REPEATS) -> float:
+def _cpu_seconds(work: Callable[[], Any]) -> float:
     """Median CPU seconds of this thread; the first call warms up."""
-    work()
-    found = []
-    for _ in range(repeats):
-        began = time.thread_time()
-        work()
-        found.append(time.thread_time() - began)
-    return statistics.median(found)
+    return median_s(work, _REPEATS, time.thread_time)
 
 
 def _matmul() -> float:

@@ -7,10 +7,6 @@ Wall clock, medians of several: what a step waits for is the wall's time.
 from __future__ import annotations
 
 import itertools
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +14,12 @@ import torch
 from torch import Tensor
 
 from nonet.controller.predict import Line
+from nonet.deploy.doctor.ranks import beside
 from nonet.embedding.exchange import Layout
 from nonet.embedding.reading import ReplicaReader, join_updates, make_update
 from nonet.embedding.tables import TableSpec
 from nonet.embedding.training import SparseWorld
+from nonet.timing import Times, median_s
 from nonet.workers.roles import tensor_bytes, tensors_of
 from nonet.workers.runtime import (
     DistributeWorker,
@@ -30,7 +28,6 @@ from nonet.workers.runtime import (
     join_process_group,
     leave,
     method,
-    open_store,
 )
 
 _DIM, _SEED = 32, 7
@@ -88,26 +85,17 @@ def line(points: Sequence[tuple[float, float]]) -> Line:
 
 def measure_exchange() -> tuple[Line, Line]:
     """Pull + push of a table over two processes, and an all-reduce, each at two sizes; wall clock."""
-    host, port, store = open_store()
-    code = f"from nonet.deploy.doctor.transfer_costs import exchange_rank; exchange_rank({host!r}, {port}, 1)"
-    other = subprocess.Popen([sys.executable, "-c", code])
-    try:
-        return exchange_rank(host, port, 0)
-    finally:
-        try:
-            other.wait(30)
-        except subprocess.TimeoutExpired:
-            other.kill()
-        del store
+    with beside(exchange_rank, 2) as (host, port):
+        return exchange_rank(host, port, 0, 2)
 
 
-def exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
-    """One of the two processes: pull + push of keys, and an all-reduce of bytes."""
+def exchange_rank(host: str, port: int, rank: int, ranks: int) -> tuple[Line, Line]:
+    """One of the processes: pull + push of keys, and an all-reduce of bytes."""
     torch.set_num_threads(1)
-    member = join_process_group(Gang(host, port, 0, 2, 0), rank)
+    member = join_process_group(Gang(host, port, 0, ranks, 0), rank)
     try:
         world = SparseWorld(
-            _TABLE, seed=_SEED, layout=Layout.fused(rank, 2), group=member.everyone, local=True
+            _TABLE, seed=_SEED, layout=Layout.fused(rank, ranks), group=member.everyone, local=True
         )
         steps = itertools.count(1)
 
@@ -118,29 +106,19 @@ def exchange_rank(host: str, port: int, rank: int) -> tuple[Line, Line]:
         points = []
         for keys in (200, 5000):
             wanted, grads = torch.arange(keys), torch.ones(keys, _DIM)
-            points.append((keys, _wall_seconds(lambda w=wanted, g=grads: there_and_back(w, g))))
+            points.append((keys, median_s(lambda w=wanted, g=grads: there_and_back(w, g), 15)))
         sums = []
         for length in (16, 1 << 19):
             flat = torch.ones(length)
             sums.append(
                 (
                     4 * length,
-                    _wall_seconds(lambda f=flat: torch.distributed.all_reduce(f, group=member.trainers)),
+                    median_s(lambda f=flat: torch.distributed.all_reduce(f, group=member.trainers), 15),
                 )
             )
         return line(points), line(sums)
     finally:
         leave(member)
-
-
-def _wall_seconds(work: Callable[[], Any], repeats: int = 15) -> float:
-    work()
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
 
 
 def measure_calls() -> tuple[dict[str, Line], float]:
@@ -154,10 +132,9 @@ def measure_calls() -> tuple[dict[str, Line], float]:
     try:
         source = WorkerGroup(Echo, cpus=0.1)
         source.zeros(1).get(120)
-        began = time.perf_counter()
-        sink = WorkerGroup(Echo, cpus=0.1)
-        sink.zeros(1).get(120)
-        process_s = time.perf_counter() - began
+        with Times() as starting:
+            sink = WorkerGroup(Echo, cpus=0.1)
+            sink.zeros(1).get(120)
         lines = {
             "call": _line(lambda n: source.zeros(n).get(60), (100, 8 << 20)),
             "hop": _line(lambda n: sink.take(source.zeros(n)).get(60), (20_000, 8 << 20)),
@@ -166,14 +143,14 @@ def measure_calls() -> tuple[dict[str, Line], float]:
         rows = [(count, _publication(source, sink, count)) for count in (500, 20_000)]
         source.stop()
         sink.stop()
-        return lines | {"publish": line(rows)}, process_s
+        return lines | {"publish": line(rows)}, starting.last_s
     finally:
         if mine:
             ray.shutdown()
 
 
 def _line(work: Callable[[int], Any], sizes: tuple[int, int]) -> Line:
-    return line([(size, _wall_seconds(lambda n=size: work(n), 9)) for size in sizes])
+    return line([(size, median_s(lambda n=size: work(n), 9)) for size in sizes])
 
 
 def _publication(source: Any, sink: Any, rows: int) -> float:
@@ -185,4 +162,4 @@ def _publication(source: Any, sink: Any, rows: int) -> float:
     def publish() -> None:
         sink.apply(source.export(next(versions))).get(60)
 
-    return _wall_seconds(publish, 9)
+    return median_s(publish, 9)

@@ -67,11 +67,6 @@ def forest_plot(found: Sequence[Difference]) -> str:
     return f'<div class="wide">{head}{"".join(parts)}</svg></div>'
 
 
-def bar(share: float) -> str:
-    """A bar of this share [0, 1] of its cell, for a table."""
-    return f'<span class="bar" style="width:calc((100% - 20px) * {min(max(share, 0.0), 1.0):.3f})"></span>'
-
-
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """At most 300 points: means of neighbours."""
     size = math.ceil(len(points) / _POINTS) or 1

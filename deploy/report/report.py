@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from nonet.atomic import write_whole
 from nonet.deploy.report.curves import read_curves
 from nonet.deploy.report.page import page
 from nonet.errors import ConfigError
@@ -26,9 +26,7 @@ def write_report(run_dir: Path) -> Path:
     scenario = run_dir / "scenario.yaml"
     text = scenario.read_text(encoding="utf-8") if scenario.exists() else ""
     written = run_dir / "report.html"
-    draft = run_dir / "report.html.tmp"
-    draft.write_text(page(report, curves=curves, scenario=text, unread=unread), encoding="utf-8")
-    os.replace(draft, written)
+    write_whole(written, page(report, curves=curves, scenario=text, unread=unread).encode())
     return written
 
 

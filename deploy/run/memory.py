@@ -1,4 +1,4 @@
-"""Memory of a run: the proportional set size (PSS) of this process and all its descendants, sampled from /proc.
+"""Memory of a run: the proportional set size (PSS) of this process and all its descendants, sampled.
 
 PSS divides shared pages among those who share them, so its sum over processes is what they occupy together; the sum of
 resident sizes would count Ray's shared pages once a process.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
+
+import psutil
 
 
 class PeakMemory:
@@ -33,31 +34,13 @@ class PeakMemory:
 
 
 def tree_pss_bytes(root: int) -> int:
-    """Sum of PSS over a process and its descendants, bytes; 0 where /proc is not to be had."""
-    return sum(map(_pss_bytes, [root, *_descendants(root)]))
+    """Sum of PSS over a process and its descendants, bytes; 0 where the system does not tell it."""
+    process = psutil.Process(root)
+    return sum(map(_pss_bytes, [process, *process.children(recursive=True)]))
 
 
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended while we looked
-            continue
-        children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found, waiting = [], [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
-
-
-def _pss_bytes(pid: int) -> int:
+def _pss_bytes(process: psutil.Process) -> int:
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:  # gone, or not ours to read
-        pass
-    return 0
+        return getattr(process.memory_full_info(), "pss", 0)
+    except psutil.Error:  # gone, or not ours to read
+        return 0

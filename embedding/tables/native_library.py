@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from nonet.atomic import replacing
 from nonet.errors import NonetError
 
 ABI = 9
@@ -203,8 +203,7 @@ def _compiled(reasons: list[str]) -> Path:
 
 
 def _compile(cxx: str, out: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        made = Path(folder) / out.name
+    with replacing(out) as made:
         try:
             subprocess.run(
                 compile_command(cxx, made), check=True, capture_output=True, text=True, timeout=_COMPILE_S
@@ -212,7 +211,6 @@ def _compile(cxx: str, out: Path) -> None:
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             first = str(error.stderr or error).strip().splitlines()[:1]
             raise NativeUnavailable(f"{cxx} could not compile the core: {' '.join(first)}") from error
-        os.replace(made, out)
 
 
 def _digest(cxx: str) -> str:

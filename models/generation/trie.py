@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.atomic import write_whole
 from nonet.errors import DataError
 
 FORMAT = 1
@@ -145,9 +145,7 @@ class Trie:
         for name, array in self._files().items():
             np.save(folder / f"{name}.npy", array)
         meta = {"format": FORMAT, "codes": list(self.codes), "n_items": self.n_items, "version": self.version}
-        part = folder / "meta.json.part"
-        part.write_text(json.dumps(meta, indent=1) + "\n")
-        os.replace(part, folder / "meta.json")
+        write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool = False) -> Trie:

@@ -15,7 +15,6 @@ Everything here is NumPy: a reward may use torch, this module does not. What a r
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -28,6 +27,7 @@ from typing import Any, TypeVar
 
 from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.checks import score_checked
+from nonet.suggest import close_to
 from nonet.types import Rollouts
 
 __all__ = [
@@ -182,12 +182,9 @@ def _column(r: Rollouts, name: str) -> Any:
 def _suggestion(word: str, allowed: Sequence[str]) -> str:
     if not allowed:
         return "; it takes none"
-    close = difflib.get_close_matches(word, allowed, n=1)
-    return (
-        f"; did you mean {close[0]!r}" + (f" (of {', '.join(allowed)})?" if len(allowed) > 1 else "?")
-        if close
-        else (f"; there are: {', '.join(allowed)}")
-    )
+    for near in close_to(word, allowed):
+        return f"; did you mean {near!r}" + (f" (of {', '.join(allowed)})?" if len(allowed) > 1 else "?")
+    return f"; there are: {', '.join(allowed)}"
 
 
 def load_reward(

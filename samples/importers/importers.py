@@ -11,6 +11,7 @@ import csv
 import os
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from nonet.atomic import replacing
 from nonet.errors import ConfigError, DataError
 from nonet.samples.sequences import catalogue_index
 from nonet.samples.tables import check_interactions, check_items
@@ -56,15 +58,10 @@ def write_tables(
     tables = {"interactions.parquet": interactions, "items.parquet": items}
     folder = Path(dst)
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {name: folder / f".{name}.{os.getpid()}" for name in tables}
-    try:
+    with ExitStack() as drafts:  # both are written before either takes its name
         for name, table in tables.items():
-            pq.write_table(table, parts[name], compression="zstd", compression_level=9)
-        for name, part in parts.items():
-            os.replace(part, folder / name)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+            draft = drafts.enter_context(replacing(folder / name))
+            pq.write_table(table, draft, compression="zstd", compression_level=9)
     users = len(interactions["user_id"].unique())
     return {"users": users, "items": len(items), "events": len(interactions)}
 

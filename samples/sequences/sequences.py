@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nonet.atomic import replacing
 from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
 from nonet.samples.sequences.repeats import MASK, policy, repeated
@@ -109,17 +110,15 @@ class Sequences:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes folder/part-0.parquet under a temporary name and renames it, item_keys.npy beside it; returns the file."""
+        """Writes folder/part-0.parquet, whole or not at all, and item_keys.npy beside it; returns the file."""
         path = Path(folder) / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{_FILE}.{os.getpid()}")
-        try:
-            with pq.ParquetWriter(part, self._schema(), compression="lz4", **_PLAIN) as writer:
-                for table in self._groups():
-                    writer.write_table(table, row_group_size=max(1, len(table)))
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        with (
+            replacing(path) as draft,
+            pq.ParquetWriter(draft, self._schema(), compression="lz4", **_PLAIN) as writer,
+        ):
+            for table in self._groups():
+                writer.write_table(table, row_group_size=max(1, len(table)))
         if self.item_key is not None:
             np.save(path.with_name(_ITEM_KEYS), self.item_key)
         return path

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from nonet.atomic import replacing
 from nonet.errors import DataError
 from nonet.samples.tables.builtin import builtin_path
 
@@ -80,15 +81,11 @@ def _find_remote(uri: str, what: str) -> tuple[pafs.FileSystem, list[str]]:
 
 
 def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
-    """Writes under a temporary name in the same folder and renames: the file is whole or not there."""
+    """Writes the file, whole or not at all; its path."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, part, compression="zstd")
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(target) as draft:
+        pq.write_table(table, draft, compression="zstd")
     return target
 
 

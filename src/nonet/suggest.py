@@ -1,4 +1,4 @@
-"""The closest known word, for errors that suggest what was meant."""
+"""The closest known words, for errors that suggest what was meant."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import difflib
 from collections.abc import Iterable
 
 
+def close_to(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The known words nearest to `word`, letters' case aside, best first; none where no word is near."""
+    lowered = {str(name).lower(): str(name) for name in known}
+    return [lowered[near] for near in difflib.get_close_matches(word.lower(), lowered, most, cutoff)]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` with a leading space, or nothing when no known word is near."""
-    lowered = {str(name).lower(): str(name) for name in known}
-    near = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.6)
-    return f" Did you mean {lowered[near[0]]!r}?" if near else ""
+    return "".join(f" Did you mean {near!r}?" for near in close_to(word, known))
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the middle of a sentence, or nothing when no known word is near."""
-    near = did_you_mean(word, known).strip().removeprefix("Did ")
-    return f" (did {near})" if near else ""
+    return "".join(f" (did you mean {near!r}?)" for near in close_to(word, known))
 
 
 def listed(names: Iterable[object], limit: int = 12) -> str:

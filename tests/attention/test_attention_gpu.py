@@ -1,4 +1,4 @@
-"""The GPU bench run small on a CPU: every cell is there, what fails says why and the rest is measured."""
+"""`nonet bench gpu` run small on a CPU: every cell is there, what fails says why and the rest is measured."""
 
 import json
 import os
@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from nonet.bench.attention.gpu import Run, main
+from nonet.bench.attention.gpu import Run, gpu
+from nonet.errors import ConfigError
 
 pytest.importorskip("triton", reason="the kernels are Triton's; its Linux wheel also runs without a GPU")
 
@@ -23,27 +24,20 @@ def test_a_failing_cell_leaves_its_error_and_the_next_one_runs(tmp_path, capsys)
     assert '"good"' in capsys.readouterr().out
 
 
-def test_without_a_gpu_nothing_is_measured_and_the_exit_code_says_so(monkeypatch, capsys):
+def test_without_a_gpu_nothing_is_measured_and_the_error_says_so(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert main(["--only", "x"]) == 2
-    assert "there is no GPU here" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="there is no GPU here"):
+        gpu(only="x")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_dry_run_goes_through_every_row_on_a_cpu(tmp_path):
     out = tmp_path / "dry.json"
-    command = [
-        sys.executable,
-        "-m",
-        "nonet.bench.attention.gpu",
-        "--dry",
-        "--widths",
-        "16",
-        "--json",
-        str(out),
-    ]
-    command += ["--budget-s", "1200"]
+    command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "bench", "gpu"]
+    for change in ("dry=true", "widths=[16]", "budget_s=1200"):
+        command += ["--set", change]
+    command += ["--json", str(out)]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())

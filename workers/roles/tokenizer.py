@@ -186,7 +186,10 @@ def _write_sids(folder: Path, sids: np.ndarray) -> None:
 
 
 def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
-    """Write an artifact aside and move it to <kind>-<sha8>; the same content lands in the same folder."""
+    """Write an artifact aside and move it to <kind>-<sha8>; the same content lands in the same folder.
+
+    Not `replacing`: the name is the hash of what was written, and a whole folder takes it.
+    """
     aside = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
     aside.mkdir(parents=True)
     write(aside)

@@ -55,10 +55,3 @@ def test_lengths_are_ragged_within_bounds_and_the_same_every_time():
     assert 350 <= sum(lengths) / 64 <= 512, "the mean before long ones are cut is 512"
     assert lengths == work.ragged(64, 512, 2048, 0)
     assert lengths != work.ragged(64, 512, 2048, 1)
-
-
-def test_the_gpu_script_imports_without_a_gpu_and_says_what_it_needs(capsys):
-    from nonet.bench.attention import gpu as attention_gpu
-
-    assert attention_gpu.main([]) == 2
-    assert "no GPU" in capsys.readouterr().err

@@ -1,0 +1,232 @@
+"""The report's tables: pure functions of report.json's dictionary, any part of which may be missing.
+
+A table without rows is false and left out of the page. Texts are plain: the templates escape them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from nonet.controller.predict import percent
+from nonet.deploy.report.scores import (
+    Difference,
+    ScoreRow,
+    label,
+    metrics_of,
+    number,
+    stage_table,
+)
+from nonet.deploy.report.verdicts import reward_digits, reward_direction
+
+_MIB = 2**20
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text; `small` stands behind it, `share` [0, 1] is a bar under it, `tone` 1, 0 or -1 a colour and a sign."""
+
+    text: str
+    small: str = ""
+    bold: bool = False
+    share: float | None = None
+    tone: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells, the first of each its name; `groups` (title, columns) stand above the head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    caption: str = ""
+    groups: Sequence[tuple[str, int]] = ()
+    narrow: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+def score_table(report: Report, split: str, search: str, caption: str) -> Table:
+    """Baselines and stages by metric, of all held-out events and of those that match the finetuning target."""
+    by_events = {
+        events: stage_table(report, split=split, search=search, events=events) for events in ("all", "target")
+    }
+    by_events = {events: rows for events, rows in by_events.items() if rows}
+    columns = [(rows, metric) for rows in by_events.values() for metric in metrics_of(rows)]
+    shown = dict.fromkeys((row.name, row.kind) for rows in by_events.values() for row in rows)
+    return Table(
+        ["", *(metric for _, metric in columns)],
+        [[Cell(label(name), kind), *(_score(*column, name) for column in columns)] for name, kind in shown],
+        caption,
+        [
+            ("", 1),
+            *(
+                (_events_title(report, split, events), len(metrics_of(rows)))
+                for events, rows in by_events.items()
+            ),
+        ],
+    )
+
+
+def _events_title(report: Report, split: str, events: str) -> str:
+    held_out = _part(_part(report, "data"), "held_out")
+    count = held_out.get(split if events == "all" else f"{split}_target")
+    words = "all held-out events" if events == "all" else "those matching the finetuning target"
+    return f"{words} ({count:,})" if isinstance(count, int) else words
+
+
+def _score(rows: Sequence[ScoreRow], metric: str, name: str) -> Cell | str:
+    scores = {row.name: row.scores.get(metric) for row in rows}
+    value, best = scores.get(name), max((score for score in scores.values() if score is not None), default=0)
+    if value is None:
+        return "–"
+    return Cell(number(value), bold=value == best > 0, share=value / best if best > 0 else None)
+
+
+def difference_table(differences: Sequence[Difference]) -> Table:
+    """Every paired difference with its interval."""
+    rows = [
+        [
+            f"{label(d.left)} − {label(d.right)}",
+            d.metric,
+            *(number(value, sign=True) for value in (d.diff, d.low, d.high)),
+            "significant" if d.direction else "not significant",
+        ]
+        for d in differences
+    ]
+    return Table(["", "metric", "difference", "low", "high", ""], rows)
+
+
+def reward_table(report: Report) -> Table:
+    """Each objective before and after RL."""
+    rows = []
+    for name, values in _part(report, "rewards").items():
+        digits, (before, after) = reward_digits(list(values)), values[:2]
+        change = Cell(number(after - before, digits, sign=True), tone=reward_direction(list(values)))
+        own = Cell(label(name), "what RL trains" if name == "total" else "")
+        rows.append([own, number(before, digits), number(after, digits), change])
+    return Table(["objective", "before", "after", "change"], rows, narrow=True)
+
+
+def codebook_table(report: Report) -> Table:
+    """The tokenizer's levels."""
+    health = _part(report, "tokenizer")
+    levels = zip_longest(*(health.get(key) or [] for key in ("codes", "used", "perplexity")))
+    rows = [
+        [
+            f"level {level}",
+            _count(size),
+            Cell(_count(used), share=used / size if used and size else None),
+            number(perplexity, 1),
+        ]
+        for level, (size, used, perplexity) in enumerate(levels, 1)
+    ]
+    return Table(["", "codes", "used", "perplexity"], rows, narrow=True)
+
+
+def receipt_table(report: Report) -> Table:
+    """What was predicted of each stage beside what was measured."""
+    rows = [
+        [
+            name,
+            f"{stage['predicted_rows_per_s']:,.0f}",
+            f"{stage['measured_rows_per_s']:,.0f}",
+            f"{stage['error']:+.0%}",
+            ", ".join(f"{part} {value:.3g} ms" for part, value in stage["parts_ms"].items()),
+        ]
+        for name, stage in _part(_part(report, "receipt"), "stages").items()
+    ]
+    return Table(["stage", "predicted", "measured", "error", "a step"], rows)
+
+
+def made_tables(report: Report) -> list[Table]:
+    """How the run was made: time, work, turns, sparse tables, sizes and versions; those that have rows."""
+    return [table for table in (made(report) for made in (_wall, _work, _turns, _sparse, _sizes)) if table]
+
+
+def _wall(report: Report) -> Table:
+    wall = {name: s for name, s in _part(report, "wall_s").items() if isinstance(s, int | float)}
+    total = wall.pop("total", None) or sum(wall.values())
+    rows: list[list[Cell | str]] = []
+    for name, seconds in wall.items():
+        done = _part(report, "rows").get(name)
+        counted = isinstance(done, int)
+        spent = Cell(f"{number(seconds, 1)} s", share=seconds / total if total else None)
+        speed = f"{done / seconds:,.0f} rows/s" if counted and seconds > 0 else ""
+        rows.append([label(name), spent, f"{done:,}" if counted else "", speed])
+    if total:
+        rows.append(["total", Cell(f"{number(total, 1)} s", bold=True), "", ""])
+    return Table(["stage", "wall time", "rows trained", "speed"], rows, "Time")
+
+
+def _work(report: Report) -> Table:
+    sent = _part(report, "bytes_out")
+    rows = [
+        [label(name), f"{number(100 * share, 0)} %", _mib(sent.get(name, 0))]
+        for name, share in _part(report, "idle").items()
+    ]
+    rows += [
+        [f"rows to rollout, {counts['updates']:,} {kind} updates", "", _mib(counts["bytes"], 2)]
+        for kind, counts in _part(report, "published").items()
+        if counts.get("updates")
+    ]
+    note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
+    return Table(["group", "idle", "bytes given back"], rows, f"Work. {note}")
+
+
+def _turns(report: Report) -> Table:
+    """What groups that share a device moved to host memory and back; nothing where they fit together."""
+    rows = [
+        [
+            name,
+            str(turns["offload"]),
+            str(turns["resume"]),
+            _mib(turns["bytes"]),
+            f"{number(turns['seconds'], 2)} s",
+        ]
+        for name, turns in _part(report, "moved").items()
+    ]
+    note = "Turns: groups that don't fit on their device together wait in host memory while another works."
+    return Table(["group", "offloads", "resumes", "moved", "time"], rows, note)
+
+
+def _sparse(report: Report) -> Table:
+    """Sparse tables, where some id was refused, forgotten or read as the default row."""
+    tables = _part(report, "sparse")
+    told = any(counts.get(what) for counts in tables.values() for what in ("refused", "evicted", "absent"))
+    columns = ["rows", "admitted", "evicted", "refused", "absent"]
+    rows = [[name, *(f"{counts.get(what, 0):,}" for what in columns)] for name, counts in tables.items()]
+    note = "Refused and absent: look-ups in training and in reading that read the default row."
+    return Table(["table", *columns], rows if told else [], f"Sparse tables. {note}")
+
+
+def _sizes(report: Report) -> Table:
+    data, peak = _part(report, "data"), report.get("peak_rss_bytes")
+    titles = {"parameters": "dense parameters"}
+    weights = _part(report, "weights").items()
+    rows = [[titles.get(key, label(key)), f"{n:,}"] for key, n in weights if isinstance(n, int)]
+    if isinstance(peak, int | float) and peak > 0:
+        rows.append(["peak memory, all processes", f"{peak / 2**30:.2f} GiB"])
+    rows += [
+        [f"held-out events, {label(name)}", f"{count:,}"] for name, count in _part(data, "held_out").items()
+    ]
+    shares = _part(_part(data, "repeats"), "share")
+    rows += [[f"of an item seen before, {name} events", percent(share)] for name, share in shares.items()]
+    rows += [[f"version of {name}", str(version)] for name, version in _part(report, "versions").items()]
+    return Table(["", ""], rows, "Sizes and versions", narrow=True)
+
+
+def _part(report: Report, key: str) -> Report:
+    return report.get(key) or {}
+
+
+def _mib(count: float, digits: int = 1) -> str:
+    return f"{number(count / _MIB, digits)} MiB"
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"

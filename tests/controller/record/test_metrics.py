@@ -1,0 +1,64 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nonet.controller.record.metrics import Recorder
+
+
+def read(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        tag: [(point.step, point.value, point.wall_time) for point in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """Record losses by step as a run does that goes on after `done` steps, at a time of 100 seconds a step."""
+
+    def recorded(losses, done=0):
+        recorder = Recorder(tmp_path, "shop-1")
+        recorder.begin("pretrain", 10, done)
+        for step, loss in losses.items():
+            monkeypatch.setattr("time.time", lambda at=100.0 * step: at)
+            recorder.step("pretrain", step, {"loss": loss})
+        return recorder
+
+    return recorded
+
+
+def test_tensorboard_and_the_lines_have_every_value_with_its_step_and_time_while_the_run_goes_on(
+    record, tmp_path
+):
+    recorder = record({step: 4.0 - step / 2 for step in range(1, 5)})
+    assert read(tmp_path / "tensorboard" / "pretrain") == {
+        "loss": [(step, 4.0 - step / 2, 100.0 * step) for step in range(1, 5)]
+    }
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["value"], line["t"], line["unit"]) for line in lines] == [
+        (step, 4.0 - step / 2, 100.0 * step, "nats") for step in range(1, 5)
+    ]
+    recorder.close()
+    recorder.close()
+
+
+def test_a_resumed_run_replaces_the_steps_after_its_commit(record, tmp_path):
+    record({step: 10.0 + step for step in range(1, 7)}).close()
+    record({step: 20.0 + step for step in (4, 5)}, done=3).close()
+    curve = [(step, value) for step, value, _ in read(tmp_path / "tensorboard" / "pretrain")["loss"]]
+    assert curve == [(1, 11.0), (2, 12.0), (3, 13.0), (4, 24.0), (5, 25.0)]
+
+
+def test_a_recorder_imports_neither_torch_nor_tensorflow_before_it_draws_a_curve():
+    code = (
+        "import sys; from nonet.controller.record import Recorder\n"
+        "print(sorted({'torch', 'tensorflow', 'tensorboard', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
