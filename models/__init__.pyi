@@ -10,3 +10,9 @@ from .metrics import rank_of_target_np as rank_of_target_np
 from .metrics import tie_order as tie_order
 from .muon import Muon as Muon
 from .scoreboard import Scoreboard as Scoreboard
+from .spec import MODELS as MODELS
+from .spec import ModelSize as ModelSize
+from .spec import ModelSpec as ModelSpec
+from .spec import Options as Options
+from .spec import Surroundings as Surroundings
+from .spec import build_model as build_model

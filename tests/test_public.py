@@ -19,7 +19,7 @@ ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
     "samples": ("", "tables", "sequences", "batches", "importers"),
-    "models": ("", "click", "generation", "sid", "tokenizer"),
+    "models": ("", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
     "rl": ("", "rewards", "algorithms"),
     "workers": ("", "devices", "runtime", "roles", "roles/kinds", "roles/click"),
     "controller": (

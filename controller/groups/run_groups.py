@@ -138,9 +138,12 @@ class Crew:
         self.trainer = TrainerPlayer(
             self.group("trainer"), self.group("embedding"), self.moves.enter, self.deadlines
         )
-        rollouts = rollout_options(self.scenario)
-        waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
-        self.rollout = RolloutPlayer(self.group("rollout"), rollouts, self.moves.enter, self.deadlines, waves)
+        if self._has("rollout"):
+            rollouts = rollout_options(self.scenario)
+            waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
+            self.rollout = RolloutPlayer(
+                self.group("rollout"), rollouts, self.moves.enter, self.deadlines, waves
+            )
         self.evaluator = self.group("evaluator")
         self.rewards = self._reward_players()
         groups = [group for players in self.rewards.values() for group in players.groups.values()]
@@ -155,10 +158,13 @@ class Crew:
             self.parameters: int = first.get(self.deadlines.open)[0]["parameters"]
         if self._gang() & set(fresh):
             self._meet()
-        if self.rollout.group.hosts.name in fresh:
+        if self._has("rollout") and self.rollout.group.hosts.name in fresh:
             self.rollout.group.open(folders).get(self.deadlines.open)
         for wait in waits:
             wait.get(self.deadlines.open)
+
+    def _has(self, role: str) -> bool:
+        return any(role in group.roles for group in self.binding.groups)
 
     def _watch(self) -> None:
         """Have whoever waits too long for a group told what it does."""

@@ -86,7 +86,7 @@ def usual_share(scenario: Scenario, stage: str, workers: int, size: ModelSize) -
 
 def cuts_steps(scenario: Scenario) -> bool:
     """Whether the trainer computes a step in chunks; a click model's steps are rows of bounded length, as many as asked."""
-    return scenario.model.use != "deepfm"
+    return scenario.model.spec.cuts_steps
 
 
 def largest_chunk(scenario: Scenario, body: StageOptions, size: ModelSize) -> int:

@@ -76,6 +76,8 @@ def roles_of(scenario: Scenario, stage: str | None = None) -> dict[str, Role]:
     if stage is not None:
         roles |= scenario.stages[stage].roles
     for name, kind in shipped_roles().items():
+        if kind.lists and not scenario.model.spec.makes_lists:
+            continue
         roles.setdefault(name, Role(**(kind.default or {})))
     return roles
 

@@ -22,7 +22,6 @@ from nonet.errors import ConfigError
 __all__ = ["DataFacts", "Prediction", "StagePrediction", "check_covered", "predict"]
 
 _CHOICES = 0.3  # inner nodes with a choice over items of a catalogue
-_USUAL = {"block": "attention", "depth": "mlp"}  # the SID decoder that calibration runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,8 @@ def predict(scenario: Scenario, plan: Plan, facts: DataFacts, calibration: Calib
 def check_covered(scenario: Scenario, plan: Plan) -> None:
     """Raises ConfigError for a model or device that the cost model does not know."""
     model, other = scenario.model, sorted({group.device for group in plan.groups} - {"cpu"})
-    options = model.options()
-    changed = [
-        f"model.{key}: {options[key]}" for key, usual in _USUAL.items() if options.get(key, usual) != usual
-    ]
-    what = f"model {model.use}" if model.use != "sid_decoder" else ", ".join(changed)
+    unknown = model.spec.uncalibrated(model.options())
+    what = f"model {model.use}" if unknown == "" else unknown
     what = what or (f"device {', '.join(other)}" if other else "")
     if what:
         raise ConfigError(

@@ -9,8 +9,9 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_valid
 from nonet.controller.scenario.replaceable import Replaceable
 from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
-from nonet.options import Count, Positive, Share, StrictModel, Word
-from nonet.plugins import HERE, Files
+from nonet.models import MODELS
+from nonet.options import Count, Positive, StrictModel, Word
+from nonet.plugins import HERE, Files, Registry
 from nonet.suggest import suggestion
 from nonet.workers.roles.kinds import ROLES, RoleKind
 
@@ -89,49 +90,9 @@ class Tokenizer(Replaceable):
     shipped: ClassVar[dict[str, type[StrictModel]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
 
 
-class SidDecoder(StrictModel):
-    width: Positive = 64
-    layers: Positive = 3
-    heads: Positive = 4
-    dropout: Share = 0.1
-    block: Annotated[
-        Literal["attention", "hstu"],
-        Field(
-            description="of the history decoder: transformer blocks, or HSTU's gated pointwise attention with time bias"
-        ),
-    ] = "attention"
-    depth: Annotated[
-        Literal["mlp", "attention"],
-        Field(
-            description="how codes are decoded: from the last state alone, or attending to the whole history at every level"
-        ),
-    ] = "mlp"
-
-    @model_validator(mode="after")
-    def _divides(self) -> SidDecoder:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        return self
-
-
-class HfModel(StrictModel):
-    path: str
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    attention: Literal["uni", "sdpa", "eager"] = "sdpa"
-
-
-class DeepFm(StrictModel):
-    hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
-    dropout: Share = 0.2
-
-
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
-    shipped: ClassVar[dict[str, type[StrictModel]]] = {
-        "sid_decoder": SidDecoder,
-        "hf": HfModel,
-        "deepfm": DeepFm,
-    }
+    registry: ClassVar[Registry[Any]] = MODELS
 
 
 # --- pools and roles ----------------------------------------------------------------------------------------------

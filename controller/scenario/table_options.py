@@ -17,8 +17,6 @@ from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError
 from nonet.suggest import did_you_mean
 
-_OF_DECODER = ("item", "user")
-
 
 def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
     """What TableSpec takes, what the scenario leaves out left out; a ttl in time is settled later (`ttl_steps`)."""
@@ -53,11 +51,12 @@ def check_tables(scenario: Scenario) -> None:
         except ConfigError as error:
             raise ConfigError(f"sparse.tables.{name}: {error}") from None
         for feature in table.features or [name]:
-            if scenario.model.use == "sid_decoder" and feature not in _OF_DECODER:
+            known = scenario.model.spec.features
+            if known is not None and feature not in known:
                 raise ConfigError(
-                    f"sparse.tables.{name}: sid_decoder has no feature {feature!r}; there are "
-                    f"{', '.join(_OF_DECODER)}.{did_you_mean(feature, _OF_DECODER)} "
-                    f"A table of another name says features: [{_OF_DECODER[0]}]"
+                    f"sparse.tables.{name}: {scenario.model.use} has no feature {feature!r}; there are "
+                    f"{', '.join(known)}.{did_you_mean(feature, known)} "
+                    f"A table of another name says features: [{known[0]}]"
                 )
             if feature in readers:
                 raise ConfigError(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from nonet.controller.scenario.options import Elastic, Role
 from nonet.controller.scenario.scenario import Scenario
-from nonet.controller.scenario.stage import Chunk
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
 from nonet.suggest import did_you_mean
@@ -39,7 +38,7 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield "data.events.compress"
     if data.join:
         yield "data.join"
-    if scenario.model.use not in ("sid_decoder", "deepfm"):
+    if not scenario.model.spec.runs:
         yield f"model.use: {scenario.model.use}"
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
@@ -50,12 +49,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield "checkpoint.keep.best"
     for name, stage in scenario.stages.items():
         yield from _missing_roles(f"stages.{name}.roles", stage.roles)
-        if scenario.model.use == "deepfm" and stage.chunk != Chunk():
-            yield f"stages.{name}.chunk for deepfm (its step is one batch of events)"
-        if stage.kind.rolls_out and scenario.model.use == "deepfm":
-            yield f"stages.{name} with rewards for deepfm, which makes no lists"
-        else:
-            yield from stage.kind.unsupported(f"stages.{name}", stage)
+        yield from stage.kind.unsupported(f"stages.{name}", stage)
+    yield from scenario.model.spec.unsupported(scenario)
 
 
 def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:

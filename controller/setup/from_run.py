@@ -119,7 +119,7 @@ def _shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
         mine, other = ours.specs()[table], theirs.specs().get(table)
         for key in ("dim", "optimizer", "dtype") if other is not None else ():
             pairs.append((f"sparse.tables.{table}.{key}", getattr(mine, key), getattr(other, key)))
-    if scenario.model.use == "sid_decoder":
+    if scenario.model.spec.makes_lists:
         pairs.append(("tokenizer.use", scenario.tokenizer.use, source.tokenizer.use))
         for key in ("levels", "codes"):
             wanted, had = scenario.tokenizer.options().get(key), source.tokenizer.options().get(key)

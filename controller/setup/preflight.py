@@ -15,15 +15,12 @@ from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import (
     baselines_of,
-    predicts_clicks,
     reward_options,
     run_setup,
     targets,
 )
 from nonet.embedding.tiers import Tiers
 from nonet.errors import ConfigError, DataError
-from nonet.models import parse_metric
-from nonet.models.click import check_metric
 from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import check_options, columns_of, find_reward
 from nonet.samples.sequences import TEST, TRAIN
@@ -36,8 +33,8 @@ def check(scenario: Scenario, folder: Path) -> None:
     check_tables(scenario)
     _check_tiers(scenario)
     for metric in scenario.evaluate.metrics:
-        check_metric(metric) if predicts_clicks(scenario) else parse_metric(metric)
-    _check_clicks(scenario) if predicts_clicks(scenario) else _check_width(scenario)
+        scenario.model.spec.check_metric(metric, scenario.evaluate.width)
+    scenario.model.spec.check(scenario)
     taken = ("tokenise", "evaluate", *baselines_of(scenario))
     for name in scenario.stages:
         if name in taken:
@@ -68,38 +65,6 @@ def _check_tiers(scenario: Scenario) -> None:
             raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
 
-def _check_width(scenario: Scenario) -> None:
-    """A beam narrower than a metric's k would make it a lower bound, without a word."""
-    width = scenario.evaluate.width
-    for metric in scenario.evaluate.metrics:
-        _, k = parse_metric(metric)
-        if k and k > width:
-            raise ConfigError(
-                f"evaluate.width: a beam of {width} recommends {width} items, which {metric} looks beyond; "
-                f"set evaluate.width to {k} or more, or ask for fewer items"
-            )
-
-
-def _check_clicks(scenario: Scenario) -> None:
-    if scenario.data.repeats is not None:
-        raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
-    for name, body in scenario.stages.items():
-        if not getattr(body, "target", None):
-            raise ConfigError(
-                f'stages.{name}: deepfm wants target: a condition that says what a click is, e.g. "rating >= 4"'
-            )
-        batch = getattr(body, "batch", None)
-        if batch is None or batch.tokens is None:
-            raise ConfigError(
-                f"stages.{name}: deepfm wants batch: {{tokens: N}}, the events of a step, e.g. 256"
-            )
-    dims = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
-    if len(dims) != 1 or min(dims) < 2:
-        raise ConfigError(
-            f"sparse.tables: deepfm wants one dim of at least 2 for all tables, got {sorted(dims)}"
-        )
-
-
 def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str]]) -> None:
     """`asked`: (reward, column of the items)."""
     start = warm_start(scenario)
@@ -121,7 +86,7 @@ def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str
             raise ConfigError(
                 f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
             )
-    if not predicts_clicks(scenario):
+    if scenario.model.spec.makes_lists:
         check_tokenizer(items, data.tokenizer, folder)
     for name, mask in seq.targets.items():
         if not (mask & (seq.split == TRAIN)).any():

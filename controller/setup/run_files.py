@@ -9,7 +9,7 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, bound, document, load_scenario, yaml
 from nonet.controller.setup.own_files import keep_copies
-from nonet.controller.setup.worker_setup import predicts_clicks, targets
+from nonet.controller.setup.worker_setup import targets
 from nonet.errors import ConfigError
 from nonet.samples.sequences import MASK
 from nonet.workers.roles import DataSetup, KnownRun
@@ -30,7 +30,7 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         folder=str(folder),
         seed=scenario.seed,
         known=known,
-        repeats=MASK if predicts_clicks(scenario) else data.repeats,  # clicks make no lists
+        repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nonet.controller.plan import largest_chunk, model_size
+from nonet.controller.plan import largest_chunk, model_size, roles_of
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import (
     Role,
@@ -17,9 +17,10 @@ from nonet.controller.scenario import (
 )
 from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
+from nonet.models import Surroundings
 from nonet.plugins import heavy
 from nonet.workers.roles import RunSetup, StageSetup
-from nonet.workers.roles.kinds import ROLES, shipped_roles
+from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import RoleSpec
 
 
@@ -50,22 +51,15 @@ def deadlines(scenario: Scenario) -> Deadlines:
 
 
 def model_options(scenario: Scenario) -> dict[str, Any]:
-    """What `build_model` takes; HSTU's blocks are built for histories of this length and the start before them."""
-    options = {"use": scenario.model.use, **scenario.model.options()}
-    return options | {"length": scenario.data.history + 1} if options.get("block") == "hstu" else options
-
-
-def predicts_clicks(scenario: Scenario) -> bool:
-    """Whether the model answers how likely an event is liked, instead of which comes next."""
-    return scenario.model.use == "deepfm"
+    """What `build_model` takes."""
+    model = scenario.model
+    around = Surroundings(0, 0, scenario.data.history)
+    return {"use": model.address, **model.spec.built_with(model.options(), around)}
 
 
 def baselines_of(scenario: Scenario) -> tuple[str, ...]:
     """The names of what the model is measured against."""
-    from nonet.models import BASELINES
-    from nonet.models.click import CLICK_BASELINES
-
-    return CLICK_BASELINES if predicts_clicks(scenario) else tuple(BASELINES)
+    return tuple(scenario.model.spec.baselines())
 
 
 def targets(scenario: Scenario) -> dict[str, str]:
@@ -95,26 +89,19 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     Raises ConfigError where one of them was changed.
     """
     told = {"run": run_setup(scenario), "evaluate": evaluate}
-    setup, copies = told["run"], read_copies(run)
-    named = {name: Role(**(kind.default or {})) for name, kind in shipped_roles().items()} | dict(
-        scenario.roles
-    )
-    for body in scenario.stages.values():
-        named |= {name: role for name, role in body.roles.items() if name not in named}
+    copies = read_copies(run)
+    named = roles_of(scenario)
+    for stage in scenario.stages:
+        named = roles_of(scenario, stage) | named
     kinds = {name: role.kind(name) for name, role in named.items()}
     beside = {other: ROLES.get(other) for kind in kinds.values() for other in kind.beside}
+    classes = {name: scenario.model.spec.roles.get(name, kind.cls) for name, kind in (kinds | beside).items()}
     specs = {
         name: RoleSpec(
-            heavy(kind.cls), tuple(told[what] for what in kind.args), _own_options(named.get(name))
+            heavy(classes[name]), tuple(told[what] for what in kind.args), _own_options(named.get(name))
         )
-        for name, kind in {**kinds, **beside}.items()
+        for name, kind in (kinds | beside).items()
     }
-    if predicts_clicks(scenario):
-        from nonet.workers.roles.click import ClickEvaluator, ClickTokeniser, ClickTrainer, Idle
-
-        specs["trainer"], specs["rollout"] = RoleSpec(ClickTrainer, (setup,)), RoleSpec(Idle)
-        specs["evaluator"] = RoleSpec(ClickEvaluator, (setup, evaluate))
-        specs["tokenise"] = RoleSpec(ClickTokeniser)
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
             heavy(ROLES.get("reward").cls),
@@ -140,7 +127,7 @@ def stage_setups(
     global step that the run starts at, which is that of the commit it goes on from.
     """
     setups: dict[str, StageSetup] = {}
-    users = events if predicts_clicks(scenario) else users  # a click model's row is an event
+    users = events if scenario.model.spec.rows == "events" else users
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
         lengths = body.kind.lengths(body, users, events)

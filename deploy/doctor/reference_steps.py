@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from nonet.controller.predict import Shape, Work, decode_work, train_work, update_work
+from nonet.models import build_model
 from nonet.models.generation import Trie, beam_search, log_prob
-from nonet.models.sid import build_model, sid_loss
+from nonet.models.sid_decoder import sid_loss
 from nonet.random import rng
 from nonet.types import Jagged, SampleBatch
 from nonet.workers.roles import Dense

@@ -32,7 +32,7 @@ class PredictedClick(Reward):
 
     def setup(self) -> None:
         """Load weights, rows and what was trained on."""
-        from nonet.models.click import ClickModel
+        from nonet.models.deepfm import ClickModel
 
         self.asked = ClickModel(self.folder)
 
@@ -62,7 +62,7 @@ class PredictedClick(Reward):
         offsets: np.ndarray,
         label: np.ndarray,
     ) -> np.ndarray:
-        from nonet.models.click import missing
+        from nonet.models.deepfm import missing
         from nonet.samples.batches import Asked, bags_of, picked, ranges
 
         setup, known = self.asked.setup, self.asked.known

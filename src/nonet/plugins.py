@@ -19,6 +19,7 @@ import pkgutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -102,15 +103,19 @@ class Registry(Generic[T]):
 
     def shipped(self) -> list[str]:
         """Names of the modules that come with Nonet."""
-        package = importlib.import_module(self.package)
-        names = []
-        for module in pkgutil.iter_modules(package.__path__):
-            home = f"{self.package}.{module.name}"
-            if module.name.startswith("_") or module.name == "base":
-                continue
-            if not self.module or (module.ispkg and importlib.util.find_spec(f"{home}.{self.module}")):
-                names.append(module.name)
-        return names
+        return list(_shipped(self.package, self.module))
+
+
+@cache
+def _shipped(package: str, inner: str) -> tuple[str, ...]:
+    """Modules of a package that hold a spec; with `inner`, subpackages that have a module of that name."""
+    names = []
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if module.name.startswith("_") or module.name == "base":
+            continue
+        if not inner or (module.ispkg and importlib.util.find_spec(f"{package}.{module.name}.{inner}")):
+            names.append(module.name)
+    return tuple(names)
 
 
 def is_reference(use: str) -> bool:

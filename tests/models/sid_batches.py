@@ -5,7 +5,7 @@ import itertools
 
 import torch
 
-from nonet.models.sid.protocol import build_model
+from nonet.models.spec import build_model
 from nonet.types import Jagged, SampleBatch
 
 CODES = (5, 7, 6, 2)

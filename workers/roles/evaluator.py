@@ -22,6 +22,7 @@ from nonet.models import (
     MISSED,
     Popularity,
     Scoreboard,
+    build_model,
     list_depth,
     of_events,
     paired,
@@ -30,7 +31,6 @@ from nonet.models import (
     tie_order,
 )
 from nonet.models.generation import Corpus, Recommender, top_items
-from nonet.models.sid import build_model
 from nonet.samples.batches import event_at, masked, prompts
 from nonet.samples.sequences import TEST, VALID
 from nonet.types import Jagged

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nonet.embedding.reading import SparseReader
 from nonet.models.generation import Corpus, keys_of, on
-from nonet.models.sid import sid_loss
+from nonet.models.sid_decoder import sid_loss
 from nonet.samples.batches import step_rows, training_batch
 from nonet.workers.devices import claim, device
 from nonet.workers.roles.evaluator import load_recommender

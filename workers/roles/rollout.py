@@ -18,8 +18,8 @@ from torch import Tensor
 from nonet.embedding import SliceMap
 from nonet.embedding.reading import Answer, LocalReader, Published, RemoteReader, ReplicaReader, join_updates
 from nonet.errors import StaleVersion
+from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender
-from nonet.models.sid import build_model
 from nonet.random import rng
 from nonet.rl import to_wire
 from nonet.samples.batches import bounded, event_at, prompt_step, prompts_at, rl_events, seen

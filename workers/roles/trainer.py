@@ -21,8 +21,9 @@ from torch import Tensor
 
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import Pipeline, SparseWorld, reshard
+from nonet.models import build_model
 from nonet.models.generation import Corpus, log_prob, on
-from nonet.models.sid import build_model, sid_loss
+from nonet.models.sid_decoder import sid_loss
 from nonet.plugins import heavy
 from nonet.random import key
 from nonet.rl import Advantages, PolicyLoss

@@ -7,9 +7,10 @@ from views import RL, gpu_nodes, scenario
 
 from nonet.controller.plan.memory import need
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.sizes import hot_row_bytes, model_size, shard_bytes, sid_decoder_parameters
+from nonet.controller.plan.sizes import hot_row_bytes, model_size, shard_bytes
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.errors import PlacementError
+from nonet.models.sid_decoder.spec import sid_decoder_parameters
 
 GB = 10**9
 QWEN = {"use": "hf", "path": "s3://models/Qwen3-0.6B", "precision": "bf16"}
@@ -21,7 +22,7 @@ def rl(users: int = 8, **rollout: object) -> dict:
 
 
 def test_parameters_are_those_of_the_real_module():
-    from nonet.models.sid.protocol import build_model
+    from nonet.models.spec import build_model
 
     for codes, features, width, layers, options in (
         ([64, 64, 64], {"item": 32, "user": 32}, 64, 3, {}),

@@ -117,7 +117,7 @@ def test_whatever_part_uses_a_file_has_it_copied():
         {
             "name": "own",
             "data": {"interactions": "i.parquet", "split": {"use": "mine/split.py:Newest", "days": 3}},
-            "model": {"use": "package.module:Model"},
+            "model": {"use": "nonet.models.sid_decoder.spec:SPEC"},
             "stages": {
                 "rl": {
                     "steps": 1,

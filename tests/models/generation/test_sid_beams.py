@@ -13,7 +13,7 @@ from nonet.models.generation.beams import beam_search
 from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob, log_prob_from
 from nonet.models.generation.trie import Trie
-from nonet.models.sid.protocol import build_model
+from nonet.models.spec import build_model
 from nonet.random import rng
 from nonet.rl.loss import policy_loss
 from nonet.types import Jagged, SampleBatch

@@ -12,7 +12,7 @@ from ring_world import Ring, scores_of
 
 from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob
-from nonet.models.sid.protocol import build_model
+from nonet.models.spec import build_model
 from nonet.samples.sequences.sequences import RL, TRAIN
 from nonet.workers.roles import trainer as trainers
 from nonet.workers.roles.dense_optimizer import load_model

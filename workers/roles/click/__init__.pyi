@@ -1,4 +1,3 @@
 from .evaluator import ClickEvaluator as ClickEvaluator
-from .idle import Idle as Idle
 from .tokenizer import ClickTokeniser as ClickTokeniser
 from .trainer import ClickTrainer as ClickTrainer

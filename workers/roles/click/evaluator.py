@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.models.click import ClickModel, baseline_chances, paired_clicks, summarise_clicks
+from nonet.models.deepfm import ClickModel, baseline_chances, paired_clicks, summarise_clicks
 from nonet.models.generation import read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import TEST, VALID, Sequences

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.modules import EmbeddingBagCollection
-from nonet.models.click import ClickSetup, save_clicks
+from nonet.models.deepfm import ClickSetup, save_clicks
 from nonet.models.generation import as_array, read_items
 from nonet.random import rng
 from nonet.samples.batches import Clicks, step_rows

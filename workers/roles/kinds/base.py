@@ -7,6 +7,7 @@ Its workers are a `DistributeWorker` of the user's, which a loop reaches by `ses
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from nonet.options import StrictModel
@@ -25,8 +26,8 @@ class RoleKind:
     gang      whether its workers meet in the trainers' process group
     keeps     of the model, on its device: "training" (weights, optimizer, gradients), "weights", "rows", or nothing
     beside    other roles that live in its process without being named
-    phases    of a stage's in which it works, where the kind of stage does not name it
     light     whether it has no torch of ours inside, so that its workers ask for little
+    lists     whether it is there only with a model that makes lists
     restarts  whether a worker that died is made anew and told its remembered calls again
     """
 
@@ -39,12 +40,14 @@ class RoleKind:
     keeps: str = ""
     beside: tuple[str, ...] = field(default=())
     light: bool = False
+    lists: bool = False
     restarts: bool = False
 
 
 ROLES = Registry("role", RoleKind, "nonet.workers.roles.kinds")
 
 
+@cache
 def shipped_roles() -> dict[str, RoleKind]:
     """The roles that every run has unless it says otherwise, in order."""
     kinds = {name: ROLES.get(name) for name in ROLES.shipped()}
@@ -52,6 +55,7 @@ def shipped_roles() -> dict[str, RoleKind]:
     return dict(sorted(named.items(), key=lambda item: item[1].order))
 
 
+@cache
 def gang_roles() -> frozenset[str]:
     """Shipped roles that meet in the trainers' process group."""
     return frozenset(name for name in ROLES.shipped() if ROLES.get(name).gang)

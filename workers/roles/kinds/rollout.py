@@ -3,5 +3,10 @@
 from nonet.workers.roles.kinds.base import RoleKind
 
 SPEC = RoleKind(
-    "nonet.workers.roles:Rollout", args=("run",), default={"fuse": "trainer"}, order=1, keeps="weights"
+    "nonet.workers.roles:Rollout",
+    args=("run",),
+    default={"fuse": "trainer"},
+    order=1,
+    keeps="weights",
+    lists=True,
 )

@@ -5,7 +5,7 @@ import torch
 
 from nonet.attention.masks.mask import UniMask
 from nonet.errors import ConfigError
-from nonet.models.sid.hstu import HstuBlock
+from nonet.models.sid_decoder.hstu import HstuBlock
 
 WIDTH, HEADS, LENGTH = 16, 2, 32
 

@@ -7,8 +7,8 @@ import torch
 from nonet.errors import DataError
 from nonet.models.generation.logprob import log_prob
 from nonet.models.generation.trie import Trie
-from nonet.models.sid.loss import sid_loss
-from nonet.models.sid.protocol import build_model
+from nonet.models.sid_decoder.loss import sid_loss
+from nonet.models.spec import build_model
 from nonet.types import Jagged, SampleBatch
 
 CODES = (4, 3, 2)

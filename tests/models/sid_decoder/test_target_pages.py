@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nonet.models.sid import target_pages as pages
-from nonet.models.sid.target_pages import Pages
+from nonet.models.sid_decoder import target_pages as pages
+from nonet.models.sid_decoder.target_pages import Pages
 
 LENGTHS = (25, 1, 3, 42)  # positions of each sequence, its start first
 TOKENS = 3

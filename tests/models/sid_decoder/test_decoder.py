@@ -18,8 +18,9 @@ from sid_batches import (
 )
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.sid.beam_cache import Cache
-from nonet.models.sid.protocol import SidModel, build_model
+from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.protocol import SidModel
+from nonet.models.spec import build_model
 from nonet.types import Jagged
 
 every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
@@ -212,7 +213,7 @@ def test_a_missing_feature_or_rows_of_a_wrong_shape_are_errors():
 
 
 def test_an_unknown_model_option_or_an_odd_head_is_an_error():
-    with pytest.raises(ConfigError, match="'hstu' is unknown; there are: sid_decoder"):
+    with pytest.raises(ConfigError, match="model 'hstu' is neither shipped"):
         build_model({"use": "hstu"}, CODES, FEATURES, 0)
     with pytest.raises(ConfigError, match="no option 'deep'; there are: width"):
         build_model({"deep": 2}, CODES, FEATURES, 0)

@@ -25,7 +25,7 @@ from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
-from nonet.models.click.deepfm import DeepFM
+from nonet.models.deepfm.deepfm import DeepFM
 from nonet.samples.batches import Catalogue, Clicks, Keys
 from nonet.samples.sequences import TRAIN
 from nonet.samples.tables import NONE, as_numbers, keys_in

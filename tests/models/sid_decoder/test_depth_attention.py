@@ -7,9 +7,9 @@ import torch
 from sid_batches import CLOSE, CODES, KINDS, LENGTHS, batch_of, changed_from, model_of, stirred
 
 from nonet.errors import DataError
-from nonet.models.sid import target_pages as pages
-from nonet.models.sid.beam_cache import Cache
-from nonet.models.sid.depth import DepthDecoder
+from nonet.models.sid_decoder import target_pages as pages
+from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.depth import DepthDecoder
 from nonet.types import Jagged
 
 every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nonet.models.click.baselines import PENALTIES, LogisticRegression, _matrix, _solve, baseline_chances
+from nonet.models.deepfm.baselines import PENALTIES, LogisticRegression, _matrix, _solve, baseline_chances
 from nonet.random import rng
 from nonet.samples.batches.clicks import Clicks
 from nonet.samples.sequences.sequences import TEST, TRAIN, build_sequences

@@ -16,9 +16,9 @@ from torch.nn import functional
 from nonet.attention import uni_attention
 from nonet.attention.calls import RelativeBias
 from nonet.errors import ConfigError
+from nonet.models.sid_decoder.spec import TIME_BUCKETS
 
 # Shapes: T packed positions, B sequences, D width, H heads, A attention width and V value width a head.
-_BUCKETS = 64  # of time: two to a doubling, so up to 2^32 s
 
 
 class HstuBlock(nn.Module):
@@ -48,7 +48,7 @@ class HstuBlock(nn.Module):
         self.uvqk = nn.Linear(width, 2 * heads * (self.value_width + self.attention_width))
         self.merge = nn.Linear(heads * self.value_width, width)
         self.position = nn.Parameter(torch.zeros(1, 2 * length - 1))
-        self.time = nn.Parameter(torch.zeros(1, _BUCKETS)) if time else None
+        self.time = nn.Parameter(torch.zeros(1, TIME_BUCKETS)) if time else None
 
     def forward(self, x_TD: Tensor, cuts_B1: Tensor, mask: Any, time_T: Tensor | None = None) -> Tensor:
         """mask: a UniMask or its table (one for all layers). time_T: int32 seconds of each position, for the time bias."""

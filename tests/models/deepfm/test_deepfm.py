@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nonet.errors import ConfigError
-from nonet.models.click.deepfm import DeepFM
+from nonet.models.deepfm.deepfm import DeepFM
 from nonet.random import rng
 
 DIMS = {"user": 5, "item": 5, "hour": 5}

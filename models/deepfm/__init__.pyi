@@ -1,4 +1,3 @@
-from .baselines import CLICK_BASELINES as CLICK_BASELINES
 from .baselines import baseline_chances as baseline_chances
 from .metrics import check_metric as check_metric
 from .metrics import paired_clicks as paired_clicks

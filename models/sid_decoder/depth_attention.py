@@ -1,6 +1,6 @@
 """Depth decoder with attention: the query of a level reads the user's history and the codes chosen before it, then decodes.
 
-y = h + M_l attend(Q_l h + sum of the chosen codes' queries); logits_l are those of nonet.models.sid.depth for y. Keys are the
+y = h + M_l attend(Q_l h + sum of the chosen codes' queries); logits_l are those of `depth.py` for y. Keys are the
 history's states, the same for all levels and beams of a prompt, and one token for each chosen code behind them: what TIGER
 and OneRec decode with, in one softmax. Half of a head turns with the place in the history (rotary), half does not; a
 code's key lies in the latter, so it is the same wherever it is asked. M starts at zero: untrained, it is the plain decoder.
@@ -19,10 +19,10 @@ from torch.nn.functional import pad
 
 from nonet.attention import BeamCache, uni_attention
 from nonet.attention.masks import UniMask
-from nonet.models.sid.beam_cache import Cache
-from nonet.models.sid.blocks import rotary, rotate
-from nonet.models.sid.depth import DepthDecoder
-from nonet.models.sid.target_pages import Pages
+from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.blocks import rotary, rotate
+from nonet.models.sid_decoder.depth import DepthDecoder
+from nonet.models.sid_decoder.target_pages import Pages
 
 # Shapes: T packed history states of B sequences, S packed code tokens, M targets, A states that each is asked from, R rows
 # (a level of a target), U prompts, W prefixes a prompt, l codes chosen, D width, H heads, E = D / H, C of them unturned.

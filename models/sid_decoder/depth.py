@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nonet.models.sid.beam_cache import Cache
+from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.spec import DEPTH_RANK, DEPTH_ROWS
 
 # Shapes: U prompts, W prefixes a prompt, T packed states of B sequences, M targets, A states that each is asked from, L levels,
 # K codes of the level, D width, R rank.
-_RANK = 16
-_ROWS = 1 << 14  # hashed paths; a catalogue of 3,500 items has 4,700 nodes below the first level
 _MIX = 1_000_003
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # golden ratio, as the signed 64-bit number torch multiplies by
 
@@ -39,8 +38,8 @@ class DepthDecoder(nn.Module):
         self.chosen = nn.ModuleList(
             nn.ModuleList(nn.Embedding(k, hidden) for k in codes[:level]) for level in range(len(codes))
         )
-        self.child = nn.Embedding(_ROWS, _RANK)
-        self.ask = nn.ModuleList(nn.Linear(width, _RANK, bias=False) for _ in codes[1:])
+        self.child = nn.Embedding(DEPTH_ROWS, DEPTH_RANK)
+        self.ask = nn.ModuleList(nn.Linear(width, DEPTH_RANK, bias=False) for _ in codes[1:])
 
     def at_zero(self) -> list[Tensor]:
         """Weights that begin at zero: what is hashed."""
@@ -96,4 +95,4 @@ def _rows(prefix_UWl: Tensor, codes: int) -> Tensor:
     for code in prefix_UWl.unbind(-1):
         path = path * _MIX + code + 1
     path = path[..., None] * _MIX + torch.arange(1, codes + 1, device=path.device)
-    return (path * _SPREAD >> 40) & (_ROWS - 1)
+    return (path * _SPREAD >> 40) & (DEPTH_ROWS - 1)

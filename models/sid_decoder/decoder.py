@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from nonet.attention.masks import UniMask
 from nonet.errors import ConfigError, DataError
-from nonet.models.sid.beam_cache import Cache
-from nonet.models.sid.blocks import Block, rotary
-from nonet.models.sid.depth import DepthDecoder
-from nonet.models.sid.depth_attention import DepthAttention
-from nonet.models.sid.hstu import HstuBlock
+from nonet.models.sid_decoder.beam_cache import Cache
+from nonet.models.sid_decoder.blocks import Block, rotary
+from nonet.models.sid_decoder.depth import DepthDecoder
+from nonet.models.sid_decoder.depth_attention import DepthAttention
+from nonet.models.sid_decoder.hstu import HstuBlock
+from nonet.models.sid_decoder.spec import GAPS, RATINGS, TYPES
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: B sequences, N events, T = N + B positions (each sequence has a start), M loss positions, U prompts, W beams,
@@ -35,15 +36,12 @@ OPTIONS = {
     "length": 0,  # the longest sequence, start included; HSTU pins its scaling to it
 }
 _CHOICES = {"block": ("attention", "hstu"), "depth": ("mlp", "attention")}
-_GAPS = 28  # powers of two of seconds between events; the last is 2 years and more
-_RATINGS = 21  # half steps from 0 (none) to 10
-_TYPES = 32  # event types with a vector of their own
 _STD = 0.05
 _LATEST = 2**31 - 1  # seconds since a sequence's first event that HSTU's time bias tells apart: 68 years
 
 
 class SidDecoder(nn.Module):
-    """See nonet.models.sid.protocol.SidModel for the calls and their shapes."""
+    """See nonet.models.sid_decoder.protocol.SidModel for the calls and their shapes."""
 
     def __init__(
         self,
@@ -65,8 +63,8 @@ class SidDecoder(nn.Module):
         self.row = nn.ModuleDict(
             {f"of_{name}": nn.Linear(dim, width, bias=False) for name, dim in self.features.items()}
         )
-        self.gap, self.rating = nn.Embedding(_GAPS, width), nn.Embedding(_RATINGS, width)
-        self.kind = nn.Embedding(_TYPES, width)
+        self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
+        self.kind = nn.Embedding(TYPES, width)
         self.start = nn.Parameter(torch.zeros(width))
         self._hstu = block == "hstu"
         self.blocks = nn.ModuleList(
@@ -183,8 +181,8 @@ class SidDecoder(nn.Module):
             x_ND = x_ND + table(batch.sid[:, level])
         if "rating" in batch.context:
             half_steps = (2 * batch.context["rating"].values).round().long()
-            x_ND = x_ND + self.rating(half_steps.clamp(0, _RATINGS - 1))
-        return x_ND + self.kind(batch.event.values.clamp(0, _TYPES - 1))
+            x_ND = x_ND + self.rating(half_steps.clamp(0, RATINGS - 1))
+        return x_ND + self.kind(batch.event.values.clamp(0, TYPES - 1))
 
     def _rows(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, bool]]:
         """Each feature's projected rows, and whether they belong to events (else to sequences)."""
@@ -226,7 +224,7 @@ def _gaps(batch: SampleBatch) -> Tensor:
     time_N = batch.time.values
     since_N = torch.zeros_like(time_N)
     since_N[1:] = (time_N[1:] - time_N[:-1]).clamp_min(0)
-    bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(_GAPS - 3)
+    bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(GAPS - 3)
     return bucket_N.masked_fill(since_N == 0, 1).masked_fill(place_N == 0, 0)
 
 
@@ -258,3 +256,10 @@ def _check(options: Mapping[str, Any], codes: Sequence[int]) -> None:
         raise ConfigError(
             "model: block: hstu needs `length`, the longest sequence with its start: a scenario gives data.history + 1."
         )
+
+
+def build(
+    options: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
+) -> SidDecoder:
+    """A decoder with weights drawn from `seed`; codes: K of every level; features: sparse feature -> width of its rows."""
+    return SidDecoder.build(options, codes, features, seed)

@@ -1,4 +1,4 @@
-"""SidModel: what rollout, trainer and evaluator ask of a recommender, and `build_model`, which makes one by name.
+"""SidModel: what rollout, trainer and evaluator ask of a recommender.
 
 A model reads a user's events and answers, level by level, which code of a semantic id comes next. Its logits cover all
 codes of a level; which of them are legal is the catalogue's matter (nonet.models.generation.trie).
@@ -7,16 +7,12 @@ codes of a level; which of them are legal is the catalogue's matter (nonet.model
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from nonet.errors import ConfigError
-from nonet.models.sid.beam_cache import Cache
+from nonet.models.sid_decoder.beam_cache import Cache
 from nonet.types import SampleBatch
-
-if TYPE_CHECKING:
-    from nonet.models.sid.decoder import SidDecoder
 
 # Shapes: B sequences, N events, M loss positions, U prompts, W beams, L levels, K codes of a level, D width.
 
@@ -51,19 +47,3 @@ class SidModel(Protocol):
         Codes that are one expanded row (stride 0 over U), as exhaustive scoring gives them, are looked up once.
         """
         ...
-
-
-def build_model(
-    config: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
-) -> SidDecoder:
-    """The model that `config["use"]` names (sid_decoder when left out), with weights drawn from `seed`.
-
-    codes: K of every level, collision level included. features: sparse feature -> width of its rows.
-    """
-    options = dict(config)
-    name = options.pop("use", "sid_decoder")
-    if name != "sid_decoder":
-        raise ConfigError(f"model: use: {name!r} is unknown; there are: sid_decoder.")
-    from nonet.models.sid.decoder import SidDecoder
-
-    return SidDecoder.build(options, codes, features, seed)

@@ -1,0 +1,77 @@
+"""DeepFM's facts: a click model, which says how likely an event is liked and makes no lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from nonet.errors import ConfigError
+from nonet.models import MODELS, ModelSize, ModelSpec, Options, Surroundings
+from nonet.options import Positive, Share, StrictModel
+
+
+class DeepFmOptions(StrictModel):
+    hidden: Annotated[list[Positive], Field(min_length=1)] = [64, 32]
+    dropout: Share = 0.2
+
+
+class DeepFmSpec(ModelSpec):
+    """Its trainer, evaluator and tokeniser are those of clicks; a row is an event."""
+
+    options: ClassVar[type[StrictModel]] = DeepFmOptions
+    roles: ClassVar[Mapping[str, str]] = {
+        "trainer": "nonet.workers.roles.click:ClickTrainer",
+        "evaluator": "nonet.workers.roles.click:ClickEvaluator",
+        "tokenise": "nonet.workers.roles.click:ClickTokeniser",
+    }
+    makes_lists: ClassVar[bool] = False
+    rows: ClassVar[str] = "events"
+    cuts_steps: ClassVar[bool] = False
+
+    def size(self, options: Options, around: Surroundings) -> ModelSize:
+        """As that of the SID decoder: an upper bound for networks of the usual widths."""
+        size = MODELS.get("sid_decoder").size(options, around)
+        return replace(size, assumed="sizes of deepfm as those of the SID decoder")
+
+    def baselines(self) -> Sequence[str]:
+        from nonet.models.deepfm.baselines import CLICK_BASELINES
+
+        return CLICK_BASELINES
+
+    def check_metric(self, metric: str, width: int) -> None:
+        from nonet.models.deepfm.metrics import check_metric
+
+        check_metric(metric)
+
+    def unsupported(self, scenario: Any) -> Iterator[str]:
+        for name, stage in scenario.stages.items():
+            if stage.chunk != type(stage.chunk)():
+                yield f"stages.{name}.chunk for deepfm (its step is one batch of events)"
+            if stage.kind.rolls_out:
+                yield f"stages.{name} with rewards for deepfm, which makes no lists"
+
+    def check(self, scenario: Any) -> None:
+        """Wants a label, a batch of events, and one width for all tables."""
+        if scenario.data.repeats is not None:
+            raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
+        for name, body in scenario.stages.items():
+            if not getattr(body, "target", None):
+                raise ConfigError(
+                    f'stages.{name}: deepfm wants target: a condition that says what a click is, e.g. "rating >= 4"'
+                )
+            batch = getattr(body, "batch", None)
+            if batch is None or batch.tokens is None:
+                raise ConfigError(
+                    f"stages.{name}: deepfm wants batch: {{tokens: N}}, the events of a step, e.g. 256"
+                )
+        dims = {table.dim or scenario.sparse.defaults.dim for table in scenario.sparse.tables.values()}
+        if len(dims) != 1 or min(dims) < 2:
+            raise ConfigError(
+                f"sparse.tables: deepfm wants one dim of at least 2 for all tables, got {sorted(dims)}"
+            )
+
+
+SPEC = DeepFmSpec()

@@ -1,0 +1,5 @@
+"""Backbones from Hugging Face: their sizes for plans; no run builds one yet."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+from .loss import sid_loss as sid_loss

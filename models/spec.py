@@ -1,0 +1,128 @@
+"""ModelSpec: what plans and runs know of a model before torch is there. A model is a folder `models/<name>/` with a `spec.py`.
+
+Sizes are exact where a test counts the real module's parameters, else estimated and said to be so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from nonet.options import StrictModel
+from nonet.plugins import Registry, heavy
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a model is built into: levels and codes a level of the semantic ids, events of a history, width of every feature."""
+
+    levels: int
+    codes: int
+    history: int
+    features: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """A model's shape. `levels` and `codes` are those of the semantic ids; `assumed` says what was guessed, "" if nothing."""
+
+    parameters: int
+    layers: int
+    width: int
+    feed_forward: int
+    kv_width: int
+    vocabulary: int
+    levels: int
+    positions_an_event: int
+    weight_bytes: int
+    assumed: str = ""
+    depth_vectors: int = 0
+
+    def activation_bytes(self, tokens: float) -> float:
+        """Kept for the backward pass of this many positions; attention without its score matrix.
+
+        A layer keeps about 10 vectors of the width, 2 of the feed-forward and 2 of keys and values; the head keeps its
+        logits twice in fp32 (softmax and gradient). `depth_vectors` are those that a level of the depth decoder adds.
+        """
+        layer = 10 * self.width + 2 * self.feed_forward + 2 * self.kv_width
+        kept = self.layers * layer + self.levels * self.depth_vectors * self.width
+        return tokens * (kept * self.weight_bytes + 8 * self.vocabulary)
+
+    def kv_bytes(self, tokens: float) -> float:
+        """Keys and values of this many cached tokens."""
+        return tokens * self.layers * 2 * self.kv_width * self.weight_bytes
+
+
+class ModelSpec:
+    """A model, by default one that recommends by semantic ids with the shipped roles.
+
+    options      its keys in a scenario
+    build        (options, codes, features, seed) -> module, or the dotted path of that function
+    roles        classes of the roles that train, rank and prepare data for it, by role, where they are not the shipped ones
+    features     sparse features it reads; None: whatever tables say
+    makes_lists  whether it recommends: then there are rollouts, RL, and a policy on repeats
+    rows         what a step's batch counts: "users" or "events"
+    cuts_steps   whether trainers compute a step in chunks
+    runs         whether this version runs it, or only plans it
+    """
+
+    options: ClassVar[type[StrictModel]] = StrictModel
+    build: ClassVar[Any] = ""
+    roles: ClassVar[Mapping[str, Any]] = {}
+    features: ClassVar[tuple[str, ...] | None] = None
+    makes_lists: ClassVar[bool] = True
+    rows: ClassVar[str] = "users"
+    cuts_steps: ClassVar[bool] = True
+    runs: ClassVar[bool] = True
+
+    def size(self, options: Options, around: Surroundings) -> ModelSize:
+        """How large it is."""
+        raise NotImplementedError
+
+    def built_with(self, options: Options, around: Surroundings) -> dict[str, Any]:
+        """Options that its builder takes."""
+        return dict(options)
+
+    def uncalibrated(self, options: Options) -> str | None:
+        """What of it the cost model does not know, in words, "" for all of it; None where it is calibrated for it."""
+        return ""
+
+    def baselines(self) -> Sequence[str]:
+        """Names of what it is measured against."""
+        from nonet.models import BASELINES
+
+        return tuple(BASELINES)
+
+    def check_metric(self, metric: str, width: int) -> None:
+        """Raise ConfigError for a metric that it cannot be measured by; `width`: of the evaluator's beams."""
+        from nonet.errors import ConfigError
+        from nonet.models import parse_metric
+
+        _, k = parse_metric(metric)
+        if k and k > width:
+            raise ConfigError(
+                f"evaluate.width: a beam of {width} recommends {width} items, which {metric} looks beyond; "
+                f"set evaluate.width to {k} or more, or ask for fewer items"
+            )
+
+    def check(self, scenario: Any) -> None:
+        """Raise ConfigError where a scenario asks what the model cannot do."""
+
+    def unsupported(self, scenario: Any) -> Iterator[str]:
+        """Keys of a scenario that can be planned and not run with it."""
+        return iter(())
+
+
+MODELS = Registry("model", ModelSpec, "nonet.models", "spec")
+
+
+def build_model(config: Options, codes: Sequence[int], features: Mapping[str, int], seed: int) -> Any:
+    """The module that `config["use"]` names (sid_decoder when left out), with weights drawn from `seed`.
+
+    codes: K of every level, collision level included. features: sparse feature -> width of its rows. Raises ConfigError.
+    """
+    options = dict(config)
+    return heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
