@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-# What stands beside the tests of a folder (worlds, stand-ins, scenarios) is imported by its name.
-sys.path[:0] = [str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
+# What stands beside the tests of a folder (worlds, scenarios) is imported by its name. The stand-in for torch_npu is put on
+# the path by the tests that want it: everybody else must find none.
+sys.path[:0] = [
+    str(folder)
+    for folder in Path(__file__).parent.iterdir()
+    if folder.is_dir() and folder.name != "npu_standin"
+]
 
 # Every process that a test starts inherits it, so what is left in the end can be told from other people's processes. A pytest
 # that a test starts has it already, and does not look.

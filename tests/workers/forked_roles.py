@@ -111,13 +111,13 @@ def _material(ask):
     from nonet.controller.scenario.scenario import load_scenario
     from nonet.controller.scenario.table_options import ttl_steps
     from nonet.controller.setup.run_files import data_setup
-    from nonet.controller.setup.worker_setup import predicts_clicks, run_setup, stage_setups
+    from nonet.controller.setup.worker_setup import run_setup, stage_setups
     from nonet.workers.roles.click.tokenizer import ClickTokeniser
     from nonet.workers.roles.click.trainer import ClickTrainer
     from nonet.workers.roles.tokenizer import Tokeniser
 
     scenario, beside = load_scenario(ask["scenario"], ask["changes"])
-    clicks = predicts_clicks(scenario)
+    clicks = scenario.model.use == "deepfm"
     kept = Path(ask["data"]) / "facts.json"
     if not kept.exists():
         tokeniser = ClickTokeniser() if clicks else Tokeniser()
