@@ -19,6 +19,7 @@ from nonet.errors import ConfigError
 from nonet.models.generation.logprob import legal_log_softmax
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
+from nonet.models.protocol import PromptCache, SidModel
 from nonet.types import Jagged
 
 # Shapes: U users, W beams asked for, V beams alive at a level (1, then up to W), L levels, K codes of the
@@ -41,7 +42,9 @@ class Beams:
 
 
 @torch.no_grad()
-def beam_search(model: Any, cache: Any, trie: Trie, width: int, *, forbidden: Jagged | None = None) -> Beams:
+def beam_search(
+    model: SidModel, cache: PromptCache, trie: Trie, width: int, *, forbidden: Jagged | None = None
+) -> Beams:
     """The `width` best items of each prompt in `cache`; `forbidden` (dense item indices by user) never
     appear.
 

@@ -19,6 +19,7 @@ from nonet.errors import DataError
 from nonet.models.generation.logprob import legal_log_softmax
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
+from nonet.models.protocol import PromptCache, SidModel
 from nonet.types import Jagged
 
 # Shapes: U users, I items, K codes; n nodes of a level, m of them with a choice, c children
@@ -26,7 +27,7 @@ from nonet.types import Jagged
 
 
 @torch.no_grad()
-def score_items(model: Any, cache: Any, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
+def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
     """Log-probability [U, I] of every item for every prompt in `cache`, nats; -inf outside the catalogue.
 
     Prompts are taken a few at a time: `cache.part(start, stop)`.
@@ -80,7 +81,7 @@ def _choices(trie: Trie, level: int, device: Any) -> _Choices:
     )
 
 
-def _score_leaves(model: Any, cache: Any, levels: list[_Choices], nodes: int) -> Tensor:
+def _score_leaves(model: SidModel, cache: PromptCache, levels: list[_Choices], nodes: int) -> Tensor:
     """Log-probability [U, n_L] of every leaf."""
     users = len(cache.state)
     logp_Un = cache.state.new_zeros(users, 1)

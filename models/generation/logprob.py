@@ -8,13 +8,14 @@ so the log-probabilities of an unchanged model agree to 1e-6 relative in float32
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nonet.errors import DataError
 from nonet.models.generation.trie import Trie
+from nonet.models.protocol import PromptCache, SidModel
+from nonet.types import SampleBatch
 
 # Shapes: U users (prompts), W beams, L levels, K codes of the level, D width.
 
@@ -30,7 +31,9 @@ def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
     return logits.masked_fill(~legal, -torch.inf).log_softmax(-1)
 
 
-def log_prob(model: Any, batch: Any, rows: Mapping[str, Tensor], sids: Tensor, trie: Trie) -> Tensor:
+def log_prob(
+    model: SidModel, batch: SampleBatch, rows: Mapping[str, Tensor], sids: Tensor, trie: Trie
+) -> Tensor:
     """Constrained log-probability of SIDs [U, W, L] given each prompt of `batch` -> [U, W, L] nats,
     differentiable.
 
@@ -40,7 +43,7 @@ def log_prob(model: Any, batch: Any, rows: Mapping[str, Tensor], sids: Tensor, t
     return log_prob_from(model, model.prefill(batch, rows), sids, trie)
 
 
-def log_prob_from(model: Any, cache: Any, sids: Tensor, trie: Trie) -> Tensor:
+def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie) -> Tensor:
     """`log_prob` after the prefill: the cache holds the U prompts."""
     sids_UWL = sids.long()
     valid_UW = (sids_UWL >= 0).all(-1)

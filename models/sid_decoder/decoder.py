@@ -41,7 +41,7 @@ _LATEST = 2**31 - 1  # seconds since a sequence's first event that HSTU's time b
 
 
 class SidDecoder(nn.Module):
-    """See nonet.models.sid_decoder.protocol.SidModel for the calls and their shapes."""
+    """See nonet.models.protocol.SidModel for the calls and their shapes."""
 
     def __init__(
         self,
@@ -104,24 +104,25 @@ class SidDecoder(nn.Module):
         return [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]  # type: ignore[misc]
 
     def forward(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> list[Tensor]:
+        """Teacher-forced logits [M, K] of each level, one row for each event whose loss_mask is True, in order."""
         sid_ML = self.targets(batch)
         every = [torch.arange(len(sid_ML), device=sid_ML.device)] * self.levels
-        logits = self.taught(batch, self.states(batch, rows), self.asked(batch)[:, None], sid_ML, every)
+        logits = self.teacher_forced_logits(
+            batch, self.states(batch, rows), self.target_positions(batch)[:, None], sid_ML, every
+        )
         return [logits_M1K[:, 0] for logits_M1K in logits]
 
     def targets(self, batch: SampleBatch) -> Tensor:
         return batch.sid[batch.loss_mask.values]
 
-    def asked(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
-        """Position [M] from which each target is asked: `ahead` events before it; below 0 where that is not in its
-        own sequence (never for 1: a start position stands before the first event).
-        """
+    def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
+        """For 1 never below 0: a start position stands before the first event."""
         events_N, sequence_N, place_N = _places(batch)
         chosen = batch.loss_mask.values
         position_M = (events_N + sequence_N)[chosen] - (ahead - 1)
         return position_M.masked_fill(place_N[chosen] < ahead - 1, -1)
 
-    def taught(
+    def teacher_forced_logits(
         self,
         batch: SampleBatch,
         state_TD: Tensor,
@@ -129,10 +130,7 @@ class SidDecoder(nn.Module):
         sid_ML: Tensor,
         choices: Sequence[Tensor],
     ) -> Iterator[Tensor]:
-        """Logits [m, A, K] of each level after the codes before it, for the targets [m] that `choices` names at it,
-        from each of the A positions that a target is asked from (below 0: not at all, and what comes out means nothing).
-        """
-        return self.depth.taught(state_TD, _cuts(batch), position_MA, sid_ML, choices)
+        return self.depth.teacher_forced_logits(state_TD, _cuts(batch), position_MA, sid_ML, choices)
 
     def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Cache:
         return self.depth.cache(self.states(batch, rows), _cuts(batch))

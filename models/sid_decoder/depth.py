@@ -53,7 +53,7 @@ class DepthDecoder(nn.Module):
         """Logits [U, W, K] of `level`; prefix [U, W, level] int64, or [1, W, level] for the same prefixes everywhere."""
         return self._logits(cache.state[:, None], prefix_UWl, level)
 
-    def taught(
+    def teacher_forced_logits(
         self,
         state_TD: Tensor,
         cuts_B1: Tensor,

@@ -51,7 +51,7 @@ class DepthAttention(DepthDecoder):
         """The last state of each sequence, and the keys and values of all of them."""
         return Cache(state_TD[cuts_B1[1:] - 1], *self._history(state_TD, cuts_B1), cuts_B1)
 
-    def taught(
+    def teacher_forced_logits(
         self,
         state_TD: Tensor,
         cuts_B1: Tensor,

@@ -8,13 +8,14 @@ softmax of every level is over legal codes only, the distribution that beams, ex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from nonet.errors import DataError
+from nonet.models.protocol import SidModel
 from nonet.types import SampleBatch
 
 # Shapes: T positions, M targets, A states that each is asked from, L levels, K codes of a level, D width.
@@ -27,7 +28,7 @@ class Catalogue(Protocol):
 
 
 def sid_loss(
-    model: Any,
+    model: SidModel,
     batch: SampleBatch,
     rows: Mapping[str, Tensor],
     catalogue: Catalogue | None = None,
@@ -40,11 +41,13 @@ def sid_loss(
     one target sum to 1. It teaches what comes soon rather than next, and regularises.
     """
     state_TD, sid_ML = model.states(batch, rows), model.targets(batch)
-    position_MA = torch.stack([model.asked(batch, distance) for distance in range(1, ahead + 1)], 1)
+    position_MA = torch.stack(
+        [model.target_positions(batch, distance) for distance in range(1, ahead + 1)], 1
+    )
     weight_A = 1 / torch.arange(1, ahead + 1, device=state_TD.device, dtype=state_TD.dtype)
     weight_MA = (weight_A / weight_A.sum()).where(position_MA >= 0, 0.0)
     choices, illegal = _walk(sid_ML, catalogue, model.levels)
-    logits = model.taught(batch, state_TD, position_MA, sid_ML, choices)
+    logits = model.teacher_forced_logits(batch, state_TD, position_MA, sid_ML, choices)
     total_MA = state_TD.new_zeros(position_MA.shape)
     for level, (choice, logits_MAK) in enumerate(zip(choices, logits, strict=True)):
         if catalogue is not None:

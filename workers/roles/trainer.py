@@ -68,7 +68,7 @@ class Trainer(DistributeWorker):
         self._member = Membership(0, 1)
         self._store: Any = None
         self._sparse: SparseWorld | None = None
-        self._reference: torch.nn.Module | None = None
+        self._reference: Any = None
         self._began = 0.0
         self._opened: tuple[StageSetup, Samples] | None = None
 
@@ -287,7 +287,7 @@ class Trainer(DistributeWorker):
         policy = Policy(logp_UWL, old_UWL, advantage_UW.to(self.device), valid_UW, reference_UWL)
         return heavy(_algorithm(stage).loss)(policy, stage.algorithm)
 
-    def _frozen(self) -> torch.nn.Module:
+    def _frozen(self) -> Any:
         """The weights as they are, to be compared with."""
         return copy.deepcopy(self.model).eval().requires_grad_(False)
 

@@ -51,7 +51,7 @@ def test_flops_are_those_that_torch_counts():
     assert history_work(Shape(64, 2, 3, 64), 4 * 31).flops + sparse == counted
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         position, cuts = torch.arange(120)[:, None], torch.tensor([0, len(state)])
-        list(model.depth.taught(state, cuts, position, batch.sid, [torch.arange(120)] * 3))
+        list(model.depth.teacher_forced_logits(state, cuts, position, batch.sid, [torch.arange(120)] * 3))
     assert depth_work(Shape(64, 2, 3, 64), 120, 120).flops == pytest.approx(
         counter.get_total_flops(), rel=0.05
     )

@@ -18,8 +18,8 @@ from sid_batches import (
 )
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.protocol import SidModel
 from nonet.models.sid_decoder.beam_cache import Cache
-from nonet.models.sid_decoder.protocol import SidModel
 from nonet.models.spec import build_model
 from nonet.types import Jagged
 
@@ -73,9 +73,9 @@ def test_a_target_is_asked_of_the_event_before_it_and_the_first_of_the_start():
     model = model_of()
     batch, _ = batch_of((3, 2))
     batch.loss_mask.values[:] = True
-    assert model.asked(batch).tolist() == [0, 1, 2, 4, 5]
-    assert model.asked(batch, 2).tolist() == [-1, 0, 1, -1, 4]
-    assert model.asked(batch, 3).tolist() == [-1, -1, 0, -1, -1]
+    assert model.target_positions(batch).tolist() == [0, 1, 2, 4, 5]
+    assert model.target_positions(batch, 2).tolist() == [-1, 0, 1, -1, 4]
+    assert model.target_positions(batch, 3).tolist() == [-1, -1, 0, -1, -1]
 
 
 @every_kind

@@ -41,10 +41,13 @@ def test_a_target_asked_from_farther_is_deaf_to_what_lies_between(depth):
     batch.loss_mask.values[:] = True
 
     def nats(batch, rows, distance):
-        position_MA = torch.stack([model.asked(batch, d) for d in (1, 2, 3)], 1)
+        position_MA = torch.stack([model.target_positions(batch, d) for d in (1, 2, 3)], 1)
         sid_ML, states = model.targets(batch), model.states(batch, rows)
         every = [torch.arange(len(sid_ML))] * model.levels
-        return [x[-1, distance - 1] for x in model.taught(batch, states, position_MA, sid_ML, every)]
+        return [
+            x[-1, distance - 1]
+            for x in model.teacher_forced_logits(batch, states, position_MA, sid_ML, every)
+        ]
 
     between = dataclasses.replace(batch, sid=batch.sid.clone())
     between.sid[6:8] = (between.sid[6:8] + 1) % torch.tensor(CODES)
@@ -71,8 +74,13 @@ def test_without_training_depth_attention_is_the_plain_decoder():
     model = model_of(depth="attention")
     torch.nn.init.normal_(model.depth.child.weight, std=0.3)
     state = model.states(batch, rows)
-    plain = DepthDecoder.taught  # of the same weights
-    ask = (state, batch.item.offsets + torch.arange(6), model.asked(batch)[:, None], model.targets(batch))
+    plain = DepthDecoder.teacher_forced_logits  # of the same weights
+    ask = (
+        state,
+        batch.item.offsets + torch.arange(6),
+        model.target_positions(batch)[:, None],
+        model.targets(batch),
+    )
     every = [torch.arange(len(model.targets(batch)))] * model.levels
     for got, want in zip(model(batch, rows), plain(model.depth, *ask, every), strict=True):
         torch.testing.assert_close(got, want[:, 0], **CLOSE)

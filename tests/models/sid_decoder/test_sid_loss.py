@@ -117,7 +117,7 @@ def test_looking_ahead_weighs_farther_states_less(depth):
     every = [torch.arange(1)] * 3
 
     def nats(position):
-        taught = model.taught(batch, states, torch.tensor([[position]]), sid, every)
+        taught = model.teacher_forced_logits(batch, states, torch.tensor([[position]]), sid, every)
         total, node = 0.0, torch.zeros(1, dtype=torch.long)
         for level, logits_MAK in enumerate(taught):
             child, logits = trie.children(level, node), logits_MAK[:, 0]
