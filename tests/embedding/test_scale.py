@@ -8,7 +8,9 @@ import pytest
 from nonet.embedding.tables.spec import TableSpec
 
 DOCS = Path(__file__).parents[2] / "docs"
-MEASURED = (DOCS / "benchmarks" / "2026-11.md").read_text(encoding="utf-8").partition("## Sparse rows, for")[2]
+MEASURED = (
+    (DOCS / "benchmarks" / "2026-11.md").read_text(encoding="utf-8").partition("## Sparse rows, for")[2]
+)
 TEXT = (DOCS / "scale.md").read_text(encoding="utf-8") + MEASURED.partition("\n## ")[0]
 TABLE, KEYS, WIDTH, HOST, FULL = 10e12, 1 << 20, 64, 1e12, 0.8
 
@@ -42,8 +44,12 @@ def test_rows_memory_and_hosts_follow_from_a_rows_bytes():
 
 
 def test_nanoseconds_a_key_follow_from_the_microseconds_of_a_call():
-    assert number(r"uniform \| [\d.]+ ns \(([\d,]+) µs / 8,192") * 1e3 / 8192 == pytest.approx(LOOKUP_NS, abs=0.5)
-    assert number(r"the same \| [\d.]+ ns \(([\d,]+) µs / 8,192") * 1e3 / 8192 == pytest.approx(STEP_NS, abs=0.5)
+    assert number(r"uniform \| [\d.]+ ns \(([\d,]+) µs / 8,192") * 1e3 / 8192 == pytest.approx(
+        LOOKUP_NS, abs=0.5
+    )
+    assert number(r"the same \| [\d.]+ ns \(([\d,]+) µs / 8,192") * 1e3 / 8192 == pytest.approx(
+        STEP_NS, abs=0.5
+    )
 
 
 def test_the_sparse_time_of_a_step_follows_from_a_keys():
