@@ -104,7 +104,7 @@ def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     row = int(rows[0])
     items = corpus.seq.item[corpus.seq.offsets[row] : corpus.seq.offsets[row + 1]]
     times = corpus.seq.time[corpus.seq.offsets[row] : corpus.seq.offsets[row + 1]]
-    return row, len(items), replace(corpus, seq=_with_history(corpus.seq, row, items, times))
+    return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
 
 
 def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
@@ -113,7 +113,7 @@ def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
     row = len(corpus.seq)
     newest = int(corpus.seq.time.max())
     times = newest + np.arange(len(items))
-    return row, len(items), replace(corpus, seq=_with_history(corpus.seq, row, items, times))
+    return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
 
 
 def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray) -> Sequences:

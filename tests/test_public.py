@@ -18,7 +18,7 @@ LAYERS = ("attention", "embedding", "samples", "models", "rl", "workers", "contr
 ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
-    "samples": ("", "tables", "sequences", "batches", "importers"),
+    "samples": ("", "tables", "sequences", "batches", "sources", "importers"),
     "models": ("", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
     "rl": ("", "rewards", "algorithms"),
     "workers": ("", "devices", "runtime", "roles", "roles/kinds", "roles/click"),

@@ -12,6 +12,7 @@ from nonet.deadlines import DEFAULTS
 from nonet.models import MODELS
 from nonet.options import Count, Positive, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
+from nonet.samples.sources import SOURCES
 from nonet.suggest import suggestion
 from nonet.workers.roles.kinds import ROLES, RoleKind
 
@@ -52,6 +53,11 @@ class Join(StrictModel):
     as_of: str | None = None
 
 
+class Source(Replaceable):
+    default: ClassVar[str] = "shuffled"
+    registry: ClassVar[Registry[Any]] = SOURCES
+
+
 class Data(StrictModel):
     interactions: str
     items: str | None = None
@@ -62,6 +68,7 @@ class Data(StrictModel):
     join: dict[Word, Join] = {}
     history: Annotated[Positive, Field(description="last events of a user that the model sees")] = 50
     split: Split = Split()
+    source: Annotated[Source, Field(description="where trainers' samples come from")] = Source()
     repeats: Annotated[
         Literal["allow", "mask"] | None,
         Field(

@@ -15,6 +15,7 @@ from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import (
     baselines_of,
+    epoch_rows,
     reward_options,
     run_setup,
     targets,
@@ -95,4 +96,5 @@ def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str
                 "training events: the stage would train on nothing. Widen it, or leave it out"
             )
     for name, body in scenario.stages.items():
+        epoch_rows(scenario, name, len(seq))
         body.kind.check_data(name, body, seq)

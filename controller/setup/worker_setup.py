@@ -17,6 +17,7 @@ from nonet.controller.scenario import (
 )
 from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
+from nonet.errors import ConfigError
 from nonet.models import Surroundings
 from nonet.plugins import heavy
 from nonet.workers.roles import RunSetup, StageSetup
@@ -42,6 +43,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
         deadlines(scenario),
+        {"use": scenario.data.source.address, **scenario.data.source.options()},
     )
 
 
@@ -130,7 +132,7 @@ def stage_setups(
     users = events if scenario.model.spec.rows == "events" else users
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
-        lengths = body.kind.lengths(body, users, events)
+        lengths = body.kind.lengths(body, epoch_rows(scenario, name, users), events)
         chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
         setups[name] = StageSetup(
             name=name,
@@ -147,6 +149,15 @@ def stage_setups(
         name: replace(setup, target=name if name in targets(scenario) else None)
         for name, setup in setups.items()
     }
+
+
+def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
+    """Rows of an epoch of the scenario's source; where it has no end, as many as the sequences have. Raises ConfigError."""
+    source, body = scenario.data.source, scenario.stages[stage]
+    epoch = source.spec.epoch(source.options(), rows)
+    if epoch is None and getattr(body, "steps", 1) is None:
+        raise ConfigError(f"stages.{stage}: the source {source.use} has no end: say how many steps: to train")
+    return rows if epoch is None else epoch
 
 
 def _rate(lr: float | Schedule) -> Mapping[str, Any]:

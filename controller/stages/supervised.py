@@ -21,6 +21,7 @@ class Supervised(StageOptions):
     kind_name: ClassVar[str] = "supervised"
     epochs: Positive | None = None
     tokens: Rate | None = None
+    steps: Positive | None = None
     batch: BatchSize = BatchSize(users=8)
     target: str | None = None
     ahead: Annotated[
@@ -29,8 +30,8 @@ class Supervised(StageOptions):
 
     @model_validator(mode="after")
     def _length(self) -> Supervised:
-        if (self.epochs is None) == (self.tokens is None):
-            raise ValueError("give one of epochs and tokens")
+        if [self.epochs, self.tokens, self.steps].count(None) != 2:
+            raise ValueError("give one of epochs, tokens and steps")
         return self
 
 
@@ -52,7 +53,8 @@ class SupervisedKind(StageKind):
 
     def derived(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
         batch, trainers = body.batch, workers["trainer"]
-        sizes: dict[str, Any] = {"epochs": body.epochs} if body.epochs else {"tokens": int(body.tokens or 0)}
+        lengths = {"epochs": body.epochs, "tokens": int(body.tokens or 0), "steps": body.steps}
+        sizes: dict[str, Any] = {what: length for what, length in lengths.items() if length}
         cut = {"tokens a chunk": chunks["trainer"]} if chunks.get("trainer") else {}
         if batch.users:
             return sizes | {"users a step": batch.users, "users a trainer": -(-batch.users // trainers)} | cut
@@ -66,7 +68,7 @@ class SupervisedKind(StageKind):
     ) -> StageWork:
         trainer = holder(groups, "trainer")
         tokens = self.step_tokens(scenario, body, size)
-        steps = 0
+        steps = body.steps or 0
         if body.tokens and body.batch.tokens:
             steps = -(-int(body.tokens) // int(body.batch.tokens))
         rows = row_moves(scenario, groups, tokens / size.positions_an_event, 2)
@@ -79,7 +81,7 @@ class SupervisedKind(StageKind):
         by_tokens = max(1, round((body.batch.tokens or 1) / max(1.0, mean)))
         users = min(facts.users, body.batch.users or by_tokens)
         epoch_steps = -(-facts.users // users)
-        steps = epoch_steps * (body.epochs or 0)
+        steps = body.steps or epoch_steps * (body.epochs or 0)
         if not steps:
             steps = max(1, round((body.tokens or 1) / max(1, facts.trained_events) * epoch_steps))
         events = facts.trained_events / epoch_steps
@@ -107,10 +109,11 @@ class SupervisedKind(StageKind):
         )
         per_epoch = -(-users // per_step)
         by_tokens = max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
-        steps = body.epochs * per_epoch if body.epochs else by_tokens
+        steps = body.steps or (body.epochs * per_epoch if body.epochs else by_tokens)
         return {"steps": steps, "users": per_step, "ahead": body.ahead}
 
 
-_OWN = set(Supervised.model_fields) - set(StageOptions.model_fields)
+# Keys that only this kind has; `steps` alone says nothing.
+_OWN = set(Supervised.model_fields) - set(StageOptions.model_fields) - {"steps"}
 
 SPEC = SupervisedKind()

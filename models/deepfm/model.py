@@ -26,7 +26,7 @@ from nonet.embedding.storage import update_of
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
 from nonet.models.deepfm.deepfm import DeepFM
-from nonet.samples.batches import Catalogue, Clicks, Keys
+from nonet.samples.batches import Clicks, ItemFacts, Keys
 from nonet.samples.sequences import TRAIN
 from nonet.samples.tables import NONE, as_numbers, keys_in
 from nonet.types import Jagged
@@ -119,7 +119,7 @@ class ClickModel:
         self.model = self.setup.build().eval()
         self.model.load_state_dict(load_file(folder / "dense" / "model.safetensors"))
         held = np.load(folder / _EVENTS)
-        self.items = Catalogue(
+        self.items = ItemFacts(
             Jagged(held["category"], held["category_offsets"]), held["year"], tuple(config["categories"])
         )
         self.keys = self._keys(held["user_id"], held["item_id"]) if config.get("keys") == "ids" else None

@@ -1,14 +1,16 @@
-"""Corpus: everything the tokenise stage left behind, opened once per process.
+"""What the tokenise stage left behind: the catalogue of items, and with it the events of users, which open when first read.
 
-Sequences of users, items in dense-index order, their semantic ids, and the catalogue trie (memory-mapped). Read-only.
+Read-only; the trie is memory-mapped.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,30 +22,42 @@ from nonet.samples.sequences import Sequences
 
 # Shapes: I items, L levels.
 
-KINDS = ("sequences", "sids", "catalogue")
-
 
 @dataclass(frozen=True)
-class Corpus:
-    """seq; items (a row an item, dense order); sids [I, L] int32; codes per level; trie of the catalogue."""
+class Catalogue:
+    """The items: a row each in dense order, their semantic ids [I, L] int32, codes per level, and the trie of them all."""
 
-    seq: Sequences
+    folders: Mapping[str, str]
     items: pa.Table
     sids: np.ndarray
     codes: tuple[int, ...]
     trie: Trie
 
     @classmethod
-    def load(cls, folders: Mapping[str, str]) -> Corpus:
-        """Open the artifacts named by kind: sequences, sids, catalogue."""
-        sequences, sids, catalogue = (Path(folders[kind]) for kind in KINDS)
-        table = pq.read_table(sids / "sids.parquet")
+    def load(cls, folders: Mapping[str, str]) -> Self:
+        """Open the artifacts by kind: sequences (of them the item table), sids, catalogue."""
+        table = pq.read_table(Path(folders["sids"]) / "sids.parquet")
         levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
-        trie = Trie.load(catalogue)
+        trie = Trie.load(Path(folders["catalogue"]))
         codes = np.stack(levels, axis=1).astype(np.int32)
-        return cls(Sequences.load(sequences), read_items(folders), codes, tuple(trie.codes), trie)
+        return cls(folders, read_items(folders), codes, tuple(trie.codes), trie)
 
     @cached_property
     def item_id(self) -> np.ndarray:
         """Original item ids [I], int64 or text."""
         return as_array(self.items["item_id"])
+
+
+class Corpus(Catalogue):
+    """A catalogue and the events of users over it."""
+
+    @cached_property
+    def seq(self) -> Sequences:
+        """The events; a process that never asks for them never loads them."""
+        return Sequences.load(Path(self.folders["sequences"]))
+
+    def with_events(self, seq: Sequences) -> Corpus:
+        """The same items with other events."""
+        other = copy.copy(self)
+        other.__dict__["seq"] = seq
+        return other

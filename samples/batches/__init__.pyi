@@ -5,8 +5,9 @@ from .batches import window_batch as window_batch
 from .batches import window_positions as window_positions
 from .chunks import bounded as bounded
 from .clicks import Asked as Asked
-from .clicks import Catalogue as Catalogue
+from .clicks import ClickBatch as ClickBatch
 from .clicks import Clicks as Clicks
+from .clicks import ItemFacts as ItemFacts
 from .clicks import Keys as Keys
 from .clicks import bags_of as bags_of
 from .clicks import picked as picked

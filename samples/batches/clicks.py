@@ -61,7 +61,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class ItemFacts:
     """What is known of an item: category numbers, and the year that its title ends with (0: none)."""
 
     categories: Jagged
@@ -74,7 +74,7 @@ class Catalogue:
         return keys_in("categories", as_numbers(pa.array(self.names, pa.string())))
 
     @classmethod
-    def of(cls, items: pa.Table) -> Catalogue:
+    def of(cls, items: pa.Table) -> ItemFacts:
         """From an item table in index order."""
         lists = items["categories"].to_pylist()
         names = sorted({name for row in lists for name in row or ()})
@@ -86,12 +86,21 @@ class Catalogue:
         return cls(Jagged(values, offsets), year, tuple(names))
 
 
+@dataclass(frozen=True, slots=True)
+class ClickBatch:
+    """A rank's share of a step: bags of ids by feature, labels [P] float32, and the rows of the step over all ranks."""
+
+    bags: Mapping[str, Jagged]
+    label: np.ndarray
+    step_rows: int
+
+
 @dataclass(frozen=True)
 class Clicks:
     """Events of the sequences as rows; `label` [N] float32 is 1 where the stage's condition holds."""
 
     seq: Sequences
-    items: Catalogue
+    items: ItemFacts
     label: np.ndarray
     features: tuple[str, ...]
     history: int
@@ -108,11 +117,23 @@ class Clicks:
                 raise ConfigError(
                     f"a click model has no feature {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
                 )
-        catalogue = Catalogue.of(items)
+        facts = ItemFacts.of(items)
         keys = None
         if seq.user_key is not None and seq.item_key is not None:
-            keys = Keys(seq.user_key, seq.item_key, catalogue.category_key)
-        return cls(seq, catalogue, np.asarray(label, np.float32), tuple(features), history, keys)
+            keys = Keys(seq.user_key, seq.item_key, facts.category_key)
+        return cls(seq, facts, np.asarray(label, np.float32), tuple(features), history, keys)
+
+    @classmethod
+    def labelled(
+        cls, seq: Sequences, items: pa.Table, target: str | None, features: Sequence[str], history: int
+    ) -> Clicks:
+        """Events labelled by the condition of a target, by default the first that there is."""
+        label = seq.targets[target or next(iter(seq.targets))].astype(np.float32)
+        return cls.of(seq, items, label, features, history)
+
+    def known_features(self) -> tuple[str, ...]:
+        """Names of the features that there are."""
+        return (*FEATURES, *self.seq.columns)
 
     def rows(self, split: int) -> np.ndarray:
         """Places [P] of the events of a split."""
@@ -153,7 +174,7 @@ class Asked:
     columns: Mapping[str, np.ndarray]
 
 
-def bags_of(asked: Asked, items: Catalogue, features: Sequence[str], keys: Keys | None) -> dict[str, Jagged]:
+def bags_of(asked: Asked, items: ItemFacts, features: Sequence[str], keys: Keys | None) -> dict[str, Jagged]:
     """Each feature's bag of keys [P] for these questions, as tensors."""
     makers: dict[str, Any] = {
         "user": lambda: _one(asked.user, asked.user >= 0),

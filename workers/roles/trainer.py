@@ -8,6 +8,7 @@ during RL: the KL then measures the dense policy alone, against a reference that
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.atomic import make_folder, write_whole
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import Pipeline, SparseWorld, reshard
+from nonet.errors import CheckpointError
 from nonet.models import build_model
 from nonet.models.generation import Corpus, log_prob, on
 from nonet.models.sid_decoder import sid_loss
@@ -28,14 +31,8 @@ from nonet.plugins import heavy
 from nonet.random import key
 from nonet.rl import Advantages, PolicyLoss
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
-from nonet.samples.batches import (
-    bounded,
-    prompt_batch,
-    step_rows,
-    taught_windows,
-    window_batch,
-    window_positions,
-)
+from nonet.samples.batches import bounded, prompt_batch
+from nonet.samples.sources import SampleRequest, Samples, open_source
 from nonet.types import SampleBatch
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.roles.dense_optimizer import Dense, LearningRate, load_model
@@ -73,15 +70,16 @@ class Trainer(DistributeWorker):
         self._sparse: SparseWorld | None = None
         self._reference: torch.nn.Module | None = None
         self._began = 0.0
+        self._opened: tuple[StageSetup, Samples] | None = None
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
-        """Open the artifacts and build the model; its parameters and the users there are."""
+        """Open the artifacts and build the model; how many parameters it has."""
         self.corpus = Corpus.load(folders)
         model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
         self.model = model.to(claim(self.device))
         self.dense = Dense(self.model, self._member)
-        return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self.corpus.seq)}
+        return {"parameters": sum(p.numel() for p in self.model.parameters())}
 
     @method(ttl_steps=Replicate)
     def settle(self, ttl_steps: Mapping[str, int]) -> None:
@@ -122,7 +120,8 @@ class Trainer(DistributeWorker):
 
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
-        """Start a stage: a fresh optimizer; for RL also the frozen reference."""
+        """Start a stage: a fresh optimizer and the source from its start; for RL also the frozen reference."""
+        self._opened = None
         self.dense.restart()
         self._reference = self._frozen() if _needs_reference(stage) else None
 
@@ -202,7 +201,11 @@ class Trainer(DistributeWorker):
 
     @method()
     def save(self, folder: str) -> None:
-        """Write folder/dense/ from rank 0: model, optimizer and, in RL, the reference."""
+        """Write folder/dense/ from rank 0: model, optimizer and, in RL, the reference; each rank its source's state."""
+        if self._opened is not None and (state := self._opened[1].state()):
+            place = self._state_file(folder)
+            make_folder(place.parent)
+            write_whole(place, json.dumps(dict(state)).encode())
         if self.rank:
             return
         self.dense.save(Path(folder) / "dense")
@@ -213,6 +216,9 @@ class Trainer(DistributeWorker):
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
         """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
+        if stage is not None and self._state_file(folder).parent.exists():
+            self._opened = None
+            self._samples(stage).restore(self._state_in(folder))
         if stage is not None and _needs_reference(stage):
             self._reference = self._frozen()
             load_model(self._reference, Path(folder) / "reference")
@@ -290,7 +296,8 @@ class Trainer(DistributeWorker):
 
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
-        return Share(self._lease(stage, step), self.run.features, self.device)
+        makes = self._samples(stage).batch(step, self.rank, self.world)
+        return Share(makes, self.run.features, self.device)
 
     def _computed(
         self, stage: StageSetup, step: int, read: Any, rows: Mapping[str, Tensor]
@@ -330,22 +337,40 @@ class Trainer(DistributeWorker):
         """A table's rate follows the dense one."""
         return self.run.tables[table]["lr"] * LearningRate(**stage.lr).at(step, stage.steps) / stage.base
 
-    def _lease(self, stage: StageSetup, step: int) -> list[Callable[[], SampleBatch]]:
-        """This rank's share of the step's users, as windows of their training events: how each chunk of them is made."""
-        seq, target = self.corpus.seq, self.corpus.seq.targets[stage.target] if stage.target else None
-        epoch, rows = step_rows(len(seq), stage.users, self.run.seed, stage.name, step)
-        found = taught_windows(
-            seq,
-            rows[self.rank :: self.world],
-            history=self.run.history,
+    def _samples(self, stage: StageSetup) -> Samples:
+        """The source of the samples, opened for the stage under way."""
+        if self._opened is None or self._opened[0] != stage:
+            self._opened = stage, open_source(self.run.source, self._request(stage))
+        return self._opened[1]
+
+    def _state_file(self, folder: str) -> Path:
+        """Where a commit has this rank's state of the source."""
+        return Path(folder) / "samples" / f"{self.rank}-of-{self.world}.json"
+
+    def _state_in(self, folder: str) -> dict[str, Any]:
+        place = self._state_file(folder)
+        if not place.is_file():
+            there = ", ".join(sorted(path.stem for path in place.parent.iterdir()))
+            raise CheckpointError(
+                f"{folder} was written by other trainers than {place.stem}: their samples are those of {there}; "
+                "resume with as many, or start a stage afresh"
+            )
+        return json.loads(place.read_text())
+
+    def _request(self, stage: StageSetup) -> SampleRequest:
+        return SampleRequest(
             stage=stage.name,
-            epoch=epoch,
             seed=self.run.seed,
-            target=target,
+            unit="users",
+            rows=stage.users,
+            history=self.run.history,
+            target=stage.target,
+            chunk=stage.chunk,
+            features=tuple(self.run.features),
+            events=lambda: self.corpus.seq,
+            items=lambda: self.corpus.items,
+            sids_IL=self.corpus.sids,
         )
-        make = partial(window_batch, seq, self.corpus.sids, stage=stage.name, epoch=epoch, target=target)
-        parts = bounded(window_positions(seq, found), stage.chunk)
-        return [partial(make, (found[0][part], found[1][part], found[2][part])) for part in parts]
 
 
 def _algorithm(stage: StageSetup) -> Algorithm:

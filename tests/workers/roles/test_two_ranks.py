@@ -90,8 +90,12 @@ def test_ranks_draw_dropout_of_their_own(ring):
         found = []
         for rank in range(2):
             world = ring.world(*changes)
-            rows = world.trainer._lease(world.stages["pretrain"], 0)
-            world.trainer._lease = lambda stage, step, rows=rows: rows
+            stage = world.stages["pretrain"]
+            world.trainer.begin(stage)
+            samples = world.trainer._samples(stage)
+            makes = samples.batch(0, 0, 1)
+            samples.batch = lambda *which, makes=makes: makes
+            world.trainer.begin = lambda stage: None
             world.trainer.place = replace(world.trainer.place, rank=rank)
             found.append(world.train("pretrain", 0, 1)[0]["loss"])
         return found

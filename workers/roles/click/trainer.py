@@ -1,29 +1,26 @@
 """ClickTrainer: the trainer of a click model; a step is rows of events, a DeepFM's loss, one dense and one sparse step.
 
-Gangs, optimizer, commits and resuming are the trainer's own. Losses are divided by the rows of all ranks. A tenth of a
-step's rows learn without their moment, so that the model can be asked about a moment that nobody knows.
+Gangs, optimizer, commits and resuming are the trainer's own. Losses are divided by the rows of all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nonet.embedding.modules import EmbeddingBagCollection
 from nonet.models.deepfm import ClickSetup, save_clicks
 from nonet.models.generation import as_array, read_items
-from nonet.random import rng
-from nonet.samples.batches import Clicks, step_rows
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.batches import Clicks
+from nonet.samples.sequences import Sequences
+from nonet.samples.sources import SampleRequest
 from nonet.workers.devices import claim
 from nonet.workers.roles import Asked, Dense, Given, RunSetup, StageSetup, Trainer
 from nonet.workers.runtime import Replicate, method
-
-_TIMELESS = 0.1
 
 
 def click_setup(run: RunSetup) -> ClickSetup:
@@ -36,14 +33,13 @@ class ClickTrainer(Trainer):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
-        """Open the events and build the model; its parameters and the users there are."""
-        self._seq, self._items = Sequences.load(folders["sequences"]), read_items(folders)
-        self._known: dict[str, Clicks] = {}
+        """Open the events and build the model; how many parameters it has."""
+        self._folders, self._items = folders, read_items(folders)
         self._bags: EmbeddingBagCollection | None = None
-        self._last = ""
+        self._last: str | None = None
         self.model = click_setup(self.run).build().to(claim(self.device))
         self.dense = Dense(self.model, self._member)
-        return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self._seq)}
+        return {"parameters": sum(p.numel() for p in self.model.parameters())}
 
     @method()
     def save(self, folder: str) -> None:
@@ -53,30 +49,41 @@ class ClickTrainer(Trainer):
             save_clicks(
                 Path(folder),
                 click_setup(self.run),
-                self._clicks(self._last),
+                Clicks.labelled(
+                    self._seq, self._items, self._last, list(self.run.features), self.run.history
+                ),
                 as_array(self._items["item_id"]),
             )
 
     def _read(self, stage: StageSetup, step: int) -> Asked:
-        clicks = self._clicks(stage.target or "")
-        rows = clicks.rows(TRAIN)
-        _, places = step_rows(len(rows), stage.users, self.run.seed, stage.name, step)
-        timeless = rng(self.run.seed, stage.name, step, "timeless").random(len(places)) < _TIMELESS
-        mine = slice(self.rank, None, self.world)
-        index = rows[places][mine]
-        bags = clicks.batch(index, timeless=timeless[mine])
-        label = torch.from_numpy(clicks.label[index])
-        return Asked((bags, label, len(places)), self._collection().asked(bags), {})
+        (make,) = self._samples(stage).batch(step, self.rank, self.world)
+        batch = make()
+        return Asked(batch, self._collection().asked(batch.bags), {})
+
+    def _request(self, stage: StageSetup) -> SampleRequest:
+        self._last = stage.target
+        return SampleRequest(
+            stage=stage.name,
+            seed=self.run.seed,
+            unit="events",
+            rows=stage.users,
+            history=self.run.history,
+            target=stage.target,
+            chunk=stage.chunk,
+            features=tuple(self.run.features),
+            events=lambda: self._seq,
+            items=lambda: self._items,
+        )
 
     def _computed(
         self, stage: StageSetup, step: int, read: Asked, rows: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        batch, label, events = read.batch
+        label, events = torch.from_numpy(read.batch.label), read.batch.step_rows
         self._draw_dropout(stage, step)
         self.model.train()
         bags = self._collection()
         bags.source = given = Given(rows)
-        loss, pooled = torch.zeros(()), bags(batch, self.device)
+        loss, pooled = torch.zeros(()), bags(read.batch.bags, self.device)
         if len(label):  # a rank's share may be empty; it still meets the others
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
                 self.model(pooled), label.to(self.device), reduction="sum"
@@ -86,15 +93,9 @@ class ClickTrainer(Trainer):
         bags.push(step)
         return given.grads, self._stepped(stage, step, total / events, float(events))
 
-    def _clicks(self, target: str) -> Clicks:
-        """The events, labelled by a stage's condition."""
-        self._last = target = target or next(iter(self._seq.targets))
-        if target not in self._known:
-            label = self._seq.targets[target].astype(np.float32)
-            self._known[target] = Clicks.of(
-                self._seq, self._items, label, list(self.run.features), self.run.history
-            )
-        return self._known[target]
+    @cached_property
+    def _seq(self) -> Sequences:
+        return Sequences.load(self._folders["sequences"])
 
     def _collection(self) -> EmbeddingBagCollection:
         if self._bags is None:

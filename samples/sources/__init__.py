@@ -1,0 +1,5 @@
+"""Sources: where trainers' samples come from, step by step."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,113 @@
+"""SampleSource: where trainers' samples come from; facts that a plan reads, and the function that opens it on a rank.
+
+    open(request, options) -> Samples
+
+A source that needs none of the run's prepared events never asks the request for them, and then no trainer loads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nonet.errors import ConfigError
+from nonet.options import StrictModel
+from nonet.plugins import Registry, heavy
+from nonet.suggest import did_you_mean, listed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from nonet.samples.sequences import Sequences
+
+Options = Mapping[str, Any]
+
+
+def _all_of_them(options: Options, rows: int) -> int | None:
+    return rows
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """One source.
+
+    open     (request, options) -> Samples, or the dotted path of that function
+    options  its keys in a scenario
+    epoch    (options, rows) -> rows of an epoch, given how many the prepared sequences have; None for a stream without an end
+    """
+
+    open: str | Callable[..., Samples]
+    options: type[StrictModel] = StrictModel
+    epoch: Callable[[Options, int], int | None] = _all_of_them
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """What a stage asks of its source.
+
+    stage, seed  name and seed: what a source draws, it draws from them and the step
+    unit         what a step's rows are: "users", for windows of their events, or "events", for rows of a click model
+    rows         of a global step, over all ranks
+    history      events of a user that a sample holds at most
+    target       name of the stage's condition among the targets of the sequences; None for all events
+    chunk        positions of one batch at most; a step's share is cut into as many batches as that takes
+    features     sparse features that the model reads
+    events       opens the run's prepared sequences
+    items        opens its item table, a row an item in the order of the dense index
+    sids_IL      semantic ids [I, L] int32; None for a model that has none
+    """
+
+    stage: str
+    seed: int
+    unit: str
+    rows: int
+    history: int
+    target: str | None
+    chunk: int
+    features: tuple[str, ...]
+    events: Callable[[], Sequences]
+    items: Callable[[], pa.Table]
+    sids_IL: np.ndarray | None = None
+
+
+class Samples(Protocol):
+    """An opened source on one rank."""
+
+    @property
+    def schema(self) -> Mapping[str, str]:
+        """Sparse feature -> what its ids are of, e.g. {"item": "int64 an event", "user": "int64 a sequence"}."""
+        ...
+
+    def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], Any]]:
+        """A rank's share of a step of the stage (from 0), as functions that make its batches, at least one.
+
+        They are `SampleBatch`, or where the unit is events one `ClickBatch`. A batch may be empty, is made when it is needed,
+        and may be made twice. Steps are asked for in order, each once, from where `restore` left off.
+        """
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Plain data (JSON) to go on from after the last step asked for; {} where the step alone says it."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        ...
+
+
+SOURCES = Registry("source", SampleSource, "nonet.samples.sources")
+
+
+def open_source(config: Options, request: SampleRequest) -> Samples:
+    """The source that `config["use"]` names, opened. Raises ConfigError where it lacks a feature that the model reads."""
+    options = dict(config)
+    use = options.pop("use", "shuffled")
+    samples = heavy(SOURCES.get(use).open)(request, options)
+    for name in request.features:
+        if name not in samples.schema:
+            raise ConfigError(
+                f"source {use!r} has no feature {name!r}; it has {listed(samples.schema)}.{did_you_mean(name, samples.schema)}"
+            )
+    return samples

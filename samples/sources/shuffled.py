@@ -1,0 +1,99 @@
+"""The run's own events in shuffled epochs: each row once an epoch, in an order that the seed, the stage and the epoch give.
+
+A step is a function of its number, so there is no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from nonet.samples.sources.base import SampleRequest, SampleSource
+
+if TYPE_CHECKING:
+    from nonet.samples.batches import ClickBatch
+    from nonet.types import SampleBatch
+
+_TIMELESS = 0.1  # of the rows of a click model's step that learn without their moment
+
+
+class _Shuffled:
+    """What both units share: nothing is remembered between steps."""
+
+    def __init__(self, request: SampleRequest):
+        self.ask = request
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class UserWindows(_Shuffled):
+    """Windows of the training events of a step's users."""
+
+    @property
+    def schema(self) -> Mapping[str, str]:
+        columns = {name: f"{values.dtype} an event" for name, values in self.ask.events().columns.items()}
+        return {"item": "int64 an event", "user": "int64 a sequence", **columns}
+
+    def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
+        from nonet.samples.batches import bounded, step_rows, taught_windows, window_batch, window_positions
+
+        ask, seq = self.ask, self.ask.events()
+        assert ask.sids_IL is not None  # models of users have semantic ids
+        target = seq.targets[ask.target] if ask.target else None
+        epoch, rows = step_rows(len(seq), ask.rows, ask.seed, ask.stage, step)
+        windows = taught_windows(
+            seq,
+            rows[rank::world],
+            history=ask.history,
+            stage=ask.stage,
+            epoch=epoch,
+            seed=ask.seed,
+            target=target,
+        )
+        make = partial(window_batch, seq, ask.sids_IL, stage=ask.stage, epoch=epoch, target=target)
+        row, block, stop = windows
+        parts = bounded(window_positions(seq, windows), ask.chunk)
+        return [partial(make, (row[part], block[part], stop[part])) for part in parts]
+
+
+class EventRows(_Shuffled):
+    """Training events as rows of a click model; a tenth of them learn without their moment."""
+
+    @cached_property
+    def _clicks(self) -> Any:
+        from nonet.samples.batches import Clicks
+
+        ask, seq = self.ask, self.ask.events()
+        return Clicks.labelled(seq, ask.items(), ask.target, ask.features, ask.history)
+
+    @property
+    def schema(self) -> Mapping[str, str]:
+        return dict.fromkeys(self._clicks.known_features(), "int64 ids of an event")
+
+    def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], ClickBatch]]:
+        from nonet.random import rng
+        from nonet.samples.batches import ClickBatch, step_rows
+        from nonet.samples.sequences import TRAIN
+
+        ask, clicks = self.ask, self._clicks
+        rows = clicks.rows(TRAIN)
+        _, places = step_rows(len(rows), ask.rows, ask.seed, ask.stage, step)
+        timeless = rng(ask.seed, ask.stage, step, "timeless").random(len(places)) < _TIMELESS
+        mine = slice(rank, None, world)
+        index = rows[places][mine]
+        return [
+            lambda: ClickBatch(clicks.batch(index, timeless=timeless[mine]), clicks.label[index], len(places))
+        ]
+
+
+def open_shuffled(request: SampleRequest, options: Mapping[str, Any]) -> UserWindows | EventRows:
+    """The run's events as the stage's unit asks for them."""
+    return UserWindows(request) if request.unit == "users" else EventRows(request)
+
+
+SPEC = SampleSource(open_shuffled)
