@@ -1,7 +1,7 @@
 """Own files of a scenario: every `file.py` that a `use:` names, copied into the run, which works from its copies alone.
 
 `sources.json` says which copy stands for which `use`, with its sha256. The originals may be edited or deleted while a run goes
-on, and before it is resumed; a copy that changed is an error (CONTRACTS 9).
+on, and before it is resumed; a copy that changed is an error (docs/design.md, section 7).
 """
 
 from __future__ import annotations

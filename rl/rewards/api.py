@@ -1,13 +1,13 @@
 """Rewards: a function or a class that scores rollouts.
 
-    @nonet.reward                                    # arguments are columns by name; keyword-only ones are
-    YAML options def cheap(price, *, ceiling: float = 50.0):
+    @nonet.reward                          # arguments are columns by name, keyword-only ones are YAML keys
+    def cheap(price, *, ceiling: float = 50.0):
         return price <= ceiling
 
-    class RankModel(nonet.Reward):                   # state, setup, a device
+    class RankModel(nonet.Reward):         # state, set up once in its own process
         columns = ["category"]
         def __init__(self, model: str): ...
-        def score(self, r): ...                      # [U, W]
+        def score(self, r): ...            # [U, W]
 
 Everything here is NumPy: a reward may use torch, this module does not. What a reward returns is checked by
 `score_checked`, so nothing but finite float32 [U, W] reaches an advantage.

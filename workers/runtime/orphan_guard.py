@@ -1,7 +1,7 @@
 """Keeper: ends an orphaned host. Detached actors outlive whoever made them; this is what keeps them from staying for ever.
 
 A host that hears nothing from its controller for `timeout_s` removes the placement group it stands in, which ends all
-actors in it, and then itself, without a restart (CONTRACTS 2).
+actors in it, and then itself, without a restart (docs/design.md, section 8).
 """
 
 from __future__ import annotations
