@@ -42,7 +42,15 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
         deadlines(scenario),
+        _engine(scenario),
     )
+
+
+def _engine(scenario: Scenario) -> dict[str, Any]:
+    """What `make_engine` takes."""
+    role = scenario.roles.get("trainer")
+    engine = role.engine if role else None
+    return {"use": engine.address, **engine.options()} if engine else {}
 
 
 def deadlines(scenario: Scenario) -> Deadlines:

@@ -14,8 +14,8 @@ from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob
 from nonet.models.spec import build_model
 from nonet.samples.sequences.sequences import RL, TRAIN
+from nonet.workers import load_model
 from nonet.workers.roles import trainer as trainers
-from nonet.workers.roles.dense_optimizer import load_model
 
 # Shapes: U prompts, W beams, I items, L levels.
 FAST = "stages.rl.lr=3e-3"  # the ring's policy moves in one step

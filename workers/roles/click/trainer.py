@@ -19,8 +19,7 @@ from nonet.models.generation import as_array, read_items
 from nonet.random import rng
 from nonet.samples.batches import Clicks, step_rows
 from nonet.samples.sequences import TRAIN, Sequences
-from nonet.workers.devices import claim
-from nonet.workers.roles import Asked, Dense, Given, RunSetup, StageSetup, Trainer
+from nonet.workers.roles import Asked, Given, RunSetup, StageSetup, Trainer
 from nonet.workers.runtime import Replicate, method
 
 _TIMELESS = 0.1
@@ -36,14 +35,12 @@ class ClickTrainer(Trainer):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
-        """Open the events and build the model; its parameters and the users there are."""
+        """Open the events and build the model, as a Trainer does."""
         self._seq, self._items = Sequences.load(folders["sequences"]), read_items(folders)
         self._known: dict[str, Clicks] = {}
         self._bags: EmbeddingBagCollection | None = None
         self._last = ""
-        self.model = click_setup(self.run).build().to(claim(self.device))
-        self.dense = Dense(self.model, self._member)
-        return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self._seq)}
+        return self._built(click_setup(self.run).build()) | {"users": len(self._seq)}
 
     @method()
     def save(self, folder: str) -> None:
@@ -81,8 +78,8 @@ class ClickTrainer(Trainer):
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
                 self.model(pooled), label.to(self.device), reduction="sum"
             )
-            (loss / events).backward()
-        total = self.dense.total(float(loss.detach()))[0]
+            self.dense.backward(loss / events)
+        total = self._member.total(float(loss.detach()))[0]
         bags.push(step)
         return given.grads, self._stepped(stage, step, total / events, float(events))
 
