@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -173,5 +172,5 @@ def _header(named: Mapping[str, Tensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _host_bytes(flat: Tensor) -> np.ndarray:
-    return flat.detach().cpu().contiguous().view(torch.uint8).numpy()
+def _host_bytes(flat: Tensor) -> memoryview:
+    return flat.detach().cpu().contiguous().view(torch.uint8).numpy().data

@@ -55,7 +55,7 @@ class Crew:
         self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: Trace, stage: str
     ):
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
-        self._results = str(run.results)
+        self._results, self._buckets = str(run.results), 0
         ask = scenario.evaluate
         asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
@@ -159,7 +159,7 @@ class Crew:
         if first is not None:
             built = first.get(self.deadlines.open)[0]
             self.parameters: int = built["parameters"]
-            self._buckets: int = built["buckets"]
+            self._buckets = built["buckets"]
         self.trainer.buckets = self._buckets
         if self._has("rollout") and self.rollout.group.hosts.name in fresh:
             self.rollout.group.open(folders).get(self.deadlines.open)
