@@ -36,7 +36,7 @@ PAGES = sorted(
     if "nonet" not in page.relative_to(ROOT).parts
 )
 # Pages and folders that are cited before they are there.
-AHEAD = ("docs/extend.md", "workers/engines")
+AHEAD = ("docs/extend.md",)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 PATH = re.compile(rf"\b(?:{'|'.join(CODE)})/(?:[\w.-]+/)*[\w-]+\.(?:py|pyi|md|cpp|h|sh|yaml|html|svg|png)\b")
 MOST_WORDS = 25

@@ -21,7 +21,7 @@ ROOMS = {
     "samples": ("", "tables", "sequences", "batches", "sources", "importers"),
     "models": ("", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
     "rl": ("", "rewards", "algorithms"),
-    "workers": ("", "devices", "runtime", "roles", "roles/kinds", "roles/click"),
+    "workers": ("", "devices", "runtime", "engines", "roles", "roles/kinds", "roles/click"),
     "controller": (
         *("record", "scenario", "cluster", "plan", "predict", "setup", "groups", "session", "stages", ""),
     ),

@@ -48,6 +48,7 @@ class TrainerPlayer:
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
         self.at: tuple[StageSetup, int] | None = None
+        self.buckets = 0  # that its weights are published in, known once it is open
 
     def gather(self, epoch: int = 0) -> None:
         """Let trainers and shards meet in a process group, where there is more than one process."""

@@ -1,8 +1,9 @@
 """Publishing: rollout moves to the trainer's weights and rows, under one version for both.
 
-Weights go whole. Rows go as what was touched since the version that the replicas hold, everything the first time; tables
-over `replica_bytes` stay with their shards, which keep the published version readable by key while training goes on. A
-rollout in the process of the only trainer reads the live model and tables: nothing is sent.
+Weights go bucket by bucket, and are served when all of them have come. Rows go as what was touched since the version that
+the replicas hold, everything the first time; tables over `replica_bytes` stay with their shards, which keep the published
+version readable by key while training goes on. A rollout in the process of the only trainer reads the live model and
+tables: nothing is sent.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.controller.groups.handles import RolloutPlayer, TrainerPlayer
+from nonet.errors import StaleVersion
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import Replicate
 
@@ -25,11 +27,18 @@ def publish(
         trainer.here(stage)
     fused = rollout.group.hosts is trainer.group.hosts
     whole = fused and not trainer.apart and trainer.group.world == 1
-    dense = {} if fused else {"dense": trainer.group.weights()}
+    buckets = [] if fused else [trainer.group.weights(number) for number in range(trainer.buckets)]
     how, rows = ("shared", {}) if whole else _rows(trainer, rollout, version, replica_bytes)
     if stage is not None:
         rollout.here(stage.name)
-    rollout.group.apply(version, **dense, **rows).get(trainer.deadlines.step)
+    came = [rollout.group.receive(version, bucket) for bucket in buckets]
+    applied = rollout.group.apply(version, **({"dense": True} if buckets else {}), **rows)
+    try:
+        applied.get(trainer.deadlines.step)
+    except StaleVersion:
+        for each in came:  # whoever lost a bucket says why
+            each.get(trainer.deadlines.step)
+        raise
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
     return {"version": version, "rows": how}
 

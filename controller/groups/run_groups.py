@@ -55,7 +55,7 @@ class Crew:
         self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: Trace, stage: str
     ):
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
-        self._results = str(run.results)
+        self._results, self._buckets = str(run.results), 0
         ask = scenario.evaluate
         asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
@@ -131,7 +131,7 @@ class Crew:
             raise
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
-        """Make the players anew; groups that are fresh open the artifacts, before and after the gang meets where it is new."""
+        """Make the players anew; where the gang is new it meets, then groups that are fresh open the artifacts."""
         for name in fresh:
             self.hosts[name].ready()
         self.moves.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
@@ -150,14 +150,17 @@ class Crew:
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in fresh:
                 group.settle(self._ttl_steps).get(self.deadlines.open)
+        if self._gang() & set(fresh):
+            self._meet()
         first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
         waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
         if self.evaluator.hosts.name in fresh:
             waits.append(self.evaluator.open(folders, self._results))
         if first is not None:
-            self.parameters: int = first.get(self.deadlines.open)[0]["parameters"]
-        if self._gang() & set(fresh):
-            self._meet()
+            built = first.get(self.deadlines.open)[0]
+            self.parameters: int = built["parameters"]
+            self._buckets = built["buckets"]
+        self.trainer.buckets = self._buckets
         if self._has("rollout") and self.rollout.group.hosts.name in fresh:
             self.rollout.group.open(folders).get(self.deadlines.open)
         for wait in waits:

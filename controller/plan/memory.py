@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from nonet.controller.plan.requests import roles_of
 from nonet.controller.plan.sizes import ModelSize, feature_dims, hot_row_bytes
-from nonet.controller.scenario import Deepspeed, Role, Scenario, StageOptions
+from nonet.controller.scenario import Role, Scenario, StageOptions
 
 RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
 PROCESS_BYTES = 400_000_000  # Python, torch and Ray in host memory, a process
@@ -117,9 +117,7 @@ def _gradients(role: Role, workers: int, size: ModelSize) -> float:
 
 
 def _zero(role: Role) -> int:
-    if role.engine is None or role.engine.use != "deepspeed":
-        return 0
-    return int(role.engine.options().get("zero", Deepspeed().zero))
+    return role.engine.spec.divides(role.engine.options()) if role.engine else 0
 
 
 def _stepping(scenario: Scenario, tokens: float, size: ModelSize) -> float:

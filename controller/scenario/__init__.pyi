@@ -1,7 +1,6 @@
 from . import yaml as yaml
 from .hidden import hide_in_command as hide_in_command
 from .hidden import with_values as with_values
-from .options import Deepspeed as Deepspeed
 from .options import Elastic as Elastic
 from .options import Init as Init
 from .options import Pool as Pool

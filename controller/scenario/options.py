@@ -14,6 +14,7 @@ from nonet.options import Count, Positive, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
 from nonet.suggest import suggestion
+from nonet.workers.engines import ENGINES
 from nonet.workers.roles.kinds import ROLES, RoleKind
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -152,13 +153,9 @@ class Topology(StrictModel):
     prefer: list[Level] = []
 
 
-class Deepspeed(StrictModel):
-    zero: Annotated[int, Field(ge=0, le=3)] = 1
-
-
 class Engine(Replaceable):
-    shipped: ClassVar[dict[str, type[StrictModel]]] = {"ddp": StrictModel, "deepspeed": Deepspeed}
     default: ClassVar[str] = "ddp"
+    registry: ClassVar[Registry[Any]] = ENGINES
 
 
 class Role(StrictModel):

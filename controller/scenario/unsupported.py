@@ -55,7 +55,9 @@ def _missing(scenario: Scenario) -> Iterator[str]:
 
 def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
     for name, role in roles.items():
-        if role.engine and role.engine.use != "ddp":
+        if role.engine and (path, name) != ("roles", "trainer"):
+            yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
+        elif role.engine and not role.engine.spec.runs:
             yield f"{path}.{name}.engine: {role.engine.use}"
         if (
             name == "evaluator"

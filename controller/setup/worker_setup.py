@@ -43,8 +43,16 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
         deadlines(scenario),
+        _engine(scenario),
         {"use": scenario.data.source.address, **scenario.data.source.options()},
     )
+
+
+def _engine(scenario: Scenario) -> dict[str, Any]:
+    """What `make_engine` takes."""
+    role = scenario.roles.get("trainer")
+    engine = role.engine if role else None
+    return {"use": engine.address, **engine.options()} if engine else {}
 
 
 def deadlines(scenario: Scenario) -> Deadlines:

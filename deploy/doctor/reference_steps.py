@@ -18,7 +18,7 @@ from nonet.models.generation import Trie, beam_search, log_prob
 from nonet.models.sid_decoder import sid_loss
 from nonet.random import rng
 from nonet.types import Jagged, SampleBatch
-from nonet.workers.roles import Dense
+from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.runtime import Membership
 
 # Shapes: U users, W beams, L levels.
@@ -36,6 +36,7 @@ def train_step(
     def step() -> None:
         loss, count = sid_loss(model, batch, rows, trie, ahead=ahead)
         (loss / count).backward()
+        dense.clip()
         dense.step(1e-4)
 
     model.train()
@@ -70,6 +71,7 @@ def update_step(width: int, layers: int, users: int, beams: int) -> tuple[Work, 
         with torch.no_grad():
             reference = log_prob(model, batch, rows, sids_UWL, trie)
         (log_prob(model, batch, rows, sids_UWL, trie) - reference).sum().backward()
+        dense.clip()
         dense.step(1e-4)
 
     model.eval()
@@ -77,14 +79,14 @@ def update_step(width: int, layers: int, users: int, beams: int) -> tuple[Work, 
     return work, step
 
 
-def probe_model(width: int, layers: int) -> tuple[Any, Dense, Trie, np.ndarray]:
+def probe_model(width: int, layers: int) -> tuple[Any, EngineRuntime, Trie, np.ndarray]:
     """A model, its optimizer, and a catalogue of random items."""
     flat = rng(_SEED, "catalogue").permutation(_CODES**_LEVELS)[:_ITEMS]
     sids = np.stack([flat // _CODES**level % _CODES for level in range(_LEVELS)], 1).astype(np.int32)
     codes = [_CODES] * _LEVELS
     options = {"use": "sid_decoder", "width": width, "layers": layers, "heads": 4}
     model = build_model(options, codes, {"item": _DIM, "user": _DIM}, _SEED)
-    return model, Dense(model, Membership(0, 1)), Trie.build(sids, codes), sids
+    return model, make_engine({}, model, Membership(0, 1)), Trie.build(sids, codes), sids
 
 
 def probe_batch(sids: np.ndarray, sequences: int, events: int) -> tuple[SampleBatch, dict[str, Tensor]]:

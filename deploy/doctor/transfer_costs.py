@@ -20,7 +20,7 @@ from nonet.embedding.reading import ReplicaReader, join_updates, make_update
 from nonet.embedding.tables import TableSpec
 from nonet.embedding.training import SparseWorld
 from nonet.timing import Times, median_s
-from nonet.workers.roles import tensor_bytes, tensors_of
+from nonet.workers import buckets, pack, unpack
 from nonet.workers.runtime import (
     DistributeWorker,
     Gang,
@@ -52,12 +52,13 @@ class Echo(DistributeWorker):
         """A model of so many bytes, packed."""
         if not hasattr(self, "_dense") or self._dense["weight"].nbytes != count // 4 * 4:
             self._dense = {"weight": torch.zeros(count // 4)}
-        return tensor_bytes(self._dense)
+        (bucket,) = buckets(self._dense, count)
+        return pack(bucket, self._dense)
 
     @method(packed=Replicate)
     def load(self, packed: bytes) -> int:
         """Unpack a model and copy it into one of this process."""
-        return sum(value.clone().nbytes for value in tensors_of(packed).values())
+        return sum(value.clone().nbytes for value in unpack(packed).values())
 
     @method()
     def fill(self, rows: int) -> None:

@@ -55,9 +55,9 @@ class Rank:
             )
             role.place = Place(role=name, rank=at, world=world, peers=peers)
             role.settle(ttl)
+        self._meet()
         if self.trainer:
             self.trainer.open(folders)
-        self._meet()
 
     def _meet(self):
         from nonet.workers.runtime.process_group import Gang

@@ -1,4 +1,3 @@
-from .dense_optimizer import Dense as Dense
 from .embedding import EmbeddingShard as EmbeddingShard
 from .evaluator import EvaluateSetup as EvaluateSetup
 from .evaluator import Evaluator as Evaluator
@@ -11,8 +10,6 @@ from .settings import RunSetup as RunSetup
 from .settings import StageSetup as StageSetup
 from .sparse_batch import Asked as Asked
 from .sparse_batch import Given as Given
-from .tensor_files import tensor_bytes as tensor_bytes
-from .tensor_files import tensors_of as tensors_of
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser

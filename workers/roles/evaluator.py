@@ -34,8 +34,8 @@ from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.samples.batches import event_at, masked, prompts
 from nonet.samples.sequences import TEST, VALID
 from nonet.types import Jagged
+from nonet.workers import load_model
 from nonet.workers.devices import HOST, claim
-from nonet.workers.roles.dense_optimizer import load_model
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 

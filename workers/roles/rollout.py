@@ -25,10 +25,10 @@ from nonet.rl import to_wire
 from nonet.samples.batches import bounded, event_at, prompt_step, prompts_at, rl_events, seen
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, Rollouts
+from nonet.workers import Incoming
 from nonet.workers.devices import claim
 from nonet.workers.devices import tensors_of as buffers_of
 from nonet.workers.roles.settings import RunSetup
-from nonet.workers.roles.tensor_files import tensors_of
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, join, method
 
 _HELD_OUT = 5  # one user in five never gives an RL prompt
@@ -61,20 +61,28 @@ class Rollout(DistributeWorker):
         self._recommender = Recommender(
             model, self._reader, dict(self.run.features), corpus, self.run.history
         )
+        self._incoming = Incoming(model)
 
-    @method(dense=Replicate, sparse=Replicate, slices=Replicate, shards=Replicate)
+    @method(bucket=Replicate)
+    def receive(self, version: int, bucket: bytes) -> None:
+        """Keep a bucket of a version's dense weights beside the model, until `apply` takes all of them over."""
+        self._incoming.take(version, bucket)
+
+    @method(sparse=Replicate, slices=Replicate, shards=Replicate)
     def apply(
         self,
         version: int,
-        dense: bytes = b"",
+        dense: bool = False,
         sparse: list[Mapping[str, Any]] | None = None,
         slices: SliceMap | None = None,
         shards: Sequence[Any] = (),
     ) -> int:
-        """Move to a published version: dense weights, and rows of all shards as updates for the copies held here, or by key
-        from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither. Returns it."""
-        if dense and "trainer" not in self.place.peers:
-            self._recommender.model.load_state_dict(tensors_of(dense))
+        """Move to a published version: `dense` weights that were received, and rows of all shards as updates for the copies
+        held here, or by key from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither.
+        Returns it. Raises StaleVersion, and stays with the one before, where weights are missing."""
+        if dense:
+            self._incoming.swap(version)
+        self._version = -1  # until its rows are here too
         if sparse is not None and (copies := self._copies()) is not None:
             copies.apply(join_updates(sparse))
         if slices is not None:

@@ -5,6 +5,7 @@ Everything here comes from the scenario and the plan; a worker never sees the sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,8 @@ CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
-    of tables in tiers what each may hold, how long waits may take, and the source of the trainers' samples."""
+    of tables in tiers what each may hold, how long waits may take, the train engine and the source of the trainers' samples,
+    each with its options."""
 
     seed: int
     history: int
@@ -29,6 +31,7 @@ class RunSetup:
     in_flight: int | None = None
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     deadlines: Deadlines = DEFAULTS
+    engine: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def specs(self) -> dict[str, Any]:
@@ -40,6 +43,24 @@ class RunSetup:
     def feature_dims(self) -> dict[str, int]:
         """Width of each sparse feature."""
         return {feature: self.tables[table]["dim"] for feature, table in self.features.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """peak, share of the steps spent warming up, then cosine or linear decay to zero, or none."""
+
+    peak: float
+    warmup: float = 0.05
+    decay: str = "cosine"
+
+    def at(self, step: int, steps: int) -> float:
+        """The rate of a step in [0, steps)."""
+        warm = max(1, round(self.warmup * steps))
+        if step < warm:
+            return self.peak * (step + 1) / warm
+        left = (steps - step) / max(1, steps - warm)
+        shape = {"cosine": 0.5 * (1 - math.cos(math.pi * left)), "linear": left}
+        return self.peak * shape.get(self.decay, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

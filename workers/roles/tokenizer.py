@@ -34,7 +34,6 @@ from nonet.samples.sequences import (
     user_keys,
 )
 from nonet.samples.tables import notice, read_tables
-from nonet.workers.roles.tensor_files import sha256
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 
@@ -194,7 +193,7 @@ def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
     aside.mkdir(parents=True)
     write(aside)
     files = {
-        str(path.relative_to(aside)): sha256(path) for path in sorted(aside.rglob("*")) if path.is_file()
+        str(path.relative_to(aside)): _sha256(path) for path in sorted(aside.rglob("*")) if path.is_file()
     }
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     final = root / f"{kind}-{digest[:8]}"
@@ -203,3 +202,8 @@ def keep(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
     else:
         os.replace(aside, final)
     return {"kind": kind, "path": str(final), "sha256": digest}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()

@@ -34,12 +34,12 @@ from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, prompt_batch
 from nonet.samples.sources import SampleRequest, Samples, open_source
 from nonet.types import SampleBatch
+from nonet.workers import BUCKET_BYTES, buckets, load_model, pack, write_tensors
 from nonet.workers.devices import claim, device, tensors_of
-from nonet.workers.roles.dense_optimizer import Dense, LearningRate, load_model
+from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
-from nonet.workers.roles.settings import RunSetup, StageSetup
+from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
 from nonet.workers.roles.sparse_batch import Asked, Share
-from nonet.workers.roles.tensor_files import tensor_bytes, write_tensors
 from nonet.workers.runtime import (
     DistributeWorker,
     Gang,
@@ -69,17 +69,16 @@ class Trainer(DistributeWorker):
         self._store: Any = None
         self._sparse: SparseWorld | None = None
         self._reference: Any = None
+        self._engine: EngineRuntime | None = None
         self._began = 0.0
         self._opened: tuple[StageSetup, Samples] | None = None
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
-        """Open the artifacts and build the model; how many parameters it has."""
+        """Open the artifacts and build the model, where the gang has met; what it is (see `_built`)."""
         self.corpus = Corpus.load(folders)
         model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
-        self.model = model.to(claim(self.device))
-        self.dense = Dense(self.model, self._member)
-        return {"parameters": sum(p.numel() for p in self.model.parameters())}
+        return self._built(model)
 
     @method(ttl_steps=Replicate)
     def settle(self, ttl_steps: Mapping[str, int]) -> None:
@@ -98,15 +97,16 @@ class Trainer(DistributeWorker):
 
     @method(gang=PerRank)
     def meet(self, gang: Gang) -> None:
-        """Join the gang; fused shards of this process take the same place."""
+        """Join the gang, before there is a model or between stages; fused shards of this process take the same place."""
+        claim(self.device)
         kind = device(self.device)
         if gang.trainers > 1:  # gradients meet on the device
             kind.check_collectives()
         self._member = join_process_group(
             gang, self.rank, trainers_backend=kind.collectives() if gang.trainers > 1 else "gloo"
         )
-        if hasattr(self, "dense"):
-            self.dense.member = self._member
+        if self._engine is not None:
+            self._engine.meet(self._member)
         if gang.shards:
             self._sparse = SparseWorld(
                 self._specs(),
@@ -151,7 +151,7 @@ class Trainer(DistributeWorker):
         began = time.perf_counter()
         self.model.eval()
         advantage, valid_UW = self._advantages(stage, beams, scores)
-        count = max(self.dense.total(float(valid_UW.sum() * beams["sid"].shape[-1]))[0], 1.0)
+        count = max(self._member.total(float(valid_UW.sum() * beams["sid"].shape[-1]))[0], 1.0)
         parts = bounded(np.ones(len(valid_UW), np.int64), stage.chunk)
         share = Share(
             [self._prompts(stage, cut(beams, p.start, p.stop)) for p in parts],
@@ -167,13 +167,14 @@ class Trainer(DistributeWorker):
             policy = self._policy_loss(
                 stage, chunk, found, cut(beams, part.start, part.stop), advantage.value[part]
             )
-            (policy.loss / count).backward()
+            self.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
             sums = [total + float(value) for total, value in zip(sums, each, strict=True)]
         flat = advantage.small_groups + advantage.flat_groups
-        totals = [count, *self.dense.total(*sums, float(flat), float(len(valid_UW)))]
+        totals = [count, *self._member.total(*sums, float(flat), float(len(valid_UW)))]
         lr = LearningRate(**stage.lr).at(step, stage.steps)
-        norm = self.dense.step(lr)
+        norm = self.dense.clip()
+        self.dense.step(lr)
         self.sparse.stop()
         loss, kl, clipped, ratio = (total / count for total in totals[1:5])
         record = {
@@ -195,21 +196,21 @@ class Trainer(DistributeWorker):
         return self.sparse.slices.version
 
     @method(collect="first")
-    def weights(self) -> bytes:
-        """The dense weights as safetensors bytes, from rank 0."""
-        return tensor_bytes(self.model.state_dict()) if self.rank == 0 else b""
+    def weights(self, bucket: int) -> bytes:
+        """One of the buckets of the dense weights, from rank 0."""
+        pieces = self._buckets[bucket]
+        tensors = self.dense.tensors(list(dict.fromkeys(piece.name for piece in pieces)))
+        return pack(pieces, tensors) if self.rank == 0 else b""
 
     @method()
     def save(self, folder: str) -> None:
-        """Write folder/dense/ from rank 0: model, optimizer and, in RL, the reference; each rank its source's state."""
+        """Write folder/dense/: model and optimizer; in RL, from rank 0, folder/reference/; each rank its source's state."""
         if self._opened is not None and (state := self._opened[1].state()):
             place = self._state_file(folder)
             make_folder(place.parent)
             write_whole(place, json.dumps(dict(state)).encode())
-        if self.rank:
-            return
         self.dense.save(Path(folder) / "dense")
-        if self._reference is not None:
+        if self._reference is not None and self.rank == 0:
             write_tensors(Path(folder) / "reference" / "model.safetensors", self._reference.state_dict())
 
     @method(stage=Replicate)
@@ -225,13 +226,31 @@ class Trainer(DistributeWorker):
 
     def held(self) -> Iterable[Tensor]:
         """Model, gradients, optimizer and reference; the sparse rows live in host memory."""
-        if not hasattr(self, "dense"):
-            return ()
-        mine = tensors_of(self.model, self.dense.optimizer)
+        if self._engine is None:
+            return []
+        mine = list(self._engine.held())
         return mine + (tensors_of(self._reference) if self._reference is not None else [])
 
     def teardown(self) -> None:
         leave(self._member)
+
+    def _built(self, model: torch.nn.Module) -> dict[str, int]:
+        """Hand a model to the engine: its parameters, and the buckets that its weights are published in."""
+        parameters = sum(p.numel() for p in model.parameters())
+        self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
+        self._buckets = buckets(self._engine.outline(), BUCKET_BYTES)
+        return {"parameters": parameters, "buckets": len(self._buckets)}
+
+    @property
+    def dense(self) -> EngineRuntime:
+        """The model's dense part, which the engine steps."""
+        assert self._engine is not None, "open comes first"
+        return self._engine
+
+    @property
+    def model(self) -> Any:
+        """What losses are computed with."""
+        return self.dense.model
 
     @property
     def sparse(self) -> SparseWorld:
@@ -292,7 +311,7 @@ class Trainer(DistributeWorker):
         return copy.deepcopy(self.model).eval().requires_grad_(False)
 
     def _sum(self, moments: Tensor) -> Tensor:
-        return torch.tensor(self.dense.total(*moments.tolist()), dtype=moments.dtype)
+        return torch.tensor(self._member.total(*moments.tolist()), dtype=moments.dtype)
 
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
@@ -305,16 +324,16 @@ class Trainer(DistributeWorker):
         """One dense step on rows [M, D] by table; their gradients, and the step's record."""
         self.model.train()
         leaves = {table: found.detach().to(self.device).requires_grad_() for table, found in rows.items()}
-        total, mine = self.dense.total(float(read.targets))[0], 0.0
+        total, mine = self._member.total(float(read.targets))[0], 0.0
         for number, chunk in enumerate(read):
             self._draw_dropout(stage, step, number)
             if not bool(chunk.batch.loss_mask.values.any()):
                 continue  # a rank's share may hold no target; it still meets the others
             batch = on(chunk.batch, self.device)
             loss, _ = sid_loss(self.model, batch, chunk.spread(leaves), self.corpus.trie, ahead=stage.ahead)
-            (loss / max(total, 1.0)).backward()
+            self.dense.backward(loss / max(total, 1.0))
             mine += float(loss.detach())
-        loss_sum = self.dense.total(mine)[0]
+        loss_sum = self._member.total(mine)[0]
         grads = {
             table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
             for table, leaf in leaves.items()
@@ -324,7 +343,8 @@ class Trainer(DistributeWorker):
     def _stepped(self, stage: StageSetup, step: int, loss: float, events: float) -> dict[str, float]:
         """Take the dense step; the step's record. Its seconds are since the record before."""
         lr = LearningRate(**stage.lr).at(step, stage.steps)
-        norm = self.dense.step(lr)
+        norm = self.dense.clip()
+        self.dense.step(lr)
         before, self._began = self._began, time.perf_counter()
         return {"loss": loss, "events": events, "lr": lr, "norm": norm, "seconds": self._began - before}
 

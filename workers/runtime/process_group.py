@@ -44,6 +44,16 @@ class Membership:
     store: Any = field(default=None, repr=False)
     learners: int = 1
 
+    def total(self, *values: float) -> list[float]:
+        """Sums of these numbers over the trainer ranks, in float64."""
+        if self.learners == 1:
+            return list(values)
+        import torch
+
+        whole = torch.tensor(values, dtype=torch.float64)
+        torch.distributed.all_reduce(whole, group=self.trainers)
+        return whole.tolist()
+
 
 def open_store() -> tuple[str, int, Any]:
     """A rendezvous store in this process: (host, port, store). Keep the store alive."""

@@ -75,7 +75,9 @@ def crew(tmp_path, monkeypatch):
         crews, "Moves", lambda *_: SimpleNamespace(enter=lambda *phase: None, stages=frozenset())
     )
     monkeypatch.setattr(
-        crews.WorkerGroup, "of", lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5}])
+        crews.WorkerGroup,
+        "of",
+        lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]),
     )
     monkeypatch.setattr(crews.Crew, "_check_shared", lambda *_: None)  # asks Ray, which would start
     run = RunFolder(tmp_path)
@@ -114,6 +116,14 @@ def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_it
     (evaluator,) = [arguments for name, arguments, _ in crew.calls if name == "evaluator.open"]
     assert evaluator == ({"sids": "folder"}, str(tmp_path / "results"))
     assert crew.parameters == 5
+    assert crew.trainer.buckets == 3
+
+
+def test_the_gang_meets_before_the_model_is_built(crew, monkeypatch):
+    monkeypatch.setattr(crew, "_meet", lambda: crew.calls.append(("meet", (), {})))
+    crew.open({}, {"item": 40})
+    order = [name for name, *_ in crew.calls]
+    assert order.index("trainer.settle") < order.index("meet") < order.index("trainer.open")
 
 
 def test_every_reward_has_its_own_time_out(crew):

@@ -95,7 +95,7 @@ def test_behind_a_pipelines_queue_the_helper_that_is_stuck_is_told(threads):
 
 
 HANGS = Doing("trainer-1@b", "trainer.train", 130.0, "workers/roles/trainer.py:310 _lease")
-WAITS = Doing("trainer-0@a", "trainer.train", 130.0, "workers/roles/dense_optimizer.py:83 total", waits=True)
+WAITS = Doing("trainer-0@a", "trainer.train", 130.0, "workers/runtime/process_group.py:55 total", waits=True)
 SERVES = Doing(
     "embedding-0@c", "embedding.serve", 131.0, "embedding/exchange/all_to_all.py:70 ask", waits=True
 )

@@ -59,6 +59,7 @@ class World:
             forget_after=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
         self.trainer = TrainerPlayer(self.group, self.shards, self._enter)
+        self.trainer.buckets = 2
         self.rollout = RolloutPlayer(self.rollout_group, {"rl": {"width": 4}}, self._enter)
         session.crew = SimpleNamespace(
             trainer=self.trainer,
@@ -177,8 +178,11 @@ def test_a_fused_rollout_is_sent_nothing(world):
 def test_a_rollout_apart_is_sent_weights_and_every_row_once_then_what_changed(apart):
     assert publish(apart.trainer, apart.rollout, 1, 1 << 30, RL)["rows"] == "full"
     assert apart.call("shards.export") == ((1, None), {})
+    assert [arguments for name, arguments, _ in apart.calls if name == "trainer.weights"] == [(0,), (1,)]
+    received = [arguments for name, arguments, _ in apart.calls if name == "rollout.receive"]
+    assert [(version, bucket.value) for version, bucket in received] == [(1, b"dense")] * 2
     _, options = apart.call("rollout.apply")
-    assert options["dense"].value == b"dense"
+    assert options["dense"] is True
     assert "sparse" in options
     apart.calls.clear()
     assert publish(apart.trainer, apart.rollout, 2, 1 << 30, RL)["rows"] == "delta"

@@ -13,6 +13,7 @@ from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.embedding.reading.remote import RemoteReader
 from nonet.errors import StaleVersion
 from nonet.workers.roles import rollout as rollouts
+from nonet.workers.roles import trainer as trainers
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import Tokeniser
@@ -41,10 +42,15 @@ class World:
         self.asked = self.copies.probe()
 
     def publish(self, version, have=None):
-        weights = self.trainer.weights()
-        self.copies.apply(version, weights, self.shard.export(version, have))
+        self.send(self.copies, version)
+        self.copies.apply(version, dense=True, sparse=self.shard.export(version, have))
         self.shard.publish(version)
-        self.by_key.apply(version, weights, slices=self.shard.slice_map(), shards=[self.host])
+        self.send(self.by_key, version)
+        self.by_key.apply(version, dense=True, slices=self.shard.slice_map(), shards=[self.host])
+
+    def send(self, rollout, version):
+        for number in range(len(self.trainer._buckets)):
+            rollout.receive(version, self.trainer.weights(number))
 
     def beams(self, rollout, version):
         users, positions = self.asked
@@ -85,15 +91,31 @@ def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small
     world.trainer.train(world.stage, 0, 6)
     world.publish(1)
     world.trainer.train(world.stage, 6, 12)
-    weights = world.trainer.weights()
     every = world.shard.export(2, None)
     for rollout in (world.copies, world.by_key):
-        rollout.apply(2, weights, every)
+        world.send(rollout, 2)
+        rollout.apply(2, dense=True, sparse=every)
     assert same(world.beams(world.copies, 2), world.beams(world.by_key, 2))
     assert world.by_key._recommender.reader.version == 2
     assert not [history for history in world.shard.sparse.histories.values() if history.snapshots]
     with pytest.raises(StaleVersion, match="has nothing published"):
         world.host.read.remote("embedding", "item", np.arange(3), 1, "fp32")
+
+
+def test_a_rollout_with_half_a_set_of_weights_stays_with_the_version_before(world, monkeypatch):
+    monkeypatch.setattr(trainers, "BUCKET_BYTES", 10_000)
+    world.trainer._built(world.trainer.model)
+    world.publish(1)
+    before = world.beams(world.copies, 1)
+    world.trainer.train(world.stage, 0, 6)
+    assert len(world.trainer._buckets) > 3
+    for number in range(len(world.trainer._buckets) - 1):
+        world.copies.receive(2, world.trainer.weights(number))
+    with pytest.raises(StaleVersion, match="weights of version 2 are not whole"):
+        world.copies.apply(2, dense=True, sparse=world.shard.export(2, 1))
+    with pytest.raises(StaleVersion, match="has weights of version 1"):
+        world.beams(world.copies, 2)
+    assert same(world.beams(world.copies, 1), before)
 
 
 def test_a_shard_loads_a_commit_while_a_version_is_published(world, tmp_path):

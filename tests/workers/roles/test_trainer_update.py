@@ -16,7 +16,7 @@ from nonet.models.spec import build_model
 from nonet.samples import batches
 from nonet.samples.batches.steps import step_rows
 from nonet.samples.sequences.sequences import RL, TRAIN
-from nonet.workers.roles.dense_optimizer import load_model
+from nonet.workers import load_model
 
 # Shapes: U prompts, W beams, I items, L levels.
 FAST = "stages.rl.lr=3e-3"  # the ring's policy moves in one step

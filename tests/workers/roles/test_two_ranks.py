@@ -10,6 +10,8 @@ import pytest
 import torch
 from ring_world import Ring, scores_of
 
+from nonet.workers.roles import trainer as trainers
+from nonet.workers.roles.rollout import Rollout
 from nonet.workers.runtime.process_group import Membership
 
 WAIT_S = 60.0
@@ -61,7 +63,8 @@ def both(monkeypatch):
 def as_rank(world, rank):
     """This world's trainer as one of two; its rows stay its own."""
     world.trainer.place = replace(world.trainer.place, rank=rank, world=2)
-    world.trainer.dense.member = Membership(rank, 2, learners=2)
+    world.trainer._member = Membership(rank, 2, learners=2)
+    world.trainer.dense.meet(world.trainer._member)
     return world
 
 
@@ -132,23 +135,25 @@ def test_an_rl_step_on_shares_of_the_prompts_is_the_step_on_all_of_them(ring, bo
 
 def test_the_weights_and_commits_come_from_rank_0(ring, tmp_path):
     world = ring.world()
-    assert world.trainer.weights()
-    world.trainer.place = replace(world.trainer.place, rank=1, world=2)
-    assert world.trainer.weights() == b""
+    assert world.trainer.weights(0)
+    as_rank(world, 1)
+    assert world.trainer.weights(0) == b""
     world.trainer.save(str(tmp_path / "commit"))
     assert not (tmp_path / "commit").exists()
 
 
-def test_a_rollout_apart_answers_with_the_weights_and_rows_it_was_sent(ring):
-    from nonet.workers.roles.rollout import Rollout
-
+def test_a_rollout_apart_answers_with_the_weights_and_rows_it_was_sent(ring, monkeypatch):
+    monkeypatch.setattr(trainers, "BUCKET_BYTES", 10_000)
     world = ring.world()
+    assert len(world.trainer._buckets) > 3
     apart = Rollout(world.run)
     apart.open(ring.folders)
     for steps in ((0, 3), (3, 6)):
         world.train("pretrain", *steps)
         fused = world.beams()
-        apart.apply(7, world.trainer.weights(), world.shard.export(7))
+        for number in range(len(world.trainer._buckets)):
+            apart.receive(7, world.trainer.weights(number))
+        apart.apply(7, dense=True, sparse=world.shard.export(7))
         asked = {"stage": "rl", "step": 0, "width": fused["valid"].shape[1], "version": 7}
         found = apart.generate(fused["user"], fused["position"], **asked)
         for name in ("item", "sid", "valid"):

@@ -18,8 +18,7 @@ from nonet.models.generation import as_array, read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import Sequences
 from nonet.samples.sources import SampleRequest
-from nonet.workers.devices import claim
-from nonet.workers.roles import Asked, Dense, Given, RunSetup, StageSetup, Trainer
+from nonet.workers.roles import Asked, Given, RunSetup, StageSetup, Trainer
 from nonet.workers.runtime import Replicate, method
 
 
@@ -33,13 +32,11 @@ class ClickTrainer(Trainer):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
-        """Open the events and build the model; how many parameters it has."""
+        """Open the item table and build the model, as a Trainer does."""
         self._folders, self._items = folders, read_items(folders)
         self._bags: EmbeddingBagCollection | None = None
         self._last: str | None = None
-        self.model = click_setup(self.run).build().to(claim(self.device))
-        self.dense = Dense(self.model, self._member)
-        return {"parameters": sum(p.numel() for p in self.model.parameters())}
+        return self._built(click_setup(self.run).build())
 
     @method()
     def save(self, folder: str) -> None:
@@ -88,8 +85,8 @@ class ClickTrainer(Trainer):
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
                 self.model(pooled), label.to(self.device), reduction="sum"
             )
-            (loss / events).backward()
-        total = self.dense.total(float(loss.detach()))[0]
+            self.dense.backward(loss / events)
+        total = self._member.total(float(loss.detach()))[0]
         bags.push(step)
         return given.grads, self._stepped(stage, step, total / events, float(events))
 

@@ -1,4 +1,4 @@
-"""Dense and LearningRate: rates to exact numbers, clipping, what a commit holds and what a stage begins with."""
+"""Ddp: clipping, moves, what a commit holds and what a stage begins with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nonet.errors import CheckpointError
-from nonet.workers.roles.dense_optimizer import Dense, LearningRate
+from nonet.workers.engines import Ddp, Learning
 from nonet.workers.runtime.process_group import Membership
 
 
@@ -26,11 +26,18 @@ class Small(torch.nn.Module):
         return [self.hidden]
 
 
-def dense_of(seed: int = 0, **options) -> Dense:
-    return Dense(Small(seed), Membership(0, 1), **options)
+def dense_of(seed: int = 0, **learning) -> Ddp:
+    return Ddp({}, Small(seed), Learning(**learning), Membership(0, 1))
 
 
-def give(dense: Dense, scale: float = 1.0, seed: int = 1) -> torch.Tensor:
+def moved(dense: Ddp, lr: float) -> float:
+    """Take a step; the norm before it."""
+    norm = dense.clip()
+    dense.step(lr)
+    return norm
+
+
+def give(dense: Ddp, scale: float = 1.0, seed: int = 1) -> torch.Tensor:
     """The same random gradient every time, scaled; its norm."""
     draw = torch.Generator().manual_seed(seed)
     for p in dense.model.parameters():
@@ -38,34 +45,8 @@ def give(dense: Dense, scale: float = 1.0, seed: int = 1) -> torch.Tensor:
     return torch.cat([p.grad.reshape(-1) for p in dense.model.parameters()]).norm()
 
 
-def weights(dense: Dense) -> torch.Tensor:
+def weights(dense: Ddp) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in dense.model.parameters()])
-
-
-# --- the rate of a step ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("decay", "expected"),
-    [
-        # 10 steps, 2 of them warm; then 8 steps down from the peak
-        ("cosine", [1, 2, 2, 1.9238795, 1.7071068, 1.3826834, 1, 0.6173166, 0.2928932, 0.0761205]),
-        ("linear", [1, 2, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25]),
-        ("none", [1, 2, 2, 2, 2, 2, 2, 2, 2, 2]),
-    ],
-)
-def test_rates_warm_up_to_the_peak_and_then_decay(decay, expected):
-    rate = LearningRate(2.0, 0.2, decay)
-    assert [rate.at(step, 10) for step in range(10)] == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_stage_has_at_least_one_warm_step_and_5_percent_by_default():
-    assert LearningRate(3e-3, 0.0).at(0, 10) == 3e-3
-    assert LearningRate(3e-3, 0.0).at(1, 10) < 3e-3 * 1.0001
-    rate = LearningRate(3e-3)
-    assert [rate.at(step, 100) for step in (0, 3, 4)] == pytest.approx([3e-3 / 5, 3e-3 * 4 / 5, 3e-3])
-    assert rate.at(5, 100) == pytest.approx(3e-3)
-    assert 0 < rate.at(99, 100) < 1e-5
 
 
 # --- a step ---------------------------------------------------------------------------------------------------------
@@ -74,18 +55,18 @@ def test_a_stage_has_at_least_one_warm_step_and_5_percent_by_default():
 def test_a_long_gradient_is_clipped_and_its_norm_is_told_as_it_was():
     long, clipped, free = dense_of(), dense_of(), dense_of(clip_norm=1e9)
     norm = give(long, 5.0)
-    told = long.step(1e-2)
+    told = moved(long, 1e-2)
     assert told == pytest.approx(float(norm), rel=1e-6)
     assert told > 5
     give(clipped, 5.0 / told)  # what is left of it at the default norm of 1
-    assert clipped.step(1e-2) == pytest.approx(1.0, rel=1e-5)
+    assert moved(clipped, 1e-2) == pytest.approx(1.0, rel=1e-5)
     first = [long.optimizer.state[p]["first"] for p in (long.model.table, long.model.bias)]
     same = [clipped.optimizer.state[p]["first"] for p in (clipped.model.table, clipped.model.bias)]
     for one, other in zip(first, same, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(weights(long), weights(clipped), rtol=1e-5, atol=1e-6)
     give(free, 5.0)
-    free.step(1e-2)
+    moved(free, 1e-2)
     assert free.optimizer.state[free.model.bias]["first"].norm() > 2 * first[1].norm()
 
 
@@ -93,7 +74,7 @@ def test_a_short_gradient_is_taken_as_it_is():
     dense, free = dense_of(), dense_of(clip_norm=1e9)
     norm = give(dense, 0.01)
     give(free, 0.01)
-    assert dense.step(1e-2) == free.step(1e-2) == pytest.approx(float(norm))
+    assert moved(dense, 1e-2) == moved(free, 1e-2) == pytest.approx(float(norm))
     assert torch.equal(weights(dense), weights(free))
 
 
@@ -102,7 +83,7 @@ def test_a_step_moves_against_the_gradient_by_the_rate_and_leaves_gradients_at_z
     before = dense.model.bias.detach().clone()
     give(dense)
     sign = dense.model.bias.grad.sign().clone()
-    dense.step(1e-2)
+    moved(dense, 1e-2)
     torch.testing.assert_close(dense.model.bias.detach() - before, -1e-2 * sign, rtol=1e-3, atol=1e-5)
     assert all(not p.grad.any() for p in dense.model.parameters())
     assert {group["lr"] for group in dense.optimizer.param_groups} == {1e-2}
@@ -112,23 +93,23 @@ def test_weights_decay_and_vectors_do_not():
     dense, never = dense_of(), dense_of(weight_decay=0.0)
     for each in (dense, never):
         give(each)
-        each.step(1e-2)
+        moved(each, 1e-2)
     assert torch.equal(dense.model.bias, never.model.bias)
     for name in ("hidden", "table"):
         assert getattr(dense.model, name).norm() < getattr(never.model, name).norm()
 
 
 def test_on_one_rank_sums_are_the_values():
-    assert dense_of().total(1.5, 2.0) == [1.5, 2.0]
+    assert Membership(0, 1).total(1.5, 2.0) == [1.5, 2.0]
 
 
 # --- commits and stages ---------------------------------------------------------------------------------------------
 
 
-def stepped(dense: Dense, steps: range) -> torch.Tensor:
+def stepped(dense: Ddp, steps: range) -> torch.Tensor:
     for step in steps:
         give(dense, seed=step)
-        dense.step(1e-2)
+        moved(dense, 1e-2)
     return weights(dense)
 
 
@@ -155,7 +136,7 @@ def test_a_commit_loaded_for_another_stage_brings_weights_and_no_moments(tmp_pat
 def test_a_stage_begins_with_a_fresh_optimizer():
     dense = dense_of()
     stepped(dense, range(3))
-    fresh = Dense(copy.deepcopy(dense.model), Membership(0, 1))
+    fresh = Ddp({}, copy.deepcopy(dense.model), Learning(), Membership(0, 1))
     dense.restart()
     assert not dense.optimizer.state
     assert torch.equal(stepped(dense, range(3, 5)), stepped(fresh, range(3, 5)))

@@ -1,0 +1,204 @@
+"""Engines are found by name and in files of one's own; one from a file trains the ring, commits it and is published."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from ring_world import Ring
+
+from nonet.controller.scenario.scenario import load_scenario, make_scenario
+from nonet.controller.scenario.unsupported import check_runnable
+from nonet.errors import ConfigError
+from nonet.workers.engines import ENGINES, Learning, TrainEngine, make_engine
+from nonet.workers.roles.rollout import Rollout
+from nonet.workers.runtime.process_group import Membership
+
+# Nothing of the shipped engine is in it: the whole protocol, with plain gradient descent.
+WHOLE = """
+import torch
+
+from nonet.options import Rate, StrictModel
+from nonet.workers import load_model, outline, write_tensors
+from nonet.workers.engines import TrainEngine
+
+
+class Options(StrictModel):
+    speed: Rate = 1.0
+
+
+class Descent:
+    def __init__(self, options, model, learning, member):
+        self.options, self.model, self.learning, self.member = options, model, learning, member
+
+    def meet(self, member):
+        self.member = member
+
+    def restart(self):
+        self.model.zero_grad()
+
+    def backward(self, loss):
+        loss.backward()
+
+    def clip(self):
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
+
+    def step(self, lr):
+        with torch.no_grad():
+            for p in self.model.parameters():
+                if p.grad is not None:
+                    p -= self.options["speed"] * lr * p.grad
+        self.model.zero_grad()
+
+    def outline(self):
+        return outline(self.model.state_dict())
+
+    def tensors(self, names):
+        state = self.model.state_dict()
+        return {name: state[name] for name in names}
+
+    def save(self, folder):
+        write_tensors(folder / "model.safetensors", self.model.state_dict())
+
+    def load(self, folder, *, optimizer):
+        load_model(self.model, folder)
+
+    def held(self):
+        return self.model.parameters()
+
+
+SPEC = TrainEngine(Descent, Options)
+"""
+
+# The shipped engine with another optimizer.
+SHORT = """
+import torch
+
+from nonet.options import Rate, StrictModel
+from nonet.workers.engines import Ddp, TrainEngine
+
+
+class Options(StrictModel):
+    speed: Rate = 1.0
+
+
+class Plain(Ddp):
+    def make_optimizer(self):
+        return torch.optim.SGD(self.model.parameters(), lr=0.0)
+
+    def step(self, lr):
+        super().step(self.options["speed"] * lr)
+
+
+SPEC = TrainEngine(Plain, Options)
+"""
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    made = Ring(tmp_path_factory.mktemp("ring"))
+    (made.scenario.parent / "whole.py").write_text(WHOLE)
+    (made.scenario.parent / "short.py").write_text(SHORT)
+    return made
+
+
+def engine(name: str, **options: float) -> str:
+    told = "".join(f", {key}: {value}" for key, value in options.items())
+    return f"roles.trainer={{engine: {{use: {name}{told}}}}}"
+
+
+def apart_from(ring, world):
+    """A rollout of its own, moved to what the world's trainer publishes."""
+    rollout = Rollout(world.run)
+    rollout.open(ring.folders)
+    for number in range(len(world.trainer._buckets)):
+        rollout.receive(1, world.trainer.weights(number))
+    rollout.apply(1, dense=True, sparse=world.shard.export(1))
+    return rollout
+
+
+@pytest.mark.parametrize("name", ["whole.py:SPEC", "short.py:SPEC"])
+def test_an_engine_from_a_file_trains_commits_and_publishes(ring, tmp_path, name):
+    world = ring.world(engine(name, speed=300.0), "stages.pretrain.lr=1e-3")
+    before = world.weights()
+    records = world.train("pretrain", 0, 6)
+    assert records[-1]["loss"] < records[0]["loss"] - 0.1
+    assert not torch.equal(world.weights(), before)
+    again = ring.world(engine(name, speed=300.0), "stages.pretrain.lr=1e-3")
+    again.load(world.save(tmp_path / "commit"))
+    assert torch.equal(again.weights(), world.weights())
+    rollout, beams = apart_from(ring, world), world.beams()
+    asked = {"stage": "rl", "step": 0, "width": beams["valid"].shape[1], "version": 1}
+    assert np.array_equal(rollout.generate(beams["user"], beams["position"], **asked)["sid"], beams["sid"])
+
+
+def test_both_toys_go_the_same_way(ring):
+    ends = []
+    for name in ("whole.py:SPEC", "short.py:SPEC"):
+        world = ring.world(engine(name, speed=30.0))
+        world.train("pretrain", 0, 3)
+        ends.append(world.weights())
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-6)
+
+
+def test_the_shipped_engine_is_that_of_a_scenario_that_names_none(ring):
+    ends = []
+    for changes in ((), (engine("ddp"),)):
+        world = ring.world(*changes)
+        records = world.train("pretrain", 0, 3)
+        ends.append((records, world.weights()))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring, tmp_path, monkeypatch):
+    world = ring.world(engine("short.py:SPEC", speed=2.0))
+    assert world.run.engine == {"use": f"{ring.scenario.parent.resolve()}/short.py:SPEC", "speed": 2.0}
+    monkeypatch.chdir(tmp_path)
+    made = make_engine(world.run.engine, torch.nn.Linear(2, 2), Membership(0, 1), Learning(clip_norm=5.0))
+    assert (made.options, made.learning.clip_norm) == ({"speed": 2.0}, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (engine("dpd"), r"engine.*'dpd' \(did you mean 'ddp'\?\) is neither shipped \(ddp, deepspeed\)"),
+        (engine("short.py:SPEC", sped=2.0), r"sped"),
+        (engine("short.py:Plain"), "is no TrainEngine"),
+        (engine("ddp", zero=1), "zero"),
+    ],
+)
+def test_what_is_no_engine_is_said_where_the_scenario_is_read(ring, change, says):
+    with pytest.raises(ConfigError, match=says):
+        load_scenario(ring.scenario, [change])
+
+
+@pytest.mark.parametrize(
+    ("roles", "says"),
+    [
+        ({"trainer": {"engine": {"use": "deepspeed", "zero": 2}}}, r"roles\.trainer\.engine: deepspeed"),
+        ({"evaluator": {"engine": "ddp"}}, r"roles\.evaluator\.engine \(a run has one engine"),
+    ],
+)
+def test_engines_that_no_run_would_use_are_refused(roles, says):
+    body = {
+        "name": "own",
+        "data": {"interactions": "x"},
+        "roles": roles,
+        "stages": {"pretrain": {"epochs": 1}},
+    }
+    with pytest.raises(ConfigError, match=says):
+        check_runnable(make_scenario(body))
+
+
+def test_facts_are_read_without_torch():
+    read = "from nonet.workers.engines import ENGINES as e; [e.get(n) for n in e.names()]"
+    code = f"import sys; {read}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
+    assert all(isinstance(ENGINES.get(name), TrainEngine) for name in ENGINES.names())
+    assert [ENGINES.get("deepspeed").divides({"zero": zero}) for zero in range(4)] == [0, 1, 2, 3]
+    assert ENGINES.get("ddp").divides({}) == 0

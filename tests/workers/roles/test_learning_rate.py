@@ -1,0 +1,30 @@
+"""LearningRate: rates to exact numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from nonet.workers.roles.settings import LearningRate
+
+
+@pytest.mark.parametrize(
+    ("decay", "expected"),
+    [
+        # 10 steps, 2 of them warm; then 8 steps down from the peak
+        ("cosine", [1, 2, 2, 1.9238795, 1.7071068, 1.3826834, 1, 0.6173166, 0.2928932, 0.0761205]),
+        ("linear", [1, 2, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25]),
+        ("none", [1, 2, 2, 2, 2, 2, 2, 2, 2, 2]),
+    ],
+)
+def test_rates_warm_up_to_the_peak_and_then_decay(decay, expected):
+    rate = LearningRate(2.0, 0.2, decay)
+    assert [rate.at(step, 10) for step in range(10)] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_stage_has_at_least_one_warm_step_and_5_percent_by_default():
+    assert LearningRate(3e-3, 0.0).at(0, 10) == 3e-3
+    assert LearningRate(3e-3, 0.0).at(1, 10) < 3e-3 * 1.0001
+    rate = LearningRate(3e-3)
+    assert [rate.at(step, 100) for step in (0, 3, 4)] == pytest.approx([3e-3 / 5, 3e-3 * 4 / 5, 3e-3])
+    assert rate.at(5, 100) == pytest.approx(3e-3)
+    assert 0 < rate.at(99, 100) < 1e-5

@@ -1,0 +1,121 @@
+"""TrainEngine: how a trainer's dense part steps; facts that a plan reads, and the class that trainers make.
+
+A trainer joins its process group, builds its model, makes the engine from both, and calls it in this order:
+
+    restart                          as a stage begins
+    backward*, clip, step            a training step; a rank whose share is empty may call no `backward`
+    outline, tensors*                a version for rollouts, bucket by bucket
+    save / load                      a commit
+    meet                             ranks came or went: the model stays, a commit may be loaded after it
+
+Every rank makes every call but `backward` at the same time, so all of them may be collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nonet.options import StrictModel
+from nonet.plugins import Registry, heavy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from nonet.workers.runtime import Membership
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """How gradients become moves. The rate of a step comes with it: schedules are the stage's."""
+
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+
+class EngineRuntime(Protocol):
+    """The class behind an engine, made with (options, model, learning, member).
+
+    model   what losses are computed with: the one that was given, or what the engine made of it
+    member  this rank's place in the trainers' process group; `member.trainers` is the group, None for a rank alone
+    """
+
+    model: Module
+    member: Membership
+
+    def meet(self, member: Membership) -> None:
+        """Go on in another process group, between steps."""
+        ...
+
+    def restart(self) -> None:
+        """A fresh optimizer over the weights as they are, and gradients at zero."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, which is divided by the count of all ranks already: gradients are summed over them."""
+        ...
+
+    def clip(self) -> float:
+        """Gradients of all ranks added up, and cut to `learning.clip_norm`; their norm before."""
+        ...
+
+    def step(self, lr: float) -> None:
+        """Move the weights at this rate; gradients are at zero after it."""
+        ...
+
+    def outline(self) -> dict[str, Tensor]:
+        """Names, shapes and dtypes of the whole weights, as meta tensors; the same on every rank, in the same order."""
+        ...
+
+    def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Some of the whole weights by name; what other ranks than 0 give is not looked at."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write model.safetensors, the whole weights, from rank 0, and the optimizer's files, each rank its own if it likes."""
+        ...
+
+    def load(self, folder: Path, *, optimizer: bool) -> None:
+        """Read what `save` wrote, by whatever number of ranks; the optimizer too when the same stage goes on."""
+        ...
+
+    def held(self) -> Iterable[Tensor]:
+        """What this rank keeps on its device between steps: weights, gradients, optimizer."""
+        ...
+
+
+def _nothing(options: Options) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class TrainEngine:
+    """One engine.
+
+    cls      the EngineRuntime, or its dotted path `package.module:Name`
+    options  its keys in a scenario
+    divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
+    runs     whether this version runs it, or only plans it
+    """
+
+    cls: str | Callable[..., EngineRuntime]
+    options: type[StrictModel] = StrictModel
+    divides: Callable[[Options], int] = _nothing
+    runs: bool = True
+
+
+ENGINES = Registry("engine", TrainEngine, "nonet.workers.engines")
+
+
+def make_engine(
+    config: Options, model: Module, member: Membership, learning: Learning | None = None
+) -> EngineRuntime:
+    """The engine that `config["use"]` names (ddp when left out) over a model that is on its device. Raises ConfigError."""
+    options = dict(config)
+    cls = heavy(ENGINES.get(options.pop("use", "ddp")).cls)
+    return cls(options, model, learning or Learning(), member)
