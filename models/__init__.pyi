@@ -9,6 +9,8 @@ from .metrics import per_event as per_event
 from .metrics import rank_of_target_np as rank_of_target_np
 from .metrics import tie_order as tie_order
 from .muon import Muon as Muon
+from .protocol import PromptCache as PromptCache
+from .protocol import SidModel as SidModel
 from .scoreboard import Scoreboard as Scoreboard
 from .spec import MODELS as MODELS
 from .spec import ModelSize as ModelSize

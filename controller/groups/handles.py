@@ -12,21 +12,27 @@ from typing import Any
 import numpy as np
 
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines
-from nonet.embedding.training import added_up
+from nonet.embedding.training import added_up, since_then
 from nonet.errors import ConfigError, DeadlineExceeded
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import Gang, GroupFuture, PerRank, Shard, WorkerGroup
+from nonet.workers.runtime import Gang, GroupFuture, PerRank, Shard, WorkerGroup, all_there, together
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of one RL step: user rows [U] and positions [U]; metadata, no histories."""
+    """The prompts of one RL step: by default those that every rollout knows, a function of the step, `size` of them at most.
+
+    Of one's own: rows of users [U] and positions [U]; metadata, no histories.
+    """
 
     stage: str
     step: int
-    users: np.ndarray
-    positions: np.ndarray
+    size: int = 0
+    users: np.ndarray | None = None
+    positions: np.ndarray | None = None
 
+
+_LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
 
 Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
 
@@ -48,6 +54,10 @@ class TrainerPlayer:
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
         self.at: tuple[StageSetup, int] | None = None
+        self._counts: dict[str, dict[str, int]] | None = (
+            None  # since they were asked for; come along with every step
+        )
+        self._replica_bytes: int | None = None  # as of the last step
         self.buckets = 0  # that its weights are published in, known once it is open
 
     def gather(self, epoch: int = 0) -> None:
@@ -69,6 +79,7 @@ class TrainerPlayer:
 
     def begin(self, stage: StageSetup) -> None:
         """Start a stage afresh."""
+        self._replica_bytes = None
         self._enter(stage.name, stage.phases[0])
         self.group.begin(stage).get(self.deadlines.step)
 
@@ -88,8 +99,17 @@ class TrainerPlayer:
         return self._with_shards(self.group.update(stage, step, beams, scores), self.deadlines.step)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """What each sparse table did since the last time asked, over all shards."""
-        return added_up(self.shards.counts().get(self.deadlines.step))
+        """What each sparse table did since the last time asked, over all shards; after a step without a call."""
+        if self._counts is None:
+            self._taken(self.shards.counts().get(self.deadlines.step))
+        counts, self._counts = self._counts, None
+        return counts or {}
+
+    def replica_bytes(self) -> int:
+        """Bytes of the keys and rows that a replica of all tables holds; after a step without a call."""
+        if self._replica_bytes is None:
+            self._replica_bytes = sum(self.shards.replica_bytes().get(self.deadlines.step))
+        return self._replica_bytes
 
     def reshard(self, shards: Sequence[int]) -> int:
         """Move rows until these shards hold all of them; the version of the slice map after it."""
@@ -100,11 +120,17 @@ class TrainerPlayer:
         return added_up(self.shards.sent().get(self.deadlines.step))
 
     def _with_shards(self, work: GroupFuture, timeout_s: Deadline) -> Any:
-        serving = self.shards.serve() if self.apart else None
-        answer = work.get(timeout_s)
-        if serving is not None:
-            serving.get(self.deadlines.step)
+        """What the trainers answer; the shards serve meanwhile, and say in the same trip what their tables did."""
+        serving = [self.shards.serve()] if self.apart else []
+        after = self.shards.counts(), self.shards.replica_bytes()
+        answer, *_, counts, sizes = together(timeout_s, work, *serving, *after)
+        self._taken(counts)
+        self._replica_bytes = sum(sizes)
         return answer
+
+    def _taken(self, counts: list[dict[str, dict[str, int]]]) -> None:
+        """Add what the shards counted to what nobody has asked for yet."""
+        self._counts = since_then(self._counts or {}, added_up(counts))
 
 
 class EmbeddingPlayer:
@@ -147,6 +173,7 @@ class RolloutPlayer:
         self.group, self._options, self.version, self._enter = group, options, 0, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self.holds: int | None = None  # the version of the rows that its replicas hold
+        self.absent = 0  # positions that read the default row between the last two versions
 
     def here(self, stage: str) -> None:
         """Have the rollout on its device in a stage."""
@@ -155,15 +182,16 @@ class RolloutPlayer:
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
         self.here(prompts.stage)
-        return self.group.generate(
-            Shard(prompts.users),
-            Shard(prompts.positions),
-            stage=prompts.stage,
-            step=prompts.step,
-            width=self._options[prompts.stage]["width"],
-            version=self.version,
-            chunk=self._chunks.get(prompts.stage),
-        )
+        how = {
+            "stage": prompts.stage,
+            "step": prompts.step,
+            "width": self._options[prompts.stage]["width"],
+            "version": self.version,
+            "chunk": self._chunks.get(prompts.stage),
+        }
+        if prompts.users is None:
+            return self.group.generate_step(prompts.size, **how)
+        return self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
 
 
 class RewardPlayers:
@@ -188,7 +216,10 @@ class RewardPlayers:
         """
         self._enter(self._stage, "score")
         scores = {name: group.score(beams, retries=1) for name, group in self.groups.items()}
-        beams.settle(self.deadlines.step)
+        beams.within(self.deadlines.step)
+        while not all_there(_LOOK_S, beams, *scores.values()) and not beams.late_or_done():
+            pass  # one wait for all of them, looked up from so that each reward is timed by itself
+        beams.settle()
         for name, future in scores.items():
             future.within(self._timeouts_s[name])
         for name, future in scores.items():
@@ -201,17 +232,7 @@ class RewardPlayers:
                 ) from None
         return scores
 
-    def mean(self, scores: Mapping[str, GroupFuture]) -> dict[str, float]:
-        """Each reward's mean score a beam; a sum and a count a worker is all that comes here."""
-        asked = {name: self.groups[name].mean(future, retries=1) for name, future in scores.items()}
-        return {name: _mean(future.get(self.deadlines.step)) for name, future in asked.items()}
-
     def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
         """Each reward's mean score a beam by prompt [U]."""
         asked = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
         return {name: future.get(self.deadlines.step) for name, future in asked.items()}
-
-
-def _mean(parts: Sequence[tuple[float, int]]) -> float:
-    """The mean of all from (mean, count) of parts."""
-    return sum(mean * count for mean, count in parts) / max(1, sum(count for _, count in parts))

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.controller.groups.handles import RolloutPlayer, TrainerPlayer
-from nonet.errors import StaleVersion
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import Replicate
+from nonet.workers.runtime import GroupFuture, Replicate, together
 
 
 def publish(
@@ -28,27 +27,27 @@ def publish(
     fused = rollout.group.hosts is trainer.group.hosts
     whole = fused and not trainer.apart and trainer.group.world == 1
     buckets = [] if fused else [trainer.group.weights(number) for number in range(trainer.buckets)]
-    how, rows = ("shared", {}) if whole else _rows(trainer, rollout, version, replica_bytes)
+    how, rows, waits = ("shared", {}, []) if whole else _rows(trainer, rollout, version, replica_bytes)
     if stage is not None:
         rollout.here(stage.name)
     came = [rollout.group.receive(version, bucket) for bucket in buckets]
     applied = rollout.group.apply(version, **({"dense": True} if buckets else {}), **rows)
-    try:
-        applied.get(trainer.deadlines.step)
-    except StaleVersion:
-        for each in came:  # whoever lost a bucket says why
-            each.get(trainer.deadlines.step)
-        raise
+    *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
     return {"version": version, "rows": how}
 
 
 def _rows(
     trainer: TrainerPlayer, rollout: RolloutPlayer, version: int, replica_bytes: int
-) -> tuple[str, dict[str, Any]]:
-    shards, step = trainer.shards, trainer.deadlines.step
-    if sum(shards.replica_bytes().get(step)) <= replica_bytes:
+) -> tuple[str, dict[str, Any], list[GroupFuture]]:
+    """How the rows go, what `apply` is told of them, and what else must have been answered."""
+    shards = trainer.shards
+    if trainer.replica_bytes() <= replica_bytes:
         have = rollout.holds
-        return "delta" if have is not None else "full", {"sparse": shards.export(version, have)}
-    shards.publish(version).get(step)
-    return "by key", {"slices": shards.slice_map(), "shards": Replicate(list(shards.hosts.actors))}
+        return "delta" if have is not None else "full", {"sparse": shards.export(version, have)}, []
+    published = shards.publish(version)
+    return (
+        "by key",
+        {"slices": shards.slice_map(), "shards": Replicate(list(shards.hosts.actors))},
+        [published],
+    )

@@ -270,8 +270,7 @@ class Session:
         for step in range(start, self.stage.steps):
             self.trainer.at = self.stage, step
             self.rollout.here(name)
-            users, positions = self.rollout.group.lease(name, step, self.stage.users).get(self.deadlines.step)
-            yield step, Prompts(name, step, users, positions)
+            yield step, Prompts(name, step, self.stage.users)
 
     def publish(self, stage: str | None = None) -> int:
         """Give rollout the trainer's weights and rows under a new version; it serves that version only.

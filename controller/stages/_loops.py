@@ -72,18 +72,9 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
-        means = {f"reward.{reward}": mean for reward, mean in session.reward.mean(scores).items()}
-        total = sum(stage.weights[reward] * means[f"reward.{reward}"] for reward in scores)
-        shown = {
-            **record,
-            **means,
-            "reward": total,
-            "rows/s": len(prompts.users) / (time.perf_counter() - began),
-        }
-        absent = session.rollout.group.absent()  # asked while the shards count
+        shown = {**record, "rows/s": record["prompts"] / (time.perf_counter() - began)}
         _tables(session, recorder, name, step + 1, shown)
-        found = float(absent.get(session.deadlines.step))
-        recorder.metrics(name, step + 1, {"absent": found}, role="rollout")
+        recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
@@ -122,7 +113,7 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
     rewards, parts, users = session.rewards_of(name), [], []
     for prompts in _probe(session, name, session.stages[name].users):
         parts.append(rewards.means(rewards.score(session.rollout.generate(prompts))))
-        users.append(prompts.users)
+        users.append(np.asarray(prompts.users))
     means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
     user = np.concatenate(users)
     total = sum(
@@ -140,4 +131,4 @@ def _probe(session: Session, name: str, size: int) -> Iterator[Prompts]:
     users, positions = session.rollout.group.probe(most).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
-        yield Prompts(name, 0, users[part], positions[part])
+        yield Prompts(name, 0, 0, users[part], positions[part])

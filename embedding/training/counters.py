@@ -57,6 +57,16 @@ def _tiers(table: Any) -> dict[str, int]:
     return {name: value for name, value in report(table).items() if isinstance(value, int)}
 
 
+def since_then(
+    before: dict[str, dict[str, int]], now: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Counts taken one after the other as those of the whole time: COUNTED add up, the others are as they are now."""
+    return {
+        table: counts | {what: counts[what] + before.get(table, {}).get(what, 0) for what in COUNTED}
+        for table, counts in now.items()
+    }
+
+
 def added_up(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     """The counts of all shards as those of one."""
     found: dict[str, dict[str, int]] = {}

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from nonet.errors import DataError
+from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import legal_log_softmax
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
-from nonet.models.protocol import PromptCache, SidModel
 from nonet.types import Jagged
 
 # Shapes: U users, I items, K codes; n nodes of a level, m of them with a choice, c children

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from nonet.errors import DataError
+from nonet.models import PromptCache, SidModel
 from nonet.models.generation.trie import Trie
-from nonet.models.protocol import PromptCache, SidModel
 from nonet.types import SampleBatch
 
 # Shapes: U users (prompts), W beams, L levels, K codes of the level, D width.

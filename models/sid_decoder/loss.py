@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nonet.errors import DataError
-from nonet.models.protocol import SidModel
+from nonet.models import SidModel
 from nonet.types import SampleBatch
 
 # Shapes: T positions, M targets, A states that each is asked from, L levels, K codes of a level, D width.

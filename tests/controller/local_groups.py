@@ -19,6 +19,9 @@ class Done:
     def settle(self, timeout_s: float | None = None) -> Done:
         return self
 
+    def counts(self) -> list[Any]:
+        return []
+
     def within(self, timeout_s: float) -> Done:
         return self
 

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from nonet.controller.groups.handles import Prompts
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.settings import StageSetup
@@ -30,6 +28,13 @@ class Now:
 
     def done(self) -> bool:
         return True
+
+    late_or_done = done
+    refs: tuple = ()
+
+    def counts(self) -> tuple:
+        """Nothing to count: it is there."""
+        return ()
 
 
 class Group:
@@ -89,13 +94,10 @@ class LoopSession:
         self.scenario, self.stages, self.trace, self.done = scenario, stages, Trace(), []
         self._records, self._scores, self._at = records, scores, at
         self.trainer = SimpleNamespace(train=self._train, update=self._update, counts=dict)
-        self.rollout = SimpleNamespace(
-            generate=lambda prompts: ("beams", prompts.step), group=SimpleNamespace(absent=lambda: Now(0))
-        )
+        self.rollout = SimpleNamespace(generate=lambda prompts: ("beams", prompts.step), absent=0)
         self.deadlines = DEFAULTS
         self.reward = SimpleNamespace(
             score=lambda beams: {name: Now(s) for name, s in self._scores.items()},
-            mean=lambda scores: {name: float(score.value.mean()) for name, score in scores.items()},
         )
 
     def begin(self, name):
@@ -103,7 +105,7 @@ class LoopSession:
 
     def prompts(self, name):
         for step in range(self._at, self.stages[name].steps):
-            yield step, Prompts(name, step, np.arange(2), np.arange(2))
+            yield step, Prompts(name, step, 2)
 
     def publish(self, stage=None):
         self.done.append("publish")
@@ -117,4 +119,4 @@ class LoopSession:
 
     def _update(self, beams, scores):
         self.done.append(("update", beams[1]))
-        return {"loss": 0.5}
+        return {"loss": 0.5, "prompts": 2.0}

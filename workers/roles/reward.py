@@ -48,11 +48,6 @@ class RewardWorker(DistributeWorker):
         """Scores [U, W] float32 of Rollouts on the wire, 0 where there is no beam."""
         return score_checked(self.reward, self.name, join(from_wire(rollouts), self._columns))
 
-    @method(collect="list", scores=Shard, idempotent=True)
-    def mean(self, scores: np.ndarray) -> tuple[float, int]:
-        """The mean of scores [U, W] that were given here, 0 for none, and how many prompts it is of."""
-        return float(np.mean(scores)) if len(scores) else 0.0, len(scores)
-
     @method(collect="concat", scores=Shard, idempotent=True)
     def means(self, scores: np.ndarray) -> np.ndarray:
         """The mean [U] of each prompt's scores [U, W]."""

@@ -29,7 +29,7 @@ from nonet.workers import Incoming
 from nonet.workers.devices import claim
 from nonet.workers.devices import tensors_of as buffers_of
 from nonet.workers.roles.settings import RunSetup
-from nonet.workers.runtime import DistributeWorker, Replicate, Shard, join, method
+from nonet.workers.runtime import DistributeWorker, Replicate, Shard, join, method, shares
 
 _HELD_OUT = 5  # one user in five never gives an RL prompt
 
@@ -68,7 +68,7 @@ class Rollout(DistributeWorker):
         """Keep a bucket of a version's dense weights beside the model, until `apply` takes all of them over."""
         self._incoming.take(version, bucket)
 
-    @method(sparse=Replicate, slices=Replicate, shards=Replicate)
+    @method(collect="sum", sparse=Replicate, slices=Replicate, shards=Replicate)
     def apply(
         self,
         version: int,
@@ -79,7 +79,11 @@ class Rollout(DistributeWorker):
     ) -> int:
         """Move to a published version: `dense` weights that were received, and rows of all shards as updates for the copies
         held here, or by key from the hosts `shards` (rank by rank) under their slice map; what is shared needs neither.
-        Returns it. Raises StaleVersion, and stays with the one before, where weights are missing."""
+
+        Returns how many positions read the default row since the version before; live tables count their own. Raises
+        StaleVersion, and stays with the version before, where weights are missing.
+        """
+        absent = self._newly_absent()
         if dense:
             self._incoming.swap(version)
         self._version = -1  # until its rows are here too
@@ -90,11 +94,9 @@ class Rollout(DistributeWorker):
                 Published(version, slices, [partial(_ask, host, self.run.deadlines.step) for host in shards])
             )
         self._version = version
-        return version
+        return absent
 
-    @method(collect="sum")
-    def absent(self) -> int:
-        """Positions that read the default row since the last time asked; live tables count their own."""
+    def _newly_absent(self) -> int:
         reader = self._recommender.reader
         now = 0 if isinstance(reader, LocalReader) else int(getattr(reader, "absent", 0))
         before, self._absent = self._absent, now
@@ -148,6 +150,17 @@ class Rollout(DistributeWorker):
             )
         parts = bounded(np.ones(len(users), np.int64), chunk or max(1, len(users)))
         return join([self._answered(users[part], positions[part], stage, step, width) for part in parts])
+
+    @method(collect="concat")
+    def generate_step(
+        self, size: int, *, stage: str, step: int, width: int, version: int, chunk: int | None = None
+    ) -> dict[str, Any]:
+        """Beams for this rank's share of the prompts of an RL step, which nobody need send. Raises as `generate`."""
+        users, positions = self.lease(stage, step, size)
+        mine = slice(*shares(len(users), self.world)[self.rank])
+        return self.generate(
+            users[mine], positions[mine], stage=stage, step=step, width=width, version=version, chunk=chunk
+        )
 
     def _answered(
         self, users: np.ndarray, positions: np.ndarray, stage: str, step: int, width: int

@@ -147,7 +147,11 @@ class Trainer(DistributeWorker):
     def update(
         self, stage: StageSetup, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward."""
+        """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward.
+
+        Its record: loss, kl, clipped, ratio, flat_groups, prompts, each reward's mean score a beam as `reward.<name>`, the
+        weighted sum of them as `reward`, lr, norm and seconds.
+        """
         began = time.perf_counter()
         self.model.eval()
         advantage, valid_UW = self._advantages(stage, beams, scores)
@@ -171,7 +175,12 @@ class Trainer(DistributeWorker):
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
             sums = [total + float(value) for total, value in zip(sums, each, strict=True)]
         flat = advantage.small_groups + advantage.flat_groups
-        totals = [count, *self._member.total(*sums, float(flat), float(len(valid_UW)))]
+        there = beams["valid"]
+        rewards = [
+            float(np.mean(np.where(there, score, 0))) * len(score) if len(score) else 0.0
+            for score in scores.values()
+        ]
+        totals = [count, *self._member.total(*sums, float(flat), float(len(valid_UW)), *rewards)]
         lr = LearningRate(**stage.lr).at(step, stage.steps)
         norm = self.dense.clip()
         self.dense.step(lr)
@@ -185,6 +194,9 @@ class Trainer(DistributeWorker):
             "flat_groups": totals[5],
             "prompts": totals[6],
         }
+        means = {name: total / max(1.0, totals[6]) for name, total in zip(scores, totals[7:], strict=True)}
+        record |= {f"reward.{name}": mean for name, mean in means.items()}
+        record["reward"] = sum(stage.weights[name] * mean for name, mean in means.items())
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
     @method(collect="first", shards=Replicate)

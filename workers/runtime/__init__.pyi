@@ -5,6 +5,8 @@ from .actors import Life as Life
 from .actors import Seat as Seat
 from .actors import ensure_ray as ensure_ray
 from .future import GroupFuture as GroupFuture
+from .future import all_there as all_there
+from .future import together as together
 from .group import WorkerGroup as WorkerGroup
 from .host import RoleSpec as RoleSpec
 from .methods import PerRank as PerRank
@@ -13,6 +15,7 @@ from .methods import Shard as Shard
 from .methods import method as method
 from .payload import cut as cut
 from .payload import join as join
+from .payload import shares as shares
 from .process_group import Gang as Gang
 from .process_group import Membership as Membership
 from .process_group import join_process_group as join_process_group

@@ -66,7 +66,7 @@ class GroupFuture:
             try:
                 return self._collected(ray.get(self.refs, timeout=self._left(timeout_s)))
             except GetTimeoutError:
-                raise self._late(timeout_s) from None
+                raise self.late(timeout_s) from None
             except (RayActorError, RayTaskError) as error:
                 self._ask_again(error)
 
@@ -78,12 +78,12 @@ class GroupFuture:
                 self.refs, num_returns=len(self.refs), timeout=self._left(timeout_s), fetch_local=False
             )
             if late:
-                raise self._late(timeout_s)
+                raise self.late(timeout_s)
             try:
                 ray.get(self.counts(), timeout=max(_COUNT_S, until - time.monotonic()))
                 return self
             except GetTimeoutError:
-                raise self._late(timeout_s) from None
+                raise self.late(timeout_s) from None
             except (RayActorError, RayTaskError) as error:
                 self._counts = None
                 self._ask_again(error)
@@ -95,6 +95,10 @@ class GroupFuture:
                 actor.count.remote(ref) for actor, ref in zip(self._actors, self.refs, strict=True)
             ]
         return self._counts
+
+    def late_or_done(self) -> bool:
+        """Whether every rank has answered, or the call's own deadline is over."""
+        return self._left(None) <= 0 or self.done()
 
     def done(self) -> bool:
         """Whether every rank has answered; never waits."""
@@ -110,7 +114,7 @@ class GroupFuture:
         while pending:
             ready, pending = ray.wait(pending, num_returns=1, timeout=self._left(None))
             if not ready:
-                raise self._late(None)
+                raise self.late(None)
             rank = ranks[ready[0]]
             try:
                 yield rank, ray.get(ready[0])
@@ -123,7 +127,7 @@ class GroupFuture:
                 values = await asyncio.wait_for(asyncio.gather(*self.refs), self._left(None))
                 return self._collected(values)
             except TimeoutError:
-                raise self._late(None) from None
+                raise self.late(None) from None
             except (RayActorError, RayTaskError) as error:
                 await asyncio.to_thread(self._ask_again, error)
 
@@ -140,7 +144,8 @@ class GroupFuture:
         done, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
         return [rank for rank, ref in enumerate(self.refs) if ref not in done]
 
-    def _late(self, timeout_s: float | None) -> DeadlineExceeded:
+    def late(self, timeout_s: float | None) -> DeadlineExceeded:
+        """The error that says which ranks have not answered, and where they are."""
         late = self._pending()
         why = self._hosts.explain(late) if late and self._sent is not None else ""
         waited = next(limit for limit in (timeout_s, self._timeout_s, BARE) if limit is not None)
@@ -202,6 +207,25 @@ def translated(error: Exception, role: str, rank: int, method: str) -> NonetErro
     if isinstance(cause, RayActorError) or isinstance(error, RayActorError):
         return WorkerLost(f"{who} died during {method}: {words}", role=role, rank=rank)
     return WorkerFailed(f"{who}: {method}: {words}", role=role, rank=rank, traceback=str(error))
+
+
+def together(timeout_s: float, *futures: GroupFuture) -> list[Any]:
+    """What each of several calls answers, for one wait. Raises as `get` of the first that failed or is late."""
+    refs = [ref for future in futures for ref in future.refs]
+    try:
+        if refs:
+            ray.get(refs, timeout=timeout_s)
+    except GetTimeoutError:
+        raise next(future for future in futures if not future.done()).late(timeout_s) from None
+    except (RayActorError, RayTaskError):
+        pass  # whoever failed says so below, or is asked again
+    return [future.get(timeout_s) for future in futures]
+
+
+def all_there(timeout_s: float, *futures: GroupFuture) -> bool:
+    """Whether every rank of all these calls has a result, or an error, within so long; one wait, nothing is fetched."""
+    refs = [ref for future in futures for ref in future.counts()]
+    return not refs or not ray.wait(refs, num_returns=len(refs), timeout=timeout_s, fetch_local=False)[1]
 
 
 class GroupStream:

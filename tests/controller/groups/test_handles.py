@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nonet.controller.groups.handles import Prompts, RewardPlayers, RolloutPlayer, _mean
+from nonet.controller.groups.handles import Prompts, RewardPlayers, RolloutPlayer
 from nonet.deadlines import Deadlines
 from nonet.errors import DeadlineExceeded
 
@@ -24,6 +24,9 @@ class Future:
         self._log.append(f"{self.name} has {timeout_s:g} s from now")
         self._limit = timeout_s
         return self
+
+    def counts(self):
+        return []
 
     def settle(self, timeout_s=None):
         self._log.append(f"wait for {self.name}")
@@ -53,6 +56,7 @@ def test_rewards_are_asked_before_the_beams_are_there_and_their_time_counts_from
     assert log == [
         "ask hit",
         "ask price",
+        "rollout.generate has 50 s from now",
         "wait for rollout.generate",
         "hit has 60 s from now",
         "price has 1.5 s from now",
@@ -71,15 +75,10 @@ def test_a_reward_that_is_late_is_named_with_its_own_time():
         rewards([], late=True).score(Future("rollout.generate", []))  # type: ignore[arg-type]
 
 
-def test_a_mean_over_workers_counts_their_prompts():
-    assert _mean([(1.0, 3), (0.0, 0), (5.0, 1)]) == 2.0
-    assert _mean([(0.0, 0)]) == 0.0
-
-
 def test_beams_are_as_wide_as_their_stage_says():
     told = []
     group = SimpleNamespace(generate=lambda users, positions, **options: told.append(options["width"]))
     rollout = RolloutPlayer(group, {"rl": {"width": 4}, "again": {"width": 9}})  # type: ignore[arg-type]
     for stage in ("again", "rl"):
-        rollout.generate(Prompts(stage, 0, np.arange(2), np.arange(2)))
+        rollout.generate(Prompts(stage, 0, 0, np.arange(2), np.arange(2)))
     assert told == [9, 4]

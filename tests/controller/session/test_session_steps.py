@@ -41,12 +41,17 @@ class World:
         hosts = SimpleNamespace(actors=["trainer"])
         shard_hosts = SimpleNamespace(actors=["shard"]) if apart else hosts
         self.shards = Group(
-            self.calls, "shards", 1, shard_hosts, replica_bytes=[100], rows=[{"item": 3}], slice_map="map"
+            self.calls,
+            "shards",
+            1,
+            shard_hosts,
+            replica_bytes=[100],
+            rows=[{"item": 3}],
+            slice_map="map",
+            counts=[],
         )
         self.group = Group(self.calls, "trainer", 1, hosts, update={"loss": 1.0}, weights=b"dense", train=[])
-        self.rollout_group = Group(
-            self.calls, "rollout", 1, None if apart else hosts, lease=(np.arange(2), np.arange(2))
-        )
+        self.rollout_group = Group(self.calls, "rollout", 1, None if apart else hosts, apply=0)
         session = self.session = Session(make_scenario(BODY), run=RunFolder(folder))
         session.trace = Trace()
         session.stages = {"pretrain": PRETRAIN, "rl": RL}
@@ -155,7 +160,8 @@ def test_prompts_publish_first_and_tell_the_trainer_which_step_they_are_of(world
         world.calls.clear()
         session.rollout.generate(prompts)
         session.trainer.update(Now(), {"hit": Now()})
-        _, options = world.call("rollout.generate")
+        (size,), options = world.call("rollout.generate_step")
+        assert size == RL.users
         assert options == {"stage": "rl", "step": step, "width": 4, "version": session.version, "chunk": None}
         (stage, at, *_), _ = world.call("trainer.update")
         assert (stage, at) == (RL, step)
@@ -244,7 +250,7 @@ def test_rows_move_only_to_shards_there_are(world):
 def test_prompts_are_cut_over_the_rollouts(world):
     users, positions = np.arange(5), np.arange(5) + 3
     world.rollout.version = 9
-    world.rollout.generate(Prompts("rl", 2, users, positions))
+    world.rollout.generate(Prompts("rl", 2, 0, users, positions))
     (first, second), options = world.call("rollout.generate")
     assert first.value is users
     assert second.value is positions

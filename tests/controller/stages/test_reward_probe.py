@@ -112,15 +112,3 @@ def test_a_rehearsal_asks_a_few_prompts(made):
     session = session_of(made)
     rehearse(session)  # type: ignore[arg-type]
     assert sizes(session) == [8]
-
-
-def test_a_step_tells_the_controller_a_mean_a_reward_and_no_scores(made):
-    session = session_of(made)
-    rewards = session.rewards_of("rl")
-    scores = rewards.score(
-        LocalGroup(made.rollout).generate(*made.rollout.probe(8), stage="rl", step=0, width=4, version=1)
-    )
-    means = rewards.mean(scores)
-    assert means == {name: pytest.approx(float(np.mean(future.value))) for name, future in scores.items()}
-    answers = [group.role.mean(scores[name].value) for name, group in rewards.groups.items()]
-    assert all(isinstance(answer, tuple) and len(answer) == 2 for answer in answers)

@@ -195,7 +195,7 @@ def _trained_and_published(s):
     s.trainer.train(s.stage, 0, 6)
     s.publish()
     users, positions = s.rollout.group.probe().get(WAIT_S)
-    return Prompts("pretrain", 0, users, positions)
+    return Prompts("pretrain", 0, 0, users, positions)
 
 
 def _beams(s, asked):

@@ -178,6 +178,17 @@ def test_where_rewards_say_nothing_the_kl_term_pulls_the_policy_back_to_its_refe
     assert there.update(beams, flat, 1, alone)["norm"] == 0.0
 
 
+def test_a_record_has_each_rewards_mean_and_their_weighted_sum_and_nothing_but_numbers(world):
+    there = world()
+    beams = there.beams()
+    scores = scores_of(beams)
+    record = there.update(beams, scores)
+    means = {name: float(score.mean()) for name, score in scores.items()}
+    assert {name: record[f"reward.{name}"] for name in scores} == pytest.approx(means)
+    assert record["reward"] == pytest.approx(means["hit"] + 0.5 * means["own"])
+    assert all(isinstance(value, float) for value in record.values())
+
+
 def test_ratios_are_to_the_probabilities_the_beams_were_made_with(world):
     there = world()
     beams = there.beams()

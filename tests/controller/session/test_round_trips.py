@@ -1,0 +1,71 @@
+"""How often the controller waits in an RL step whose roles are all apart: for the scores, for the update, for the new version."""
+
+from __future__ import annotations
+
+import pytest
+from tests_ring import make_ring
+
+import nonet
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.stages._loops import reinforced
+from nonet.workers.runtime import future
+
+APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
+SHORT = ("stages.pretrain.epochs=1", "stages.finetune.epochs=1", "checkpoint.every=1000", "stages.rl.steps=6")
+
+
+class Trips:
+    """Waits for what is not there yet. Asking again for what was waited for before is no new one."""
+
+    def __init__(self, ray, monkeypatch):
+        self.waits: list[set] = []
+        for name in ("get", "wait"):
+            monkeypatch.setattr(future.ray, name, self._noted(ray, getattr(ray, name)))
+
+    def _noted(self, ray, call):
+        look = ray.wait
+
+        def noted(refs, **options):
+            pending = set(look(list(refs), num_returns=len(refs), timeout=0)[1])
+            if (
+                pending
+                and options.get("timeout") != 0
+                and not any(pending <= before for before in self.waits)
+            ):
+                self.waits.append(set(refs))
+            return call(refs, **options)
+
+        return noted
+
+
+class Steps:
+    """A recorder that counts the trips of each step."""
+
+    def __init__(self, trips):
+        self.trips, self.counts = trips, []
+
+    def begin(self, *stage):
+        self.trips.waits.clear()
+
+    def step(self, *shown):
+        self.counts.append(len(self.trips.waits))
+        self.trips.waits.clear()
+
+    def tables(self, *counts):
+        """They came along with the update."""
+
+    def metrics(self, *values, **more):
+        """They came along with the version."""
+
+
+@pytest.mark.timeout(300)
+def test_an_rl_step_waits_three_times(ray_local, tmp_path, monkeypatch):
+    folder = make_ring(tmp_path)
+    with nonet.Session(
+        folder / "ring.yaml", changes=[APART, *SHORT], run=RunFolder(tmp_path / "run")
+    ) as session:
+        steps = Steps(Trips(ray_local, monkeypatch))
+        assert reinforced(session, "rl", steps, lambda: False)
+    assert len(steps.counts) == 6
+    assert max(steps.counts[1:-1]) <= 3  # the first settles what the stage begins with, the last commits
+    assert min(steps.counts) >= 1
