@@ -45,7 +45,7 @@ class Pipeline:
             for name in baselines_of(session.scenario):
                 self._evaluate(name, "baseline", name)
             for name in self._done_before(session.restored):
-                self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
+                self._evaluate(name, "evaluate", name, str(session.history.end_of(name)))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self._collect()
@@ -105,7 +105,7 @@ class Pipeline:
             self._timed(name, time.time() - began)
         if body.kind.rolls_out:
             self._probe(name, "after")
-        self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
+        self._evaluate(name, "evaluate", name, str(session.history.end_of(name)))
         return True
 
     def _rebind(self, name: str) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from nonet.errors import CheckpointError
 from nonet.models import Muon
-from nonet.workers.roles.tensor_files import read_tensors, write_tensors
+from nonet.workers.roles.tensor_files import host_copy, read_tensors, write_tensors
 from nonet.workers.runtime import Membership
 
 
@@ -82,17 +84,20 @@ class Dense:
         torch.distributed.all_reduce(whole, group=self.member.trainers)
         return whole.tolist()
 
-    def save(self, folder: Path) -> None:
-        """model.safetensors, optimizer.safetensors and optimizer.json under `folder`."""
-        write_tensors(folder / "model.safetensors", self.model.state_dict())
+    def copied(self) -> Callable[[Path], list[Path]]:
+        """Weights and optimizer as they are, copied to the host: call it with a folder to write them, on any thread."""
         state = self.optimizer.state_dict()
         moments = {
             f"{index}.{slot}": value
             for index, slots in state["state"].items()
             for slot, value in slots.items()
         }
-        write_tensors(folder / "optimizer.safetensors", moments)
-        (folder / "optimizer.json").write_text(json.dumps(state["param_groups"]))
+        tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
+        return partial(_write, tensors, json.dumps(state["param_groups"]))
+
+    def save(self, folder: Path) -> None:
+        """model.safetensors, optimizer.safetensors and optimizer.json under `folder`."""
+        self.copied()(folder)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Read what `save` wrote; the optimizer too when the same stage goes on."""
@@ -114,6 +119,15 @@ class Dense:
         torch.distributed.all_reduce(flat, group=self.member.trainers)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def _write(tensors: Mapping[str, Mapping[str, Tensor]], groups: str, folder: Path) -> list[Path]:
+    """The files of a dense folder."""
+    paths = [folder / f"{name}.safetensors" for name in tensors]
+    for path, named in zip(paths, tensors.values(), strict=True):
+        write_tensors(path, named)
+    (folder / "optimizer.json").write_text(groups)
+    return [*paths, folder / "optimizer.json"]
 
 
 def load_model(model: torch.nn.Module, folder: Path) -> None:

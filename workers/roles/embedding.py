@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.background import Written
 from nonet.embedding import SliceMap
 from nonet.embedding.exchange import Layout
 from nonet.embedding.reading import Answer, Publisher, make_update
@@ -100,11 +101,16 @@ class EmbeddingShard(DistributeWorker):
         return self._tally.take()
 
     @method()
-    def save(self, folder: str) -> dict[str, int]:
-        """Write the owned rows of each table under folder/sparse/; how many there are."""
-        save(self.sparse, Path(folder)).wait(self._deadlines.save)
+    def save(self, folder: str, wait: bool = True) -> Written | None:
+        """Write the owned rows of each table, as they are at this call, under folder/sparse/; the answer of `saved`."""
+        self._saving = save(self.sparse, Path(folder))
         self._forget_deletes()
-        return self.rows()
+        return self.saved(wait)
+
+    @method()
+    def saved(self, wait: bool = False) -> Written | None:
+        """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
+        return self._saving.answer(wait, self._deadlines.save)
 
     @method()
     def load(self, folder: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 
@@ -16,6 +17,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as they are, in host memory of their own."""
+    return {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import Pipeline, SparseWorld, reshard
 from nonet.models import build_model
@@ -42,7 +43,7 @@ from nonet.workers.roles.dense_optimizer import Dense, LearningRate, load_model
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.settings import RunSetup, StageSetup
 from nonet.workers.roles.sparse_batch import Asked, Share
-from nonet.workers.roles.tensor_files import tensor_bytes, write_tensors
+from nonet.workers.roles.tensor_files import host_copy, tensor_bytes, write_tensors
 from nonet.workers.runtime import (
     DistributeWorker,
     Gang,
@@ -201,13 +202,29 @@ class Trainer(DistributeWorker):
         return tensor_bytes(self.model.state_dict()) if self.rank == 0 else b""
 
     @method()
-    def save(self, folder: str) -> None:
-        """Write folder/dense/ from rank 0: model, optimizer and, in RL, the reference."""
-        if self.rank:
-            return
-        self.dense.save(Path(folder) / "dense")
+    def save(self, folder: str, wait: bool = True) -> Written | None:
+        """Write folder/dense/ from rank 0, and in RL folder/reference/, as they are at this call; the answer of `saved`.
+
+        Tensors are copied to the host, then written on a thread beside later steps where nobody waits.
+        """
+        top, parts = Path(folder), self._parts() if self.rank == 0 else []
+        self._saving = Writing(
+            top, "dense weights", lambda: sealed(top, [path for write in parts for path in write(top)])
+        )
+        return self.saved(wait)
+
+    @method()
+    def saved(self, wait: bool = False) -> Written | None:
+        """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
+        return self._saving.answer(wait, self.run.deadlines.save)
+
+    def _parts(self) -> list[Callable[[Path], list[Path]]]:
+        """What rank 0 adds to a commit, copied: each is called with the commit's folder and says what it wrote."""
+        dense = self.dense.copied()
+        parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self._reference is not None:
-            write_tensors(Path(folder) / "reference" / "model.safetensors", self._reference.state_dict())
+            parts.append(partial(_write_reference, host_copy(self._reference.state_dict())))
+        return parts
 
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
@@ -350,6 +367,12 @@ class Trainer(DistributeWorker):
 
 def _algorithm(stage: StageSetup) -> Algorithm:
     return ALGORITHMS.get(stage.algorithm["use"])
+
+
+def _write_reference(tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:
+    path = folder / "reference" / "model.safetensors"
+    write_tensors(path, tensors)
+    return [path]
 
 
 def _needs_reference(stage: StageSetup) -> bool:

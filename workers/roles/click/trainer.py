@@ -6,7 +6,7 @@ step's rows learn without their moment, so that the model can be asked about a m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,17 +45,11 @@ class ClickTrainer(Trainer):
         self.dense = Dense(self.model, self._member)
         return {"parameters": sum(p.numel() for p in self.model.parameters()), "users": len(self._seq)}
 
-    @method()
-    def save(self, folder: str) -> None:
-        """Write folder/dense/ and folder/clicks/ from rank 0: a commit is a whole click model."""
-        super().save(folder)
-        if self.rank == 0:
-            save_clicks(
-                Path(folder),
-                click_setup(self.run),
-                self._clicks(self._last),
-                as_array(self._items["item_id"]),
-            )
+    def _parts(self) -> list[Callable[[Path], list[Path]]]:
+        """Dense weights and folder/clicks/: a commit is a whole click model."""
+        setup, clicks = click_setup(self.run), self._clicks(self._last)
+        items = as_array(self._items["item_id"])
+        return [*super()._parts(), lambda folder: save_clicks(folder, setup, clicks, items)]
 
     def _read(self, stage: StageSetup, step: int) -> Asked:
         clicks = self._clicks(stage.target or "")
