@@ -42,6 +42,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
         deadlines(scenario),
+        scenario.sparse.wire,
     )
 
 

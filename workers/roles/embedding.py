@@ -42,7 +42,7 @@ class EmbeddingShard(DistributeWorker):
 
     def __init__(self, run: RunSetup):
         self.specs, self._tiers, self._deadlines = run.specs(), run.tiers, run.deadlines
-        self._seed, self._member = run.seed, Membership(0, 1)
+        self._seed, self._wire, self._member = run.seed, run.wire, Membership(0, 1)
         self.world_: SparseWorld | None = None
         self._tally: Tally | None = None
         self._publisher: Publisher | None = None
@@ -68,7 +68,13 @@ class EmbeddingShard(DistributeWorker):
         """Take this place in a sparse world; a fused trainer calls it with its own membership."""
         group = member.everyone
         world = SparseWorld(
-            self.specs, seed=self._seed, layout=layout, group=group, make=self._made, local=True
+            self.specs,
+            seed=self._seed,
+            layout=layout,
+            group=group,
+            wire=self._wire,
+            make=self._made,
+            local=True,
         )
         self._hold(world)
 

@@ -18,7 +18,7 @@ CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
-    of tables in tiers what each may hold, and how long waits may take."""
+    of tables in tiers what each may hold, how long waits may take, and the codec of rows between processes."""
 
     seed: int
     history: int
@@ -29,6 +29,7 @@ class RunSetup:
     in_flight: int | None = None
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     deadlines: Deadlines = DEFAULTS
+    wire: str = "fp32"
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""

@@ -116,6 +116,7 @@ class Trainer(DistributeWorker):
                 seed=self.run.seed,
                 layout=Layout.apart(self.rank, gang.trainers, gang.shards),
                 group=self._member.everyone,
+                wire=self.run.wire,
                 local=True,
             )
         else:
