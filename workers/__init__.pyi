@@ -1,5 +1,4 @@
 from .activity import Doing as Doing
-from .activity import all_stacks as all_stacks
 from .activity import look as look
 from .activity import waited_in_vain as waited_in_vain
 from .reach import unreachable as unreachable

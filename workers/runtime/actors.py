@@ -168,7 +168,7 @@ class Hosts:
             ) from None
 
     def control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
-        """A control method (ping, spans, dump_stacks) on every rank, answered even while the rank works."""
+        """A control method (ping, spans, doing) on every rank, answered even while the rank works."""
         refs = [getattr(actor, method).remote() for actor in self.actors]
         return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
 
