@@ -126,8 +126,10 @@ class Pipeline:
         self.recorder.event("note", text=f"before {name}: {due.words()}")
 
     def _tick(self) -> bool:
-        """Called between steps: take what the evaluator has finished; whether to stop."""
+        """Called between steps: take what the evaluator has finished, tell of failed heartbeats; whether to stop."""
         self._collect()
+        if warning := self.session.crew.warning():
+            self.recorder.event("note", text=warning)
         self.session.trace.collect_due(self.session.crew.hosts.values())
         return self._stopped()
 

@@ -146,6 +146,27 @@ def test_unknown_method_lists_the_group_methods(groups):
         four.tripple([1])
 
 
+def test_a_beat_names_who_did_not_answer_the_one_before(ray_local):
+    group = nonet.WorkerGroup(Score, workers=2, cpus=0.2, threads=0)
+    hosts = group.hosts
+    assert hosts.beat() == []
+    assert hosts.beat() == [], "one that was never heard is being started"
+    hosts.ready()
+    for _ in range(2):
+        hosts.beat()
+        ray.wait(hosts._beats, num_returns=2, timeout=300)
+    assert hosts.beat() == []
+    ray.kill(hosts.actors[1], no_restart=True)
+    ray.wait(hosts._beats, num_returns=2, timeout=300)
+    until, silent = time.monotonic() + 300, []
+    while not silent and time.monotonic() < until:
+        silent = hosts.beat()
+        ray.wait(hosts._beats, num_returns=2, timeout=300)
+    assert silent == ["score-1"]
+    group.stop()
+    assert hosts.beat() == [], "who was ended on purpose is not missed"
+
+
 def test_dead_worker_is_worker_lost(ray_local):
     group = nonet.WorkerGroup(Score, workers=1, cpus=0.2, threads=0)
     with pytest.raises(WorkerLost, match="score-0 died during die: The actor died unexpectedly"):
