@@ -44,7 +44,9 @@ def files(checkpoints) -> dict[str, dict[str, str]]:
     return {path.name: read_manifest(path).files for path in sorted(checkpoints.glob("step-*"))}
 
 
-@pytest.mark.parametrize("changes", [[], [APART]], ids=["fused", "apart"])
+@pytest.mark.parametrize(
+    "changes", [[], pytest.param([APART], marks=pytest.mark.slow)], ids=["fused", "apart"]
+)
 def test_a_run_killed_amid_a_save_goes_on_from_the_commit_before_to_the_same_bits(ring, changes):
     name = "apart" if changes else "fused"
     still, _ = loop(ring, f"{name}-still", *changes, "checkpoint.background=false")
