@@ -45,7 +45,7 @@ class Pipeline:
             for name in baselines_of(session.scenario):
                 self._evaluate(name, "baseline", name)
             for name in self._done_before(session.restored):
-                self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
+                self._evaluate(name, "evaluate", name, str(session.history.end_of(name)))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self._collect()
@@ -105,7 +105,7 @@ class Pipeline:
             self._timed(name, time.time() - began)
         if body.kind.rolls_out:
             self._probe(name, "after")
-        self._evaluate(name, "evaluate", name, str(session.history.checkpoints.end_of(name)))
+        self._evaluate(name, "evaluate", name, str(session.history.end_of(name)))
         return True
 
     def _rebind(self, name: str) -> None:
@@ -126,8 +126,10 @@ class Pipeline:
         self.recorder.event("note", text=f"before {name}: {due.words()}")
 
     def _tick(self) -> bool:
-        """Called between steps: take what the evaluator has finished; whether to stop."""
+        """Called between steps: take what the evaluator has finished, tell of failed heartbeats; whether to stop."""
         self._collect()
+        if warning := self.session.crew.warning():
+            self.recorder.event("note", text=warning)
         self.session.trace.collect_due(self.session.crew.hosts.values())
         return self._stopped()
 

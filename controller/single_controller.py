@@ -76,6 +76,8 @@ class SingleController:
         outcome: {"state": done | stopped | failed, "error", "traceback", "exit_code"}. Another pid: events begin anew.
         """
         self._lease.renew()
+        if warning := self._watch.warning():
+            self._recorder.event("note", text=warning)
         outcome = self._outcome  # before the events, so that none of them comes after it
         return {"pid": os.getpid(), "events": self._recorder.since(seen), "outcome": outcome}
 

@@ -1,11 +1,11 @@
 from .activity import Doing as Doing
-from .activity import all_stacks as all_stacks
 from .activity import look as look
 from .activity import waited_in_vain as waited_in_vain
 from .reach import unreachable as unreachable
 from .weights import BUCKET_BYTES as BUCKET_BYTES
 from .weights import Incoming as Incoming
 from .weights import buckets as buckets
+from .weights import host_copy as host_copy
 from .weights import load_model as load_model
 from .weights import outline as outline
 from .weights import pack as pack

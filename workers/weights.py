@@ -132,6 +132,14 @@ class Incoming:
         }
 
 
+def host_copy(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as they are, in host memory of their own."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in named.items()
+    }
+
+
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
     """Tensors by name into one safetensors file; of those on a device a bucket at a time comes to the host."""
     path.parent.mkdir(parents=True, exist_ok=True)

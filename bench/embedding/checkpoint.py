@@ -1,7 +1,7 @@
 """Saving and loading sparse rows: `nonet bench checkpoint`.
 
 A save against a plain write of as many bytes (one write of a ready buffer, then fsync, as the save ends with), in turns; how
-long a training step waits while a save runs beside it; an increment of 1 % touched rows; a load. One thread each.
+long a training step waits while a save runs beside it; a load. One thread each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
         found = _writes(world, Path(place), rounds)
         stall = _stall(world, Path(place))
         evicting_ms = _opening(_filled(rows, dim, evict="lru", budget_rows=rows * 9 // 10), Path(place))
-    size, saves, plains, load_s, increment = found
+    size, saves, plains, load_s = found
     save_s, plain_s = statistics.median(saves), statistics.median(plains)
     one = stall["alone_ms"]
     ratio = {
@@ -48,13 +48,11 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
         "opening a save of a table that evicts, in steps": evicting_ms / one,
         "step beside a save / alone, median": stall["beside_ms"] / one,
         "step beside a save / alone, median CPU time": stall["beside_cpu_ms"] / stall["alone_cpu_ms"],
-        "increment of 1 % / full, bytes": increment / size,
     }
     rows_ = [
         {"measure": "save", "seconds": save_s, "bytes": size},
         {"measure": "plain write", "seconds": plain_s, "bytes": size},
         {"measure": "load", "seconds": load_s, "bytes": size},
-        {"measure": "increment of 1 % touched rows", "bytes": increment},
         {"measure": "training", **stall},
     ]
     return {"rows": rows_, "ratio": ratio}
@@ -74,22 +72,21 @@ def _filled(rows: int, dim: int, **policy: Any) -> Any:
     return world
 
 
-def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float, int]:
+def _writes(world: Any, folder: Path, rounds: int) -> tuple[int, list[float], list[float], float]:
     from nonet.embedding.storage import load, save
 
     saves, plains, size = Times(), [], 0
     for number in range(rounds):
         with saves:
-            size = sum(save(world, folder / str(number)).wait().values())
+            written = save(world, folder / str(number)).wait()
+        size = sum(size for _, size in written.values())
         plains.append(_plain(folder / "plain", size))
         if number:
             _remove(folder / str(number))
     other = _empty_like(world)
     with Times() as loading:
         load(other, folder / "0")
-    _touch(world, len(world.tables["item"]) // 100, world.tables["item"].step + 1)
-    increment = sum(save(world, folder / "more", base=folder / "0").wait().values())
-    return size, saves.wall_s, plains, loading.last_s, increment
+    return size, saves.wall_s, plains, loading.last_s
 
 
 def _plain(path: Path, size: int) -> float:
@@ -113,14 +110,6 @@ def _empty_like(world: Any) -> Any:
     from nonet.embedding.training import SparseWorld
 
     return SparseWorld(world.specs, seed=7)
-
-
-def _touch(world: Any, count: int, step: int) -> None:
-    import torch
-
-    keys = torch.from_numpy(scattered(np.arange(count)))
-    world.pull("item", keys)
-    world.push("item", keys, torch.ones(count, world.specs["item"].dim), step)
 
 
 def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:

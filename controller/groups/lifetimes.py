@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from nonet.errors import ConfigError
@@ -19,6 +20,7 @@ from nonet.workers.runtime import NAMESPACE, Hosts
 ORPHAN_TIMEOUT_S = 60.0
 CONTROLLER = "controller"
 _GONE_S = 20.0
+_SHOWN = 8  # of what a warning says
 
 
 def orphan_timeout_s() -> float:
@@ -52,16 +54,32 @@ class Lease:
 
 
 class Pulse:
-    """A thread that does something every `every_s` seconds until stopped; an exception of it ends nothing."""
+    """A thread that does something every `every_s` seconds until stopped; an error of it ends nothing, and is counted."""
 
     def __init__(self, beat: Callable[[], object], every_s: float):
         self._beat, self._every_s, self._ended = beat, every_s, threading.Event()
+        self._problems: Counter[str] = Counter()
+        self._lock = threading.Lock()
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
-            with contextlib.suppress(Exception):
+            try:
                 self._beat()
+            except Exception as error:
+                self.failed(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+    def failed(self, what: str) -> None:
+        """Count a failure, to be told."""
+        with self._lock:
+            self._problems[what] += 1
+
+    def warning(self) -> str:
+        """How many beats failed since the last time asked, and why; "" where none did."""
+        with self._lock:
+            found, self._problems = self._problems, Counter()
+        why = ", ".join(f"{what} ({count})" for what, count in found.most_common(_SHOWN))
+        return f"warning: {found.total()} failed heartbeats: {why}" if found else ""
 
     def stop(self) -> None:
         """No further beat."""
@@ -69,8 +87,18 @@ class Pulse:
 
 
 def keep_alive(hosts: Mapping[str, Hosts], timeout_s: float) -> Pulse:
-    """Speak to every worker of the groups there are at each beat, six times as often as its patience lasts."""
-    return Pulse(lambda: [each.beat() for each in list(hosts.values())], timeout_s / 6)
+    """Speak to every worker of the groups there are at each beat, six times as often as its patience lasts.
+
+    A worker that has not answered when the next beat comes has failed one.
+    """
+
+    def beat() -> None:
+        for each in list(hosts.values()):
+            for silent in each.beat():
+                pulse.failed(f"{silent} did not answer")
+
+    pulse = Pulse(beat, timeout_s / 6)
+    return pulse
 
 
 def left_of(run: str) -> tuple[list[str], list[str]]:

@@ -78,6 +78,10 @@ class Crew:
             self._trace.collect(self.hosts.values())
         self.binding.stop(at_once=at_once)
 
+    def warning(self) -> str:
+        """Heartbeats that failed since the last time asked; "" where none did."""
+        return self._pulse.warning() if self._pulse else ""
+
     def group(self, role: str) -> WorkerGroup:
         """The group that holds a role now. Raises KeyError."""
         found = next(group.name for group in self.binding.groups if role in group.roles)

@@ -6,12 +6,20 @@ on before anything is measured. Two flops a parameter and position forward, four
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nonet.controller.plan.sizes import ModelSize, feature_dims, model_size
 from nonet.controller.scenario import Scenario
+
+# Bytes of a row of this width between processes; int8 has a scale a row (embedding/exchange/codecs.py).
+_WIRE: dict[str, Callable[[int], int]] = {
+    "fp32": lambda dim: 4 * dim,
+    "fp16": lambda dim: 2 * dim,
+    "bf16": lambda dim: 2 * dim,
+    "int8": lambda dim: dim + 4,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,8 @@ def row_moves(
     trainer, shards = holder(groups, "trainer"), holder(groups, "embedding")
     fused = shards.name == trainer.name
     elsewhere = 1 - 1 / trainer.workers if fused else 1.0
-    count = events * sum(feature_dims(scenario).values()) * 4.0 * ways * elsewhere
+    row_bytes = _WIRE[scenario.sparse.wire]
+    count = events * sum(map(row_bytes, feature_dims(scenario).values())) * float(ways) * elsewhere
     if count:
         what = "sparse rows and gradients" if ways == 2 else "sparse rows"
         yield what, count, f"among {trainer.name}" if fused else f"{shards.name} <-> {trainer.name}"

@@ -1,9 +1,9 @@
 """Checkpoints: one commit for everything, whole or not there.
 
-A commit is written aside in `tmp-<step>-<nonce>/`, its files and folders fsynced and hashed, then renamed to `step-000123/`,
-and its `manifest.json` is put in last by `os.replace`. A folder without a manifest, or whose files do not match it, is no
-commit. A commit of a step that has one already puts it aside as `step-000123.old-<nonce>`, where it counts until the new one
-is whole: killed at any point, a run has one of them.
+A commit is written aside in `tmp-<step>-<nonce>/`. Its participants sync and hash the files that they write, and say which.
+Then its folders are synced, it is renamed to `step-000123/`, and its `manifest.json` is put in last by `os.replace`. A folder
+without a manifest, or whose files do not match it, is no commit. A commit of a step that has one already puts it aside as
+`step-000123.old-<nonce>`, where it counts until the new one is whole: killed at any point, a run has one of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import make_folder, sync, write_whole
+from nonet.background import Written
 from nonet.errors import CheckpointError
 
 FORMAT = 1
@@ -65,9 +66,13 @@ class Checkpoints:
         make_folder(path)
         return path
 
-    def commit(self, aside: Path, manifest: Manifest) -> Path:
-        """Hash, fsync, rename, and make it count by its manifest; a commit of the same step is replaced, and never missing."""
-        files = {str(path.relative_to(aside)): _synced(path) for path in _files(aside)}
+    def commit(self, aside: Path, manifest: Manifest, written: Written) -> Path:
+        """Rename, and make it count by its manifest; a commit of the same step is replaced, and never missing.
+
+        `written`: what the participants wrote and synced. Raises CheckpointError where the folder holds anything else.
+        """
+        _check_written(aside, written)
+        files = {name: sha256 for name, (sha256, _) in sorted(written.items())}
         _sync_folders(aside)
         final = self.root / f"step-{manifest.step:06d}"
         if final.exists():
@@ -105,10 +110,10 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def drop_after(self, step: int) -> None:
-        """Remove what lies after a step: torn commits, or a history that a resume does not continue."""
-        for path in self._folders():
-            if _step(path) > step:
-                shutil.rmtree(path, ignore_errors=True)
+        """Remove what lies after a step: torn and half-written commits, or a history that a resume does not continue."""
+        later = [path for path in self._folders() if _step(path) > step]
+        for path in (*later, *self.root.glob("tmp-*")):
+            shutil.rmtree(path, ignore_errors=True)
 
     def end_of(self, stage: str) -> Path:
         """The commit that ends a stage. Raises CheckpointError."""
@@ -168,13 +173,22 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-").split(".")[0])
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+def _check_written(folder: Path, written: Written) -> None:
+    """Raise CheckpointError where a folder does not hold exactly the files that were written into it, in their sizes."""
+    there = {
+        str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
+    }
+    said = {name: size for name, (_, size) in written.items()}
+    for name in sorted(there.keys() | said.keys()):
+        if there.get(name) != said.get(name):
+            raise CheckpointError(
+                f"{folder / name}: {_bytes(there.get(name))}, but its writer says {_bytes(said.get(name))}; "
+                "does every node see the same run folder, and does nothing else write there?"
+            )
 
 
-def _synced(path: Path) -> str:
-    sync(path)
-    return _digest_of(path)
+def _bytes(size: int | None) -> str:
+    return "no such file" if size is None else f"{size} bytes"
 
 
 def _sync_folders(top: Path) -> None:

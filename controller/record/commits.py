@@ -1,15 +1,16 @@
 """History: the commits and the journal of a run, and what is forgotten when it goes on from a commit.
 
-A commit is what the groups save aside, under one manifest; the journal says which steps were applied between commits. After
-a resume both end where the restored commit ends.
+A commit is what the groups save aside, under one manifest, maybe while later steps are applied; the journal says which steps
+were applied between commits. After a resume both end where the restored commit ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, cut_journal
 from nonet.controller.record.run_folder import RunFolder
@@ -25,6 +26,8 @@ class History:
         self.checkpoints, self.journal = Checkpoints(run.checkpoints), Journal(run.journal)
         self.newest: tuple[Path, Manifest] | None = None
         self._open_step: tuple[StageSetup, int] | None = None
+        self._begun: tuple[Path, Manifest]
+        self._ends: dict[str, Path] = {}
 
     def note(self, **record: Any) -> None:
         """One record of the journal."""
@@ -37,21 +40,18 @@ class History:
 
     @property
     def open_step(self) -> tuple[StageSetup, int] | None:
-        """The newest applied step that no commit holds."""
+        """The newest applied step that no commit holds, not even one that is being written."""
         return self._open_step
 
-    def commit(
+    def begin(
         self,
         stage: StageSetup,
         done: int,
         version: int,
         artifacts: Mapping[str, str],
         worlds: Mapping[str, int],
-        save: Callable[[str], None],
     ) -> Path:
-        """A commit after `done` steps of a stage; `save` has every participant write into a folder."""
-        aside = self.checkpoints.aside(stage.first + done)
-        save(str(aside))
+        """Open a commit after `done` steps of a stage; the folder that every participant writes in until `finish`."""
         manifest = Manifest(
             run_id=self._run.id,
             step=stage.first + done,
@@ -64,11 +64,24 @@ class History:
             participants=dict(worlds),
             journal=self.journal.records,
         )
-        path = self.checkpoints.commit(aside, manifest)
-        self.note(committed=stage.first + done, stage=stage.name)
+        self._begun = self.checkpoints.aside(manifest.step), manifest
+        self._open_step = None
+        return self._begun[0]
+
+    def finish(self, written: Written) -> Path:
+        """Make the open commit count, of the files that its participants say they wrote; its folder."""
+        aside, manifest = self._begun
+        path = self.checkpoints.commit(aside, manifest, written)
+        self.note(committed=manifest.step, stage=manifest.stage)
         self.checkpoints.prune(self._keep_last)
-        self.newest, self._open_step = (path, manifest), None
+        self.newest = path, manifest
+        if manifest.last:
+            self._ends[manifest.stage] = path
         return path
+
+    def end_of(self, stage: str) -> Path:
+        """The commit that ends a stage; one that was made here is not read again. Raises CheckpointError."""
+        return self._ends.get(stage) or self.checkpoints.end_of(stage)
 
     def find(self) -> tuple[Path, Manifest]:
         """The commit to go on from. Raises ConfigError where there is none, CheckpointError where it is of another scenario."""

@@ -254,4 +254,7 @@ class KeepCommits(StrictModel):
 
 class Checkpoint(StrictModel):
     every: Positive = 200
+    background: Annotated[
+        bool, Field(description="commits within a stage are written while its next steps go on")
+    ] = True
     keep: KeepCommits = KeepCommits()

@@ -11,6 +11,7 @@ from nonet.options import Positive, Rate, StrictModel, Word
 
 Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 Numbers = Literal["fp32", "bf16", "fp16"]
+Wire = Literal["fp32", "fp16", "bf16", "int8"]
 AtLeast0 = Annotated[float, Field(ge=0)]
 
 
@@ -144,3 +145,7 @@ class Sparse(StrictModel):
         Positive | None,
         Field(description="batches under way at once, 1: none overlaps; 3 where rows travel, else 1"),
     ] = None
+    wire: Annotated[
+        Wire,
+        Field(description="of rows and gradients between processes; what is not fp32 is rounded on the way"),
+    ] = "fp32"

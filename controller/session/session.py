@@ -31,6 +31,7 @@ from nonet.controller.groups import (
 )
 from nonet.controller.record import CONTROLLER, History, Manifest, RunFolder, claim, new_run, open_trace
 from nonet.controller.scenario import Scenario, check_runnable, load_scenario, ttl_steps, with_values
+from nonet.controller.session.open_commit import OpenCommit
 from nonet.controller.setup import (
     data_setup,
     deadlines,
@@ -88,6 +89,7 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.dead: list[str] = []
         self._stage: str | None = None
+        self._open_commit: OpenCommit | None = None
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
 
@@ -106,9 +108,15 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if value is not None and hasattr(self, "crew"):
-            self.dead = self.crew.binding.dead()
-        self.close(at_once=bool(self.dead))
+        well = False
+        try:
+            if value is None:
+                self._finish_commit(wait=True)
+                well = True
+        finally:
+            if not well and hasattr(self, "crew"):
+                self.dead = self.crew.binding.dead()
+            self.close(at_once=bool(self.dead))
 
     def bind(self) -> None:
         """Write the folder, plan on the live cluster, start every process of the first stage to do."""
@@ -241,9 +249,10 @@ class Session:
         due = self.due(name)
         if due:
             with self.trace.span("rebind", stage=name, what=due.words()):
+                self._finish_commit(wait=True)
                 if self.history.open_step is not None:
                     stage, step = self.history.open_step
-                    self._commit(stage, step + 1)
+                    self._commit(stage, step + 1, wait=True)
                 self.crew.change(due, self._folders, self.history.newest and self.history.newest[0])
                 self.history.note(
                     rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
@@ -289,25 +298,45 @@ class Session:
     # --- commits ----------------------------------------------------------------------------------------------------
 
     def commit(self, step: int, *, now: bool = False) -> Path | None:
-        """Note step `step` of the stage as applied; write a commit when one is due, or `now`. Its folder, or None."""
+        """Note step `step` of the stage as applied; commit when one is due, or `now`.
+
+        The folder of a commit that is whole: one that ends its stage, or was asked for `now`. Any other is written while
+        the next steps go on (`checkpoint.background`), and None comes back. Raises what stopped the writing of one before.
+        """
         stage, done = self.stage, step + 1
         self.history.applied(stage, step)
+        self._finish_commit(wait=False)
         last = done == stage.steps
         if not (now or last or done % self.scenario.checkpoint.every == 0):
             return None
+        wait = now or last or not self.scenario.checkpoint.background
         with self.trace.span("commit", step=stage.first + done):
-            return self._commit(stage, done)
+            return self._commit(stage, done, wait=wait)
 
-    def _commit(self, stage: StageSetup, done: int) -> Path:
+    def committed(self) -> Path | None:
+        """The newest commit's folder, None before the first; one that is being written is waited for."""
+        self._finish_commit(wait=True)
+        return self.history.newest and self.history.newest[0]
+
+    def _commit(self, stage: StageSetup, done: int, *, wait: bool) -> Path | None:
+        self._finish_commit(wait=True)
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
-
-        def save(folder: str) -> None:
-            for write in [trainer.group.save(folder), trainer.shards.save(folder)]:
-                write.get(self.deadlines.save)
-
         trainer.here(stage)
-        return self.history.commit(stage, done, self.version, self._artifacts(), worlds, save)
+        aside = self.history.begin(stage, done, self.version, self._artifacts(), worlds)
+        groups = [trainer.group, trainer.shards]
+        self._open_commit = OpenCommit(aside, groups, self.deadlines.save, wait=wait)
+        return self._finish_commit(wait=True) if wait else None
+
+    def _finish_commit(self, *, wait: bool) -> Path | None:
+        """Make the open commit count once all of it is written; its folder, None where there is none or it isn't yet."""
+        if self._open_commit is None:
+            return None
+        written = self._open_commit.written(wait=wait)
+        if written is None:
+            return None
+        self._open_commit = None
+        return self.history.finish(written)
 
     def restore(self) -> Manifest | None:
         """Load the newest whole commit when resuming; what came after it is forgotten. Else what `init` names, if it does."""

@@ -43,6 +43,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.sparse.in_flight,
         {name: tier_arguments(table.tiers) for name, table in scenario.sparse.tables.items() if table.tiers},
         deadlines(scenario),
+        scenario.sparse.wire,
         _engine(scenario),
         {"use": scenario.data.source.address, **scenario.data.source.options()},
     )

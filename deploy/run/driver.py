@@ -75,6 +75,8 @@ class Run:
                     view.note(f"{dropped} steps went by unseen; metrics.jsonl has all")
                 seen = answer["events"][-1]["number"] + 1 if answer["events"] else seen
                 view.show(answer["events"])
+                if warning := self._lease.warning():
+                    view.note(warning)
                 if answer["outcome"]:
                     return self._ended(answer["outcome"])
                 if interrupted.count and asked_at is None:

@@ -1,6 +1,6 @@
 """Embedding modules over a sparse source: rows per position, or pooled into a row a bag.
 
-    bags = EmbeddingBagCollection(table_configs({"item": {"dim": 16, "features": ["item", "history"]}}), world)
+    bags = EmbeddingBagCollection({"item": TableConfig(TableSpec(16), ("item", "history"))}, world)
     pooled = bags({"item": ids_B, "history": Jagged(values, offsets)})      # {"item": [B, 16], "history": [B, 16]}
     loss(pooled).backward()
     bags.push(step)                                                         # one optimizer step on the rows asked for
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nonet.embedding.modules.features import jagged_keys
-from nonet.embedding.modules.table_config import TableConfig
+from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError, DataError
 from nonet.types import Jagged
 
@@ -37,6 +37,16 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def _uncompiled(function: _F) -> _F:
     """A look-up changes tables, which a traced graph would not see."""
     return torch.compiler.disable(function)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class TableConfig:
+    """A table: how its rows live (`spec`), which features read it, how a bag is pooled (sum or mean), whether ids are text."""
+
+    spec: TableSpec
+    features: tuple[str, ...]
+    combiner: str = "sum"
+    text: bool = False
 
 
 class Rows(Protocol):
@@ -93,7 +103,15 @@ class _Collection(nn.Module):
     def __init__(self, tables: Mapping[str, TableConfig], source: Rows):
         super().__init__()
         self.tables, self.source = dict(tables), source
-        self.features = {name: table for table, config in tables.items() for name in config.features}
+        self.features: dict[str, str] = {}
+        for table, config in tables.items():
+            for name in config.features:
+                if other := self.features.get(name):
+                    raise ConfigError(
+                        f"feature {name!r} is listed by the tables {other!r} and {table!r}; a feature reads one table, "
+                        "so name one of the two uses differently"
+                    )
+                self.features[name] = table
         self.dims = {name: tables[table].spec.dim for name, table in self.features.items()}
         self._waiting: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in tables}
 

@@ -13,6 +13,7 @@ Each 64-bit word is mixed with its place by a bijection and the results are adde
 from __future__ import annotations
 
 import ctypes
+import hashlib
 
 # Shapes: R rows of a segment, D width, S numbers of optimizer state in a row.
 import json
@@ -51,8 +52,9 @@ class Segment:
 
 @dataclass
 class Footer:
-    """What a file holds: rows of `table` in `slices` ([start, stop) each) changed after step `since` (None: all), as they
-    were at step `step`.
+    """What a file holds: rows of `table` in `slices` ([start, stop) each), as they were at step `step`.
+
+    since   None: all of them; anything else is no whole table
     """
 
     table: str
@@ -75,13 +77,13 @@ class SegmentWriter:
         spec: TableSpec,
         step: int,
         ranges: Iterable[range],
-        since: int | None = None,
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         slices = [[block.start, block.stop] for block in ranges]
-        self.path, self.footer = path, Footer(table, spec.dim, state_width(spec), step, since, slices)
+        self.path, self.footer = path, Footer(table, spec.dim, state_width(spec), step, None, slices)
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._offset, self._handed_on = self._file.write(_MAGIC), 0
+        self._offset, self._handed_on, self._hash = 0, 0, hashlib.sha256()
+        self._write(memoryview(_MAGIC))
 
     def add(self, slices: range, part: RowColumns) -> None:
         """Write a range of slices; nothing where there are no rows."""
@@ -93,31 +95,34 @@ class SegmentWriter:
         start = self._offset
         self.footer.segments.append(Segment(slices.start, slices.stop, start, len(part.key), policy, sums))
         for array in arrays:
-            self._write(array)
+            self._write(_raw(array))
         if self._offset - self._handed_on >= _WRITE_OUT_BYTES:
             write_out(self._file.fileno(), self._handed_on, self._offset - self._handed_on)
             self._handed_on = self._offset
 
-    def close(self) -> int:
-        """Put the footer in and wait until the disk has everything; how many bytes the file has."""
+    def close(self) -> tuple[str, int]:
+        """Put the footer in and wait until the disk has everything; the sha256 of the file and its bytes."""
         text = np.frombuffer(_text(self.footer), dtype=np.uint8)
         tail = np.array([len(text), checksum(text)], dtype=np.uint64)
-        for piece in (text, tail):
+        for piece in (_raw(text), _raw(tail), memoryview(_MAGIC)):
             self._write(piece)
-        self._offset += self._file.write(_MAGIC)
         os.fsync(self._file.fileno())
         self._file.close()
-        return self._offset
+        return self._hash.hexdigest(), self._offset
 
     def abandon(self) -> None:
         """Close without a footer: what is there is no segment file."""
         self._file.close()
 
-    def _write(self, array: np.ndarray) -> None:
-        view = array.reshape(-1).view(np.uint8).data
+    def _write(self, view: memoryview) -> None:
+        self._hash.update(view)
         while len(view):
             written = self._file.write(view)
             self._offset, view = self._offset + written, view[written:]
+
+
+def _raw(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def read_footer(path: Path) -> Footer:

@@ -83,10 +83,6 @@ class BaseTable(ABC):
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
 
-    @abstractmethod
-    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
-        """Set the scores [N] that evict="score" goes by; returns how many keys have no row."""
-
     @property
     def nbytes(self) -> int:
         """Bytes of the rows held, their state, keys and steps (and what the policy counts)."""
@@ -187,14 +183,6 @@ class BaseTable(ABC):
             raise DataError(
                 f"table {self.name!r} wants real gradients, got {grads.dtype}; take their real part"
             )
-
-    def _checked_scores(self, keys: np.ndarray | Tensor, scores: np.ndarray | Tensor) -> np.ndarray:
-        values = np.asarray(scores, dtype=np.float32)
-        if values.shape != (len(keys),):
-            raise DataError(
-                f"table {self.name!r} wants scores [{len(keys)}], one a key, got {list(values.shape)}"
-            )
-        return values
 
     def _exported_deletes(self, slices: range, since: int) -> Iterator[pa.Table]:
         keys, steps = self.deleted.since(since)

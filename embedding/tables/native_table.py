@@ -23,7 +23,7 @@ from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int6
 from nonet.embedding.tables.native_library import Config, Counters, Policy, free_with, library, quicken
 from nonet.embedding.tables.rows import RowColumns
 from nonet.embedding.tables.spec import EVICTIONS, FORMATS, TableSpec
-from nonet.errors import ConfigError, DataError, NonetError
+from nonet.errors import DataError, NonetError
 
 _NO_MEMORY, _ABSENT_KEYS = -1, -2
 _SHIFT = 48  # hash bits below a slice
@@ -151,13 +151,6 @@ class NativeTable(BaseTable):
         if last < 0:
             raise _out_of_memory(self)
         self.step = max(self.step, last)
-
-    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
-        """Set the scores [N] that evict="score" goes by, 0 at first; returns how many keys have no row."""
-        if self.spec.evict != "score":
-            raise ConfigError(f"table {self.name!r} evicts by {self.spec.evict or 'nothing'!r}, not by score")
-        wanted, values = _array(int64_keys(keys)), _array(self._checked_scores(keys, scores))
-        return self._core.nonet_table_score(self._handle, _at(wanted), _at(values), len(wanted))
 
     def _checked_out(self, out: Tensor, keys: Tensor) -> Tensor:
         count = len(keys)

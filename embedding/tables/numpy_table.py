@@ -25,9 +25,8 @@ from torch import Tensor
 from nonet.embedding import slice_of, splitmix64
 from nonet.embedding.tables.base import ALL_SLICES, EXPORT_ROWS, BaseTable, int64_keys
 from nonet.embedding.tables.optimizer import Step
-from nonet.embedding.tables.policy import ZERO_SCORE, Admission, due_slices, expired, score_bits, surplus
+from nonet.embedding.tables.policy import Admission, due_slices, expired, surplus
 from nonet.embedding.tables.rows import RowColumns
-from nonet.errors import ConfigError
 
 
 class NumPyTable(BaseTable):
@@ -99,15 +98,6 @@ class NumPyTable(BaseTable):
         if self.spec.evicts:
             self._sweep(before, step)
 
-    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
-        """Set the scores [N] that evict="score" goes by, 0 at first; returns how many keys have no row."""
-        if self.spec.evict != "score":
-            raise ConfigError(f"table {self.name!r} evicts by {self.spec.evict or 'nothing'!r}, not by score")
-        values = self._checked_scores(keys, scores)
-        rows = self._index.find(int64_keys(keys))
-        self._uses[rows[rows >= 0]] = score_bits(values)[rows >= 0]
-        return int((rows < 0).sum())
-
     def _create(self, keys: np.ndarray, step: int) -> None:
         keys = keys[self._admission.admitted(keys, step)]
         rows = self._append(keys)
@@ -115,11 +105,10 @@ class NumPyTable(BaseTable):
         self._state[rows] = 0
         # A row made for a step is part of that step's changes.
         self._touched[rows] = step
-        self._seen[rows], self._uses[rows] = 0, ZERO_SCORE if self.spec.evict == "score" else 0
+        self._seen[rows], self._uses[rows] = 0, 0
 
     def _mark_seen(self, rows: np.ndarray, step: int) -> None:
-        if self.spec.evict != "score":
-            self._uses[rows] += (self._seen[rows] != step) | (self._uses[rows] == 0)
+        self._uses[rows] += (self._seen[rows] != step) | (self._uses[rows] == 0)
         self._seen[rows] = step
 
     def _append(self, keys: np.ndarray) -> np.ndarray:
@@ -175,8 +164,7 @@ class NumPyTable(BaseTable):
         at = self._index.find(rows.key)
         self._rows[at], self._state[at], self._touched[at] = self._stored(rows.row), rows.state, rows.step
         self._seen[at] = rows.step if rows.seen is None else rows.seen
-        unknown = ZERO_SCORE if self.spec.evict == "score" else 1
-        self._uses[at] = unknown if rows.uses is None else rows.uses
+        self._uses[at] = 1 if rows.uses is None else rows.uses
         for key in rows.key.tolist() if self._admission.waiting else ():
             self._admission.waiting.pop(key, None)
 

@@ -79,12 +79,3 @@ def surplus(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, uses: np.ndarra
         rows = rows[np.lexsort((hashes[rows], seen[rows], weight[rows]))]
         gone.append(rows[: held[full] - (spec.quota - spec.quota // 8)])
     return np.concatenate(gone) if gone else np.empty(0, dtype=np.int64)
-
-
-def score_bits(scores: np.ndarray) -> np.ndarray:
-    """float32 scores [N] as unsigned numbers of the same order, in int64; 0.0 is 2^31."""
-    bits = (scores.astype(np.float32) + np.float32(0.0)).view(np.uint32)
-    return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.int64)
-
-
-ZERO_SCORE = 1 << 31

@@ -12,7 +12,7 @@ from nonet.errors import ConfigError
 
 MOST_WIDTH = 4096
 FORMATS = ("fp32", "bf16", "fp16")
-EVICTIONS = ("lru", "lfu", "score")
+EVICTIONS = ("lru", "lfu")  # in the order of the core's, which has one by score after them
 _MOST_GROUPS_LOG2 = 16  # a group is a slice or more; one that two shards share is held to its quota by each
 _GROUP_ROWS = 1024
 _ALWAYS = 1 << 24
@@ -27,7 +27,7 @@ class TableSpec:
     l1, l2             FTRL's penalties
     admit_count        steps in which a key must be asked for before it gets a row
     admit_probability  the chance that such a step then admits it, drawn from (seed, key, step)
-    evict              who goes when the budget is spent: lru, lfu or score (see `score`); "" where there is no budget
+    evict              who goes when the budget is spent: lru or lfu; "" where there is no budget
     ttl_steps          rows unseen for more steps than this go, at the latest a quarter later; 0: never
     budget_rows, budget_bytes   of the whole table, over all its shards; 0: none
     """

@@ -158,10 +158,6 @@ class TieredTable(BaseTable):
             return found
         return _filled(found, self.cold.read(keys[found.deleted]))
 
-    def score(self, keys: Tensor | np.ndarray, scores: Tensor | np.ndarray) -> int:
-        """Set the scores [N] that evict="score" goes by; returns how many keys have no row."""
-        return self.host.score(keys, scores)
-
     def _from_device(self, hot: HotRows, wanted: np.ndarray, train: bool, step: int) -> Tensor:
         here = hot.holds(wanted)
         held = hot.lookup(wanted[here], train=train)

@@ -3,7 +3,7 @@
 A thread reads and routes, a thread is on the wire (fetches and updates in one fixed order, the same on all ranks), the
 caller's thread computes. With one trainer k batches are in flight and rows that they share are carried (`window`), so
 sparse time hides behind dense time or the other way round. With more trainers a batch is fetched when the update before it
-is done: reading and routing overlap, the wire does not, unless `staleness` allows rows that lack the last s updates.
+is done: reading and routing overlap, the wire does not.
 """
 
 # Shapes: N keys asked for, D width.
@@ -57,19 +57,16 @@ class Pipeline:
         compute: Compute,
         *,
         depth: int = 3,
-        staleness: int = 0,
         step: Callable[[int], int] = lambda number: number + 1,
         lr: Callable[[int, str], float | None] = lambda number, table: None,
         timeout_s: float = 600.0,
     ):
-        if depth < 1 or staleness < 0:
-            raise ConfigError(
-                f"a pipeline wants depth >= 1 and staleness >= 0, got {depth} and {staleness}; 1 and 0 do not overlap"
-            )
+        if depth < 1:
+            raise ConfigError(f"a pipeline wants depth >= 1, got {depth}; 1 does not overlap")
         self._world, self._read, self._keys, self._compute = world, read, keys, compute
-        self.depth, self.staleness = depth, staleness
+        self.depth = depth
         self._step, self._lr, self._timeout_s = step, lr, timeout_s
-        self.carries = depth > 1 and staleness == 0 and exact_window(world)
+        self.carries = depth > 1 and exact_window(world)
 
     def run(self, start: int, stop: int) -> list[Any]:
         """What `compute` gave for the batches [start, stop). Nothing is in flight before or after."""
@@ -96,7 +93,7 @@ class _Run:
     def __init__(self, pipeline: Pipeline, start: int, stop: int):
         self._pipeline, self._world = pipeline, pipeline._world
         self._numbers = range(start, stop)
-        self._ahead = pipeline.depth if pipeline.carries else 1 + min(pipeline.staleness, pipeline.depth - 1)
+        self._ahead = pipeline.depth if pipeline.carries else 1
         world = self._world
         self._windows = {
             name: Window(name, spec, world.codec if world.layout.world > 1 else codec("fp32"))
@@ -173,11 +170,7 @@ class _Run:
         for table, plan in flight.plans.items():
             self._windows[table].enter(plan, self._world.take(table, plan.fetch))
         if not flight.plans:
-            # Rows looked up ahead are of a later step: a table that evicts must know that they are in flight.
-            step = self._pipeline._step(flight.number) if self._pipeline.staleness else 0
-            flight.rows = {
-                table: self._world.pull(table, keys, step=step) for table, keys in flight.keys.items()
-            }
+            flight.rows = {table: self._world.pull(table, keys) for table, keys in flight.keys.items()}
         self._ready.put(flight)
 
     def _update(self, number: int) -> None:

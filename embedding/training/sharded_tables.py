@@ -108,16 +108,13 @@ class SparseWorld:
         """Bytes of one row of this table on the wire."""
         return self.codec.row_bytes(self.specs[table].dim)
 
-    def pull(self, table: str, keys: Tensor, *, train: bool = True, step: int = 0) -> Tensor:
-        """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows.
-
-        `step` is the one these rows are trained in, the next by default: later where batches are in flight.
-        """
+    def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
+        """Rows [N, D] of keys [N]; every trainer calls it, maybe with no keys. `train` makes absent rows."""
         number = self._number(table, "pull")
         if self.layout.world == 1:
-            return self._lookup(table, int64_keys(keys), train, step)
+            return self._lookup(table, int64_keys(keys), train)
         plan = self._routes[table] = self.route(keys)
-        header = self._header(PULL if train else READ, number, step)
+        header = self._header(PULL if train else READ, number)
         if self.layout.holds and self.codec.name == "fp32":
             return self._pull_fused(table, plan, header)
         asked = self.wire.ask(header, plan)
@@ -144,7 +141,7 @@ class SparseWorld:
         mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
         asked = self.wire.ask(header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine))
         counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self._lookup(table, asked.keys, header.op == PULL, header.step)
+        answer = self._lookup(table, asked.keys, header.op == PULL)
         self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
         return plan.moved(start, len(own), first).spread(rows)
 
@@ -249,7 +246,7 @@ class SparseWorld:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
         table = self._names[asked.header.table]
         if self.layout.holds:
-            answer = self._lookup(table, asked.keys, asked.header.op == PULL, asked.header.step)
+            answer = self._lookup(table, asked.keys, asked.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
         return self.wire.rows(answer, self.codec, asked.counts, counts)
@@ -270,10 +267,10 @@ class SparseWorld:
         with self.histories[table].making(keys):
             return take_packed(self.tables[table], keys)
 
-    def _lookup(self, table: str, keys: np.ndarray, train: bool, step: int) -> Tensor:
+    def _lookup(self, table: str, keys: np.ndarray, train: bool) -> Tensor:
         history = self.histories[table]
         with history.making(keys) if train else history.lock:
-            rows = self.tables[table].lookup(keys, train=train, step=step or None)
+            rows = self.tables[table].lookup(keys, train=train)
         return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
 
     def _stream(self, asked: Asked) -> None:
@@ -292,13 +289,13 @@ class SparseWorld:
 
         A table knows where the keys of its last training lookup lie, so one that will be trained is looked up whole.
         """
-        table, train, step = self._names[header.table], header.op == PULL, header.step or None
+        table, train = self._names[header.table], header.op == PULL
         history, held = self.histories[table], self.tables[table]
         with history.making(keys) if train else history.lock:
             if not isinstance(held, NativeTable):
-                out.copy_(held.lookup(keys, train=train, step=step))
+                out.copy_(held.lookup(keys, train=train))
             elif train or tell is None or len(keys) <= _FEW:
-                held.lookup(keys, train=train, step=step, out=out)
+                held.lookup(keys, train=train, out=out)
             else:
                 self._read_in_parts(held, keys, out, tell)
         if tell is not None:

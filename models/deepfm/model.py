@@ -145,8 +145,8 @@ class ClickModel:
         return np.concatenate([np.empty(0, np.float32), *parts])
 
 
-def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.ndarray) -> None:
-    """Write <folder>/clicks/, the part of a commit that ClickModel needs beside weights and rows."""
+def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.ndarray) -> list[Path]:
+    """Write <folder>/clicks/, the part of a commit that ClickModel needs beside weights and rows; its files."""
     known = Known.of(clicks, item_id)
     (folder / _CONFIG).parent.mkdir(parents=True, exist_ok=True)
     parts = {name: getattr(setup, name) for name in setup.__dataclass_fields__}
@@ -163,6 +163,7 @@ def save_clicks(folder: Path, setup: ClickSetup, clicks: Clicks, item_id: np.nda
     arrays |= {name: getattr(known, name) for name in ("item_id", "user_id", "pair", "liked")}
     arrays |= {"year": clicks.items.year, "category": clicks.items.categories.values}
     np.savez(folder / _EVENTS, category_offsets=clicks.items.categories.offsets, **arrays)
+    return [folder / _CONFIG, folder / _EVENTS]
 
 
 def _config(folder: Path) -> dict[str, Any]:

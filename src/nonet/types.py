@@ -38,18 +38,6 @@ class Jagged:
         return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRef:
-    """The only payload a controller holds: references and row counts, never rows. Pickles under 2 KB."""
-
-    batch_id: str
-    fields: Mapping[str, tuple[Any, ...]]
-    rows: tuple[int, ...]
-    sources: tuple[RowRange, ...] = ()
-    uids: tuple[str, ...] = ()
-    tags: Mapping[str, str | int | float] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class SampleBatch:
     """Tokenised events, packed: B sequences, N events, all tensors torch CPU unless moved.
@@ -73,16 +61,6 @@ class SampleBatch:
     loss_mask: Jagged
     target: Any | None
     uid: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """A named result of a stage: kind (sequences, items, sids, catalogue, model, metrics), folder and hash."""
-
-    kind: str
-    path: str
-    sha256: str
-    version: int = 0
 
 
 @dataclass(slots=True)

@@ -47,7 +47,8 @@ class Group:
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **options: Any) -> Now:
             self._calls.append((f"{self.role}.{name}", arguments, options))
-            return Now(self._answers.get(name))
+            answer = self._answers.get(name)
+            return answer if hasattr(answer, "get") and hasattr(answer, "done") else Now(answer)
 
         return call
 

@@ -75,7 +75,7 @@ class Session:
         held_out = {"rl": 1, "valid": 1, "test": 1}
         counts = {"notice": "", "users": 1, "items": 1, "events": 1, "held_out": held_out}
         self.facts = {"data": counts, "tokenizer": {}}
-        self.history = SimpleNamespace(checkpoints=SimpleNamespace(end_of=lambda stage: f"end of {stage}"))
+        self.history = SimpleNamespace(end_of=lambda stage: f"end of {stage}")
         nothing = lambda *_, **__: {}  # noqa: E731
         self.trace = SimpleNamespace(
             span=lambda *_, **__: contextlib.nullcontext(),
@@ -86,11 +86,15 @@ class Session:
         )
         group = SimpleNamespace(name="evaluator", roles=("evaluator",))
         self.crew = SimpleNamespace(
-            hosts={}, binding=SimpleNamespace(groups=[group]), moves=SimpleNamespace(counted=nothing)
+            hosts={},
+            warning=lambda: self.warnings.pop() if self.warnings else "",
+            binding=SimpleNamespace(groups=[group]),
+            moves=SimpleNamespace(counted=nothing),
         )
         self.trainer = SimpleNamespace(published=nothing)
         self.plan, self.size, self.deadlines = None, nothing, DEFAULTS
         self.changes: dict[str, Any] = {}
+        self.warnings: list[str] = []
 
     def __enter__(self) -> Session:
         return self
@@ -112,6 +116,8 @@ class Recorder:
     def event(self, kind: str, **body: Any) -> None:
         if kind == "result":
             self._log.append(f"showed {body['name']}")
+        if kind == "note" and body["text"].startswith("warning"):
+            self._log.append(body["text"])
 
     def metrics(self, *_: Any, **__: Any) -> None:
         pass
@@ -183,6 +189,15 @@ def test_a_run_that_stops_and_goes_on_loses_and_repeats_no_ranking(made):
     assert f"asked for {BASELINES[0]}" not in again
     assert [again.count(f"asked for {name}") for name in BASELINES[1:]] == [1] * len(BASELINES[1:])
     assert f"showed {BASELINES[0]}" in session.evaluator.log, "what was found before is shown as it is"
+
+
+def test_failed_heartbeats_are_told_between_steps(made):
+    runner, session = made({"pretrain": lambda session, tick: bool(tick()) or None})
+    session.warnings = ["warning: 2 failed heartbeats: rollout-0 did not answer (2)"]
+    assert runner.run()
+    assert [line for line in session.evaluator.log if line.startswith("warning")] == [
+        "warning: 2 failed heartbeats: rollout-0 did not answer (2)"
+    ]
 
 
 def test_an_evaluator_that_moves_answers_first(made):

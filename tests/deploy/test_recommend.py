@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ring_world import Ring
 
+from nonet.background import sealed
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.recommend import columns, recommend_for
@@ -26,7 +27,8 @@ def run(tmp_path_factory):
     checkpoints = Checkpoints(run.checkpoints)
     aside = checkpoints.aside(18)
     world.save(aside)
-    checkpoints.commit(aside, Manifest("run", 18, "pretrain", 18, True, 1, "s", {}, {}, 0))
+    files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
+    checkpoints.commit(aside, Manifest("run", 18, "pretrain", 18, True, 1, "s", {}, {}, 0), files)
     return run, ring.corpus(), world
 
 

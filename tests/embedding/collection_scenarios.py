@@ -7,16 +7,16 @@ import torch
 import torch.distributed as dist
 
 from nonet.embedding.exchange.layout import Layout
-from nonet.embedding.modules.collection import EmbeddingBagCollection, EmbeddingCollection
-from nonet.embedding.modules.table_config import table_configs
+from nonet.embedding.modules.collection import EmbeddingBagCollection, EmbeddingCollection, TableConfig
+from nonet.embedding.tables.spec import TableSpec
 from nonet.embedding.training.sharded_tables import SparseWorld
 from nonet.random import rng
 from nonet.types import Jagged
 
-CONFIGS = table_configs(
-    {"item": {"dim": 8, "features": ["item", "history"], "combiner": "mean"}, "user": {"dim": 4}},
-    {"lr": 0.1, "init_scale": 0.5},
-)
+CONFIGS = {
+    "item": TableConfig(TableSpec(8, lr=0.1, init_scale=0.5), ("item", "history"), "mean"),
+    "user": TableConfig(TableSpec(4, lr=0.1, init_scale=0.5), ("user",)),
+}
 STEPS, ROWS = 6, 32
 
 

@@ -64,7 +64,6 @@ def main(rank, world_size, folder):
     for depth in (1, 2, 3, 5):
         results[f"1x2/{depth}"] = part_of(rank, 1, 2, depth=depth)
         results[f"2x1/{depth}"] = part_of(rank, 2, 1, depth=depth)
-    results["1x2/stale"] = part_of(rank, 1, 2, depth=3, staleness=2)
     if rank < 2:
         for depth in (1, 3):
             results[f"fp16/{depth}"] = part_of(rank, 1, 1, pair, wire="fp16", depth=depth)

@@ -8,7 +8,8 @@ targets: world 2 equals world 1 up to float addition's order. torch's DDP wraps 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nonet.models import Muon
-from nonet.workers import load_model, outline, read_tensors, write_tensors
+from nonet.workers import host_copy, load_model, outline, read_tensors, write_tensors
 from nonet.workers.devices import tensors_of
 from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
@@ -68,19 +69,18 @@ class Ddp:
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
-    def save(self, folder: Path) -> None:
-        """model.safetensors, optimizer.safetensors and optimizer.json, from rank 0."""
+    def snapshot(self) -> Callable[[Path], list[Path]]:
+        """Rank 0 writes model.safetensors, optimizer.safetensors and optimizer.json; the others nothing."""
         if self.member.rank:
-            return
-        write_tensors(folder / "model.safetensors", self.model.state_dict())
+            return lambda folder: []
         state = self.optimizer.state_dict()
         moments = {
             f"{index}.{slot}": value
             for index, slots in state["state"].items()
             for slot, value in slots.items()
         }
-        write_tensors(folder / "optimizer.safetensors", moments)
-        (folder / "optimizer.json").write_text(json.dumps(state["param_groups"]))
+        tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
+        return partial(_write, tensors, json.dumps(state["param_groups"]))
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         load_model(self.model, folder)
@@ -104,3 +104,12 @@ class Ddp:
         torch.distributed.all_reduce(flat, group=self.member.trainers)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def _write(tensors: Mapping[str, Mapping[str, Tensor]], groups: str, folder: Path) -> list[Path]:
+    """The files of a dense folder."""
+    paths = [folder / f"{name}.safetensors" for name in tensors]
+    for path, named in zip(paths, tensors.values(), strict=True):
+        write_tensors(path, named)
+    (folder / "optimizer.json").write_text(groups)
+    return [*paths, folder / "optimizer.json"]

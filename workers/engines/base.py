@@ -5,7 +5,7 @@ A trainer joins its process group, builds its model, makes the engine from both,
     restart                          as a stage begins
     backward*, clip, step            a training step; a rank whose share is empty may call no `backward`
     outline, tensors*                a version for rollouts, bucket by bucket
-    save / load                      a commit
+    snapshot, load                   a commit, written beside later steps
     meet                             ranks came or went: the model stays, a commit may be loaded after it
 
 Every rank makes every call but `backward` at the same time, so all of them may be collective.
@@ -76,12 +76,16 @@ class EngineRuntime(Protocol):
         """Some of the whole weights by name; what other ranks than 0 give is not looked at."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write model.safetensors, the whole weights, from rank 0, and the optimizer's files, each rank its own if it likes."""
+    def snapshot(self) -> Callable[[Path], list[Path]]:
+        """The state as it is, copied to host memory. Called with a folder, on any thread, it writes this rank's files.
+
+        It returns their paths: model.safetensors, the whole weights, from rank 0, and the optimizer's, each rank its own if
+        it likes.
+        """
         ...
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Read what `save` wrote, by whatever number of ranks; the optimizer too when the same stage goes on."""
+        """Read what a snapshot wrote, by whatever number of ranks; the optimizer too when the same stage goes on."""
         ...
 
     def held(self) -> Iterable[Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.background import Written
 from nonet.embedding import SliceMap
 from nonet.embedding.exchange import Layout
 from nonet.embedding.reading import Answer, Publisher, make_update
@@ -41,7 +42,7 @@ class EmbeddingShard(DistributeWorker):
 
     def __init__(self, run: RunSetup):
         self.specs, self._tiers, self._deadlines = run.specs(), run.tiers, run.deadlines
-        self._seed, self._member = run.seed, Membership(0, 1)
+        self._seed, self._wire, self._member = run.seed, run.wire, Membership(0, 1)
         self.world_: SparseWorld | None = None
         self._tally: Tally | None = None
         self._publisher: Publisher | None = None
@@ -67,7 +68,13 @@ class EmbeddingShard(DistributeWorker):
         """Take this place in a sparse world; a fused trainer calls it with its own membership."""
         group = member.everyone
         world = SparseWorld(
-            self.specs, seed=self._seed, layout=layout, group=group, make=self._made, local=True
+            self.specs,
+            seed=self._seed,
+            layout=layout,
+            group=group,
+            wire=self._wire,
+            make=self._made,
+            local=True,
         )
         self._hold(world)
 
@@ -100,11 +107,16 @@ class EmbeddingShard(DistributeWorker):
         return self._tally.take()
 
     @method()
-    def save(self, folder: str) -> dict[str, int]:
-        """Write the owned rows of each table under folder/sparse/; how many there are."""
-        save(self.sparse, Path(folder)).wait(self._deadlines.save)
+    def save(self, folder: str, wait: bool = True) -> Written | None:
+        """Write the owned rows of each table, as they are at this call, under folder/sparse/; the answer of `saved`."""
+        self._saving = save(self.sparse, Path(folder))
         self._forget_deletes()
-        return self.rows()
+        return self.saved(wait)
+
+    @method()
+    def saved(self, wait: bool = False) -> Written | None:
+        """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
+        return self._saving.answer(wait, self._deadlines.save)
 
     @method()
     def load(self, folder: str) -> None:

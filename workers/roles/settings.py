@@ -19,8 +19,8 @@ CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
-    of tables in tiers what each may hold, how long waits may take, the train engine and the source of the trainers' samples,
-    each with its options."""
+    of tables in tiers what each may hold, how long waits may take, the codec of rows between processes, the train engine and
+    the source of the trainers' samples, each with its options."""
 
     seed: int
     history: int
@@ -31,6 +31,7 @@ class RunSetup:
     in_flight: int | None = None
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     deadlines: Deadlines = DEFAULTS
+    wire: str = "fp32"
     engine: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nonet.atomic import make_folder, write_whole
+from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import Pipeline, SparseWorld, reshard
 from nonet.errors import CheckpointError
@@ -34,7 +35,7 @@ from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, prompt_batch
 from nonet.samples.sources import SampleRequest, Samples, open_source
 from nonet.types import SampleBatch
-from nonet.workers import BUCKET_BYTES, buckets, load_model, pack, write_tensors
+from nonet.workers import BUCKET_BYTES, buckets, host_copy, load_model, pack, write_tensors
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
@@ -113,6 +114,7 @@ class Trainer(DistributeWorker):
                 seed=self.run.seed,
                 layout=Layout.apart(self.rank, gang.trainers, gang.shards),
                 group=self._member.everyone,
+                wire=self.run.wire,
                 local=True,
             )
         else:
@@ -215,15 +217,31 @@ class Trainer(DistributeWorker):
         return pack(pieces, tensors) if self.rank == 0 else b""
 
     @method()
-    def save(self, folder: str) -> None:
-        """Write folder/dense/: model and optimizer; in RL, from rank 0, folder/reference/; each rank its source's state."""
-        if self._opened is not None and (state := self._opened[1].state()):
-            place = self._state_file(folder)
-            make_folder(place.parent)
-            write_whole(place, json.dumps(dict(state)).encode())
-        self.dense.save(Path(folder) / "dense")
+    def save(self, folder: str, wait: bool = True) -> Written | None:
+        """Write folder/dense/, in RL folder/reference/, and the source's state, as they are at this call; the answer of `saved`.
+
+        What there is is copied to the host, then written on a thread beside later steps where nobody waits.
+        """
+        top, parts = Path(folder), self._parts()
+        self._saving = Writing(
+            top, "dense weights", lambda: sealed(top, [path for write in parts for path in write(top)])
+        )
+        return self.saved(wait)
+
+    @method()
+    def saved(self, wait: bool = False) -> Written | None:
+        """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
+        return self._saving.answer(wait, self.run.deadlines.save)
+
+    def _parts(self) -> list[Callable[[Path], list[Path]]]:
+        """What this rank adds to a commit, copied: each is called with the commit's folder and says what it wrote."""
+        dense = self.dense.snapshot()
+        parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self._reference is not None and self.rank == 0:
-            write_tensors(Path(folder) / "reference" / "model.safetensors", self._reference.state_dict())
+            parts.append(partial(_write_reference, host_copy(self._reference.state_dict())))
+        if self._opened is not None and (state := self._opened[1].state()):
+            parts.append(partial(self._write_state, json.dumps(dict(state))))
+        return parts
 
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
@@ -379,6 +397,12 @@ class Trainer(DistributeWorker):
         """Where a commit has this rank's state of the source."""
         return Path(folder) / "samples" / f"{self.rank}-of-{self.world}.json"
 
+    def _write_state(self, state: str, folder: Path) -> list[Path]:
+        place = self._state_file(str(folder))
+        make_folder(place.parent)
+        write_whole(place, state.encode())
+        return [place]
+
     def _state_in(self, folder: str) -> dict[str, Any]:
         place = self._state_file(folder)
         if not place.is_file():
@@ -407,6 +431,12 @@ class Trainer(DistributeWorker):
 
 def _algorithm(stage: StageSetup) -> Algorithm:
     return ALGORITHMS.get(stage.algorithm["use"])
+
+
+def _write_reference(tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:
+    path = folder / "reference" / "model.safetensors"
+    write_tensors(path, tensors)
+    return [path]
 
 
 def _needs_reference(stage: StageSetup) -> bool:

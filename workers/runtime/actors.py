@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 
 from nonet.deadlines import DEFAULTS, Deadlines, way_out
 from nonet.errors import DeadlineExceeded, NonetError, PlacementError, WorkerLost
@@ -131,6 +131,8 @@ class Hosts:
         self.hurt: dict[int, str] = {}  # ranks that were found lost, and what Ray said of it
         self.actors = [self._actor(rank, seat) for rank in range(workers)]
         self._built = self._build(range(workers))
+        self._beats: list[Any] = []
+        self._heard: set[int] = set()  # ranks that have answered a beat
 
     def _actor(self, rank: int, seat: Seat) -> Any:
         options = seat.options(rank)
@@ -168,7 +170,7 @@ class Hosts:
             ) from None
 
     def control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
-        """A control method (ping, spans, dump_stacks) on every rank, answered even while the rank works."""
+        """A control method (ping, spans, doing) on every rank, answered even while the rank works."""
         refs = [getattr(actor, method).remote() for actor in self.actors]
         return GroupFuture(refs, self, self.name, method, "list").get(timeout_s)
 
@@ -201,10 +203,16 @@ class Hosts:
         except (NonetError, RayActorError, GetTimeoutError):
             return []  # a dead rank's spans are lost with it
 
-    def beat(self) -> None:
-        """Tell every host that its controller lives; never waits."""
-        for actor in self.actors:
-            actor.ping.remote()
+    def beat(self) -> list[str]:
+        """Tell every host that its controller lives; never waits. The names of those that did not answer the beat before.
+
+        One that has never answered is still being started, which `ready` watches.
+        """
+        before, self._beats = self._beats, [actor.ping.remote() for actor in self.actors]
+        answered = {rank for rank, ref in enumerate(before) if _is_well(ref)}
+        silent = [rank for rank in range(len(before)) if rank in self._heard and rank not in answered]
+        self._heard |= answered
+        return [f"{self.name}-{rank}" for rank in silent if self.actors]
 
     def send(self, message: Message, rank: int) -> Any:
         """One rank's part of a call; the reference to its result."""
@@ -305,6 +313,15 @@ class Hosts:
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         self.kill()
+
+
+def _is_well(ref: Any) -> bool:
+    """Whether an answer is there and no error."""
+    try:
+        ray.get(ref, timeout=0)
+    except RayError:
+        return False
+    return True
 
 
 def _short(resources: Mapping[str, float]) -> str:

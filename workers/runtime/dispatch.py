@@ -21,7 +21,6 @@ from typing import Any
 import ray
 
 from nonet.errors import ConfigError
-from nonet.types import BatchRef
 from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.methods import PerRank, Replicate, Shard
@@ -126,8 +125,6 @@ def spread(where: str, parameter: str, value: Any, marker: Any, world: int) -> S
         marker, value = type(value), value.value
     if isinstance(value, GroupFuture):
         return _pass_on(where, parameter, value, marker, world)
-    if isinstance(value, BatchRef):
-        return _batch(where, parameter, value, marker, world)
     if isinstance(value, Mapping) and any(isinstance(part, GroupFuture) for part in value.values()):
         return _dict(parameter, [spread(where, name, part, marker, world) for name, part in value.items()])
     if marker is Shard:
@@ -190,21 +187,6 @@ def _pass_on(where: str, parameter: str, future: GroupFuture, marker: Any, world
         f"{where}({parameter}): {origin} collects by {future.collect!r}; "
         "get() it first, or collect by 'concat' or 'first'"
     )
-
-
-def _batch(where: str, parameter: str, batch: BatchRef, marker: Any, world: int) -> Spread:
-    """A BatchRef as a dict of its fields; receivers fetch their own chunks and slices of chunks."""
-    if marker not in (Shard, Replicate):
-        raise ConfigError(f"{where}({parameter}): a BatchRef takes Shard or Replicate")
-    parts = []
-    for name, refs in batch.fields.items():
-        if marker is Shard and len(refs) == world:
-            parts.append((Argument(name), [[ref] for ref in refs]))
-        elif marker is Shard:
-            parts.append(_share(name, batch.rows, refs, world))
-        else:
-            parts.append((Argument(name, JOIN, len(refs)), [list(refs)] * world))
-    return _dict(parameter, parts)
 
 
 def _share(parameter: str, counts: Sequence[Any], refs: Sequence[Any], world: int) -> Spread:

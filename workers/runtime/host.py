@@ -23,7 +23,7 @@ from ray.exceptions import GetTimeoutError
 
 from nonet.deadlines import way_out
 from nonet.errors import ConfigError, DeadlineExceeded, NonetError, NotAdmitted, StaleVersion, WorkerFailed
-from nonet.workers import Doing, all_stacks, look, unreachable, waited_in_vain
+from nonet.workers import Doing, look, unreachable, waited_in_vain
 from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.dispatch import arguments, named, unpacked
@@ -179,11 +179,6 @@ class Host:
     def spans(self) -> list[tuple[str, float, float, int]]:
         """(role.method, start, end, bytes out) of every call since the last time asked; unix seconds."""
         return self._spans.take()
-
-    @ray.method(concurrency_group="control")
-    def dump_stacks(self) -> str:
-        """Stacks of all threads of this process."""
-        return all_stacks()
 
     @ray.method(concurrency_group="control")
     def doing(self) -> Doing:

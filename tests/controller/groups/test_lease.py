@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from nonet.controller.groups import lifetimes as life
-from nonet.controller.groups.lifetimes import Lease, Pulse, orphan_timeout_s
+from nonet.controller.groups.lifetimes import Lease, Pulse, keep_alive, orphan_timeout_s
 from nonet.errors import ConfigError
 
 WAIT_S = 30.0  # far more than any machine needs
@@ -45,8 +46,28 @@ def test_a_pulse_beats_on_after_an_error_and_stops_when_told():
         if thread.name == "pulse":
             thread.join(WAIT_S)
     after = len(beats)
+    assert pulse.warning() == (
+        f"warning: {after} failed heartbeats: RuntimeError: a worker did not answer ({after})"
+    )
+    assert pulse.warning() == "", "told once"
     assert not any(thread.name == "pulse" for thread in threading.enumerate())
     assert len(beats) == after
+
+
+def test_workers_that_did_not_answer_are_counted_by_name():
+    beats, enough = iter([["trainer-0"], [], ["rollout-1", "trainer-0"]]), threading.Event()
+
+    def beat():
+        silent = next(beats, None)
+        if silent is None:
+            enough.set()
+        return silent or []
+
+    pulse = keep_alive({"trainer": SimpleNamespace(beat=beat)}, 0.006)
+    assert enough.wait(WAIT_S)
+    pulse.stop()
+    said = pulse.warning()
+    assert said == "warning: 3 failed heartbeats: trainer-0 did not answer (2), rollout-1 did not answer (1)"
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3"])

@@ -5,11 +5,13 @@ from typing import get_args
 import pytest
 
 from nonet.controller.cluster.view import ClusterView, Node
+from nonet.controller.plan.flops import _WIRE
 from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.sparse import Numbers, Optimizer
 from nonet.controller.scenario.table_options import check_tables, ttl_steps
 from nonet.controller.setup.worker_setup import run_setup
+from nonet.embedding.exchange.codecs import codec
 from nonet.embedding.tables.optimizer import row_optimizer
 from nonet.embedding.tables.spec import FORMATS
 from nonet.errors import ConfigError
@@ -67,6 +69,18 @@ def test_a_time_to_live_is_the_steps_that_train_so_much_event_time():
     longer = quickstart("sparse.tables.item={evict: {ttl: 150d}}", "stages.pretrain.epochs=2")
     assert ttl_steps(longer, facts, {"pretrain": 400}) == {"item": 300}
     assert ttl_steps(quickstart(), {}, {}) == {}
+
+
+def test_the_wire_reaches_the_workers_and_the_plan_and_another_one_is_refused():
+    assert run_setup(quickstart()).wire == "fp32"
+    assert run_setup(quickstart("sparse.wire=int8")).wire == "int8"
+    with pytest.raises(ConfigError, match=r"sparse.wire: .*fp64"):
+        quickstart("sparse.wire=fp64")
+
+
+@pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16", "int8"])
+def test_the_planner_counts_the_bytes_of_a_row_as_the_wire_does(wire):
+    assert [_WIRE[wire](dim) for dim in (1, 8, 64)] == [codec(wire).row_bytes(dim) for dim in (1, 8, 64)]
 
 
 def test_tiers_reach_the_workers_and_one_that_says_nothing_is_refused():

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
+from participant import written
 
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.errors import CheckpointError
@@ -16,7 +18,7 @@ def commit(checkpoints: Checkpoints, step: int, **kwargs) -> None:
     aside = checkpoints.aside(step)
     (aside / "dense").mkdir()
     (aside / "dense" / "model.bin").write_bytes(bytes([step]) * 100)
-    checkpoints.commit(aside, manifest(step, **kwargs))
+    checkpoints.commit(aside, manifest(step, **kwargs), written(aside))
 
 
 def test_newest_whole_commit_is_found(tmp_path):
@@ -61,3 +63,47 @@ def test_another_format_is_refused(tmp_path):
     file = tmp_path / "step-000001" / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
     assert checkpoints.newest() is None
+
+
+def aside_of(checkpoints: Checkpoints, step: int = 1):
+    aside = checkpoints.aside(step)
+    (aside / "dense").mkdir()
+    (aside / "dense" / "model.bin").write_bytes(b"weights")
+    return aside, written(aside)
+
+
+def test_a_commit_holds_exactly_what_its_participants_say_they_wrote(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    aside, files = aside_of(checkpoints)
+    (aside / "dense" / "other.bin").write_bytes(b"who wrote this?")
+    with pytest.raises(CheckpointError, match=r"other.bin: 15 bytes, but its writer says no such file"):
+        checkpoints.commit(aside, manifest(1), files)
+    (aside / "dense" / "other.bin").unlink()
+    (aside / "dense" / "model.bin").write_bytes(b"weight")
+    with pytest.raises(CheckpointError, match=r"model.bin: 6 bytes, but its writer says 7 bytes"):
+        checkpoints.commit(aside, manifest(1), files)
+    (aside / "dense" / "model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"model.bin: no such file, but its writer says 7 bytes"):
+        checkpoints.commit(aside, manifest(1), files)
+    assert checkpoints.newest() is None
+
+
+def test_the_controller_reads_no_byte_of_what_was_written(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    aside, files = aside_of(checkpoints)
+    monkeypatch.setattr(hashlib, "file_digest", lambda *args: pytest.fail("it reads a file"))
+    path = checkpoints.commit(aside, manifest(1), files)
+    monkeypatch.undo()
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    body = json.loads((path / "manifest.json").read_text())
+    assert body["files"] == {"dense/model.bin": sha256}, "as commits of before have it"
+    assert checkpoints.newest()[0] == path
+
+
+def test_what_a_killed_run_left_half_written_goes_when_it_is_resumed(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    commit(checkpoints, 1)
+    aside_of(checkpoints, 2)
+    assert checkpoints.newest()[1].step == 1
+    checkpoints.drop_after(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from participant import written
 
 from nonet.controller.record import checkpoint, journal
 from nonet.controller.record.checkpoint import Checkpoints
@@ -14,13 +15,11 @@ from nonet.workers.roles.settings import StageSetup
 STAGE = StageSetup(name="pretrain", first=0, steps=100, users=1, lr={"peak": 1e-3}, base=1e-3)
 
 
-def save(folder: str) -> None:
-    (Path(folder) / "model.bin").write_bytes(b"x" * 10)
-
-
 def commit(history: History, done: int) -> None:
     history.applied(STAGE, done - 1)
-    history.commit(STAGE, done, 0, {}, {"trainer": 1}, save)
+    aside = history.begin(STAGE, done, 0, {}, {"trainer": 1})
+    (aside / "model.bin").write_bytes(b"x" * 10)
+    history.finish(written(aside))
 
 
 @pytest.fixture

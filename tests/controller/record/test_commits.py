@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from participant import written
 
 from nonet.controller.record.commits import History
 from nonet.controller.record.journal import read_journal
@@ -36,13 +35,11 @@ def history(run, scenario="s", keep_last=9):
     return History(run, scenario, keep_last)
 
 
-def save(folder: str) -> None:
-    (Path(folder) / "dense").mkdir()
-    (Path(folder) / "dense" / "model").write_bytes(b"weights")
-
-
 def commit(past, stage, done, version=1):
-    return past.commit(stage, done, version, {"sids": "a"}, {"trainer": 1}, save)
+    aside = past.begin(stage, done, version, {"sids": "a"}, {"trainer": 1})
+    (aside / "dense").mkdir()
+    (aside / "dense" / "model").write_bytes(b"weights")
+    return past.finish(written(aside))
 
 
 def told(run):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from losing_disk import MODES, LosingDisk
+from participant import written
 
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, cut_journal, read_journal
@@ -50,7 +51,9 @@ def commit(disk, step: int, version: int = 0) -> None:
     for name in ("model", "dense/optimizer", "sparse/item/0-0.seg"):
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_bytes(name.encode() * step)
-    checkpoints.commit(aside, Manifest("run", step, "pretrain", step, False, version, "s", {}, {}, 0))
+    checkpoints.commit(
+        aside, Manifest("run", step, "pretrain", step, False, version, "s", {}, {}, 0), written(aside)
+    )
 
 
 def newest(folder) -> int:

@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from participant import written
 
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 
@@ -20,7 +21,8 @@ def save(checkpoints: Checkpoints, step: int, content: bytes):
     aside = checkpoints.aside(step)
     (aside / "dense").mkdir()
     (aside / "dense" / "model.bin").write_bytes(content)
-    return aside, Manifest("run", step, "pretrain", step, False, 0, "s", {}, {"trainer": 1}, 0)
+    manifest = Manifest("run", step, "pretrain", step, False, 0, "s", {}, {"trainer": 1}, 0)
+    return aside, manifest, written(aside)
 
 
 def killed_at(monkeypatch, nth: int, work) -> bool:
@@ -54,8 +56,8 @@ def test_a_commit_killed_anywhere_leaves_the_old_or_the_new_one(tmp_path, monkey
         root = tmp_path / str(nth)
         checkpoints = Checkpoints(root)
         checkpoints.commit(*save(checkpoints, 3, b"old"))
-        aside, manifest = save(checkpoints, 3, b"new")
-        if not killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest)):  # noqa: B023
+        aside, manifest, files = save(checkpoints, 3, b"new")
+        if not killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest, files)):  # noqa: B023
             break
         found = Checkpoints(root).newest()
         assert found is not None, f"killed at call {nth // 2} the run has no commit"
@@ -76,10 +78,10 @@ def test_a_commit_goes_on_where_a_killed_one_left_the_old_one_aside(tmp_path, mo
     checkpoints = Checkpoints(tmp_path)
     checkpoints.commit(*save(checkpoints, 2, b"before"))
     checkpoints.commit(*save(checkpoints, 3, b"old"))
-    aside, manifest = save(checkpoints, 3, b"new")
+    aside, manifest, files = save(checkpoints, 3, b"new")
     nth = 0
     while checkpoints.newest()[0].name == "step-000003":
-        assert killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest))
+        assert killed_at(monkeypatch, nth, lambda: checkpoints.commit(aside, manifest, files))
         nth += 1
     path, found = checkpoints.newest()
     assert path.name.startswith("step-000003.old-")
@@ -106,9 +108,10 @@ def test_what_was_put_aside_and_has_no_successor_counts_when_pruning(tmp_path):
 @pytest.mark.parametrize("folder", ["dense", "sparse", "sparse/x", "."])
 def test_every_folder_of_a_commit_is_synced_before_its_name_is_given(tmp_path, monkeypatch, folder):
     checkpoints, synced = Checkpoints(tmp_path), []
-    aside, manifest = save(checkpoints, 1, b"x")
+    aside, manifest, _ = save(checkpoints, 1, b"x")
     (aside / "sparse" / "x").mkdir(parents=True)
     (aside / "sparse" / "x" / "0.seg").write_bytes(b"x")
+    files = written(aside)
     wanted = (aside / folder).resolve()
     real_fsync, real_replace = os.fsync, os.replace
     monkeypatch.setattr(
@@ -123,5 +126,5 @@ def test_every_folder_of_a_commit_is_synced_before_its_name_is_given(tmp_path, m
         real_replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    checkpoints.commit(aside, manifest)
+    checkpoints.commit(aside, manifest, files)
     assert str(tmp_path) in synced

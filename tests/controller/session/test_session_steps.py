@@ -49,8 +49,19 @@ class World:
             rows=[{"item": 3}],
             slice_map="map",
             counts=[],
+            save=[{"rows": ("b", 2)}],
+            saved=[{"rows": ("b", 2)}],
         )
-        self.group = Group(self.calls, "trainer", 1, hosts, update={"loss": 1.0}, weights=b"dense", train=[])
+        self.group = Group(
+            self.calls,
+            "trainer",
+            1,
+            hosts,
+            update={"loss": 1.0},
+            weights=b"dense",
+            train=[],
+            save=[{"dense": ("a", 1)}],
+        )
         self.rollout_group = Group(self.calls, "rollout", 1, None if apart else hosts, apply=0)
         session = self.session = Session(make_scenario(BODY), run=RunFolder(folder))
         session.trace = Trace()
@@ -59,7 +70,10 @@ class World:
         self.committed: list = []
         session.history = SimpleNamespace(
             applied=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
-            commit=self._commit,
+            begin=self._begin,
+            finish=lambda written: self.calls.append(("finish", (written,), {})) or Path("commit"),
+            newest=None,
+            close=lambda: None,
             open_step=None,
             forget_after=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
@@ -76,10 +90,9 @@ class World:
     def _enter(self, stage, phase):
         self.calls.append(("enter", (stage, phase), {}))
 
-    def _commit(self, stage, done, version, artifacts, worlds, save):
+    def _begin(self, stage, done, version, artifacts, worlds):
         self.committed.append((stage.name, done, version))
-        save("aside")
-        return Path("commit")
+        return Path("aside")
 
     def names(self):
         return [name for name, *_ in self.calls]
@@ -88,6 +101,20 @@ class World:
         """Arguments and options of the one call of this name."""
         ((_, arguments, options),) = [call for call in self.calls if call[0] == name]
         return arguments, options
+
+
+class Answer:
+    """An answer that comes once it has a `value` or an `error`."""
+
+    value = error = None
+
+    def get(self, timeout_s=None):
+        if self.error:
+            raise self.error
+        return self.value
+
+    def done(self):
+        return bool(self.value or self.error)
 
 
 @pytest.fixture
@@ -116,8 +143,83 @@ def test_commits_are_made_every_so_many_steps_at_the_end_of_a_stage_and_when_ask
 def test_a_commit_is_written_by_trainers_and_shards(world):
     world.session.begin("pretrain")
     world.session.commit(2)
-    assert world.call("trainer.save") == (("aside",), {})
-    assert world.call("shards.save") == (("aside",), {})
+    assert world.call("trainer.save") == (("aside", False), {})
+    assert world.call("shards.save") == (("aside", False), {})
+
+
+def test_a_commit_counts_once_everybody_has_written_and_steps_go_on_meanwhile(world):
+    session, late = world.session, Answer()
+    world.group._answers["save"], world.group._answers["saved"] = [None], late
+    session.begin("pretrain")
+    assert session.commit(2) is None
+    assert "finish" not in world.names()
+    session.commit(3)  # asks, and does not wait
+    assert world.call("trainer.saved") == ((False,), {})
+    session.commit(4)
+    assert world.names().count("trainer.saved") == 1, "one question at a time"
+    late.value = [{"dense": ("a", 1)}]
+    session.commit(5, now=True)
+    written = [arguments for name, arguments, _ in world.calls if name == "finish"]
+    assert written == [({"dense": ("a", 1), "rows": ("b", 2)},)] * 2
+    begins = [index for index, name in enumerate(world.names()) if name == "trainer.save"]
+    assert world.names().index("finish") < begins[1], "at most one is open"
+
+
+def test_a_commit_is_waited_for_before_the_next_is_opened(world):
+    session = world.session
+    world.group._answers["save"], world.group._answers["saved"] = [None], Answer()
+    world.group._answers["saved"].value = [{"dense": ("a", 1)}]
+    session.begin("pretrain")
+    session.commit(2)
+    assert "finish" not in world.names()
+    session._commit(PRETRAIN, 4, wait=False)
+    order = [name for name in world.names() if name in ("trainer.save", "finish")]
+    assert order == ["trainer.save", "finish", "trainer.save"]
+
+
+@pytest.mark.parametrize("how", ["now", "last", "foreground", "committed"])
+def test_who_needs_a_whole_commit_waits_for_it(world, how):
+    session = world.session
+    world.group._answers["saved"] = [{"dense": ("a", 1)}]
+    if how == "foreground":
+        session.scenario = make_scenario(BODY | {"checkpoint": {"every": 3, "background": False}})
+    session.begin("pretrain")
+    if how == "committed":
+        world.group._answers["save"] = [None]
+        assert session.commit(2) is None
+        world.session.history.newest = (Path("commit"), None)
+        assert session.committed() == Path("commit")
+        assert ("trainer.saved", (True,), {}) in world.calls
+    else:
+        step = {"now": 3, "last": 7, "foreground": 2}[how]
+        assert session.commit(step, now=how == "now") == Path("commit")
+        assert world.call("trainer.save") == (("aside", True), {})
+    assert world.names().count("finish") == 1
+
+
+@pytest.mark.parametrize("end", ["next step", "end"])
+def test_what_stops_the_writing_is_raised_at_the_next_step_or_at_the_end(world, end):
+    session, late = world.session, Answer()
+    world.group._answers["save"], world.group._answers["saved"] = [None], late
+    session.trace.close = lambda: None
+    session.crew.binding = SimpleNamespace(dead=list)
+    session.crew.stop = lambda at_once: world.calls.append(("stop", (at_once,), {}))
+    session.begin("pretrain")
+    session.commit(2)
+    session.commit(3)
+    late.error = CheckpointError("the disk is full")
+    ending = {"next step": lambda: session.commit(4), "end": lambda: session.__exit__(None, None, None)}
+    with pytest.raises(CheckpointError, match="disk is full"):
+        ending[end]()
+    assert "finish" not in world.names()
+    assert ("stop" in world.names()) == (end == "end")
+
+
+def test_two_workers_that_write_one_file_are_an_error(world):
+    world.shards._answers["save"] = [{"dense": ("b", 2)}]
+    world.session.begin("pretrain")
+    with pytest.raises(CheckpointError, match="aside/dense was written by two workers"):
+        world.session.commit(2, now=True)
 
 
 def restored(world, manifest, artifacts=None):

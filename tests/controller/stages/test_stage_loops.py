@@ -123,7 +123,7 @@ class PipelineSession:
     def __init__(self, run, restored=None):
         self.scenario, self.run, self.restored, self.seconds = SCENARIO, run, restored, {}
         self.stages, self.deadlines = dict.fromkeys(SCENARIO.stages), DEFAULTS
-        self.history = SimpleNamespace(checkpoints=SimpleNamespace(end_of=lambda name: f"end of {name}"))
+        self.history = SimpleNamespace(end_of=lambda name: f"end of {name}")
         self.facts = {
             "data": {
                 "users": 1,
@@ -140,7 +140,7 @@ class PipelineSession:
         )
         self.trace.idle = self.trace.bytes_out = dict
         self.crew = SimpleNamespace(
-            hosts={}, moves=SimpleNamespace(counted=dict), binding=SimpleNamespace(groups=[])
+            warning=str, hosts={}, moves=SimpleNamespace(counted=dict), binding=SimpleNamespace(groups=[])
         )
         self.trainer = SimpleNamespace(published=dict)
         self.evaluator = SimpleNamespace(

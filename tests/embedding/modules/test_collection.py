@@ -12,10 +12,11 @@ from nonet.embedding.modules.collection import (
     EmbeddingCollection,
     LocalRows,
     ReadRows,
+    TableConfig,
 )
-from nonet.embedding.modules.table_config import table_configs
 from nonet.embedding.reading.reader import LocalReader
 from nonet.embedding.tables.factory import make_table
+from nonet.embedding.tables.spec import TableSpec
 from nonet.embedding.training.sharded_tables import SparseWorld
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
@@ -24,12 +25,11 @@ from nonet.types import Jagged
 LR = 0.05
 
 
-def tables(**changes):
-    item = {"dim": 8, "features": ["item", "history"], "combiner": "sum"} | changes
-    return table_configs(
-        {"item": item, "user": {"dim": 4, "combiner": "mean"}},
-        {"optimizer": "sgd", "lr": LR, "init_scale": 0.1},
-    )
+def tables(combiner="sum"):
+    return {
+        "item": TableConfig(TableSpec(8, "sgd", LR, init_scale=0.1), ("item", "history"), combiner),
+        "user": TableConfig(TableSpec(4, "sgd", LR, init_scale=0.1), ("user",), "mean"),
+    }
 
 
 def world(configs, seed=3):
@@ -117,7 +117,7 @@ def test_steps_of_sgd_follow_torch_sgd(combiner):
 
 
 def test_positions_are_torch_embedding_with_its_gradients_bit_for_bit():
-    configs = table_configs({"item": {"dim": 8, "optimizer": "sgd", "lr": LR}})
+    configs = {"item": TableConfig(TableSpec(8, "sgd", LR), ("item",))}
     source = world(configs)
     theirs = nn.Embedding.from_pretrained(source.pull("item", torch.arange(50)).clone(), freeze=False)
     asked = batch()["history"]
@@ -244,10 +244,14 @@ def test_rows_that_no_loss_reached_do_not_move():
     assert torch.equal(source.pull("user", torch.arange(50)), before)
 
 
+def test_a_feature_of_two_tables_is_refused():
+    twice = {name: TableConfig(TableSpec(8), ("user",)) for name in ("item", "user")}
+    with pytest.raises(ConfigError, match="feature 'user' is listed by the tables 'item' and 'user'"):
+        EmbeddingBagCollection(twice, world(twice))
+
+
 def test_text_features_have_rows_and_learn():
-    configs = table_configs(
-        {"city": {"dim": 4, "text": True, "combiner": "mean", "lr": 0.1, "optimizer": "sgd"}}
-    )
+    configs = {"city": TableConfig(TableSpec(4, "sgd", 0.1), ("city",), "mean", text=True)}
     bags = EmbeddingBagCollection(configs, world(configs))
     asked = {"city": Jagged(["Łódź", "東京", "Łódź", "Rome"], torch.tensor([0, 2, 3, 4]))}
     first = bags(asked)["city"]
@@ -260,7 +264,7 @@ def test_text_features_have_rows_and_learn():
 
 
 def test_forwards_without_a_push_are_an_error_and_not_a_leak():
-    configs = table_configs({"item": {"dim": 1}})
+    configs = {"item": TableConfig(TableSpec(1), ("item",))}
     bags = EmbeddingBagCollection(configs, world(configs))
     one = {"item": torch.tensor([1])}
     for _ in range(1024):

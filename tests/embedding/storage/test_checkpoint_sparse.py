@@ -1,13 +1,16 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from nonet.background import sealed
 from nonet.embedding.reading.publisher import Publisher
 from nonet.embedding.reading.reader import ReplicaReader, make_update
 from nonet.embedding.slices import SliceMap
+from nonet.embedding.storage import segments
 from nonet.embedding.storage.checkpoint import load, save, update_of
-from nonet.embedding.storage.segments import checksum, checksum_numpy, read_footer
-from nonet.embedding.tables.base import ALL_SLICES
+from nonet.embedding.storage.segments import _text, checksum, checksum_numpy, read_footer
 from nonet.embedding.tables.bulk import joined
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import TableSpec
@@ -93,7 +96,7 @@ def test_a_save_holds_the_version_at_which_it_began_while_training_goes_on(tmp_p
         trained(1, world, first=5 + turn)  # new rows, changed rows, rows of slices given and not given
     assert hashes(world) != before
     assert sum(snapshot.kept_rows for snapshot in snapshots.values()) > 100
-    from nonet.embedding.tables.bulk import joined, put
+    from nonet.embedding.tables.bulk import put
 
     again = SparseWorld(SPECS, seed=7)
     for name, table in again.tables.items():
@@ -107,8 +110,9 @@ def test_a_background_save_of_a_table_in_use_loads_as_it_was(tmp_path):
     saving = save(world, tmp_path)
     for step in range(31, 60):
         trained(1, world, first=step)
-    sizes = saving.wait(60)
-    assert sizes == {str(path.relative_to(tmp_path)): path.stat().st_size for path in tmp_path.rglob("*.seg")}
+    written = saving.wait(60)
+    assert written == sealed(tmp_path, tmp_path.rglob("*.seg")), "hashed as it was written"
+    assert len(written) == len(SPECS)
     again = SparseWorld(SPECS, seed=7)
     load(again, tmp_path)
     assert hashes(again) == before
@@ -136,34 +140,8 @@ def test_a_reader_of_a_snapshot_sees_one_version(tmp_path):
         snapshot.close()
 
 
-def test_increments_link_what_they_build_on_and_give_the_newest_rows(tmp_path):
-    world = trained()
-    save(world, tmp_path / "a").wait()
-    trained(1, world, first=5)
-    sizes = save(world, tmp_path / "b", base=tmp_path / "a").wait()
-    trained(1, world, first=6)
-    save(world, tmp_path / "c", base=tmp_path / "b").wait()
-    assert sorted(path.name for path in (tmp_path / "c" / "sparse" / "item").iterdir()) == [
-        "0-0.seg",
-        "0-1.seg",
-        "0-2.seg",
-    ]
-    full = (tmp_path / "a" / "sparse" / "wide" / "0-0.seg").stat()
-    assert full.st_nlink == 3
-    assert sizes["sparse/wide/0-1.seg"] < full.st_size
-    again = SparseWorld(SPECS, seed=7)
-    load(again, tmp_path / "c")
-    assert hashes(again) == hashes(world)
-    (tmp_path / "c" / "sparse" / "item" / "0-1.seg").unlink()
-    with pytest.raises(
-        CheckpointError, match="holds changes from step 5 to 6, the files before it end at step None"
-    ):
-        load(again, tmp_path / "c")
-    assert len(again.tables["item"]) == 0
-
-
 @pytest.mark.parametrize("make", [None, NumPyTable.of], ids=["best", "numpy"])
-def test_rows_that_went_are_gone_from_increments_and_replicas(tmp_path, make):
+def test_rows_that_went_are_gone_from_commits_and_replicas(tmp_path, make):
     specs = {"item": TableSpec(4, ttl_steps=3, admit_count=2)}
     world = SparseWorld(specs, seed=7, **({"make": make} if make else {}))
 
@@ -174,11 +152,10 @@ def test_rows_that_went_are_gone_from_increments_and_replicas(tmp_path, make):
 
     for number in (1, 2, 3):
         step(number, [1, 2, 3])
-    save(world, tmp_path / "a").wait()
     assert len(world.tables["item"]) == 3
     for number in range(4, 14):
         step(number, [1, 9])
-    save(world, tmp_path / "b", base=tmp_path / "a").wait()
+    save(world, tmp_path / "b").wait()
     again = SparseWorld(specs, seed=7, **({"make": make} if make else {}))
     load(again, tmp_path / "b")
     assert sorted(again.tables["item"].keys.tolist()) == [1, 9]
@@ -191,23 +168,19 @@ def test_rows_that_went_are_gone_from_increments_and_replicas(tmp_path, make):
     assert replica.rows("item", torch.tensor([2])).abs().sum() == 0
 
 
-def test_changes_since_a_step_are_not_told_once_it_is_forgotten_what_went(tmp_path):
+def test_changes_since_a_step_are_not_told_once_it_is_forgotten_what_went():
     world = SparseWorld({"item": TableSpec(4, ttl_steps=2)}, seed=7)
     publisher, keys = Publisher(world), torch.tensor([[1, 2], [1, 3], [1, 3], [1, 3], [1, 4]])
     for step, asked in enumerate(keys, 1):
         world.pull("item", asked)
         world.push("item", asked, torch.ones(2, 4), step)
         if step == 1:
-            save(world, tmp_path / "a").wait()
             publisher.publish(1)
     table = world.tables["item"]
     table.deleted.forget(1)  # whoever has step 1 has all of that
-    save(world, tmp_path / "b", base=tmp_path / "a").wait()
     publisher.publish(2)
     assert publisher.update(1)["base"] == 1
     table.deleted.forget(table.step)
-    with pytest.raises(CheckpointError, match=r"StaleVersion: .*after step 1 is not known.* save everything"):
-        save(world, tmp_path / "c", base=tmp_path / "a").wait()
     publisher.publish(3)
     assert [publisher.update(have)["base"] for have in (1, 2, 3)] == [None, 2, 3]
     with pytest.raises(StaleVersion, match="after step 1 is not known: up to step 5"):
@@ -247,6 +220,20 @@ def test_a_shard_whose_file_is_missing_is_noticed(tmp_path):
     with pytest.raises(CheckpointError, match="no file holds slices 0 to 65535 of table 'item' completely"):
         load(SparseWorld(SPECS, seed=7), tmp_path)
     load(Shard(0, 2, {"item": SPECS["item"]}), tmp_path)
+
+
+def test_a_file_that_is_no_whole_table_of_the_commit_is_refused(tmp_path, monkeypatch):
+    of_shards(trained(), 2, tmp_path)
+    later = Shard(1, 2)
+    for table in later.tables.values():
+        table.step = 9
+    save(later, tmp_path).wait()
+    with pytest.raises(CheckpointError, match="holds changes from step None to 9, the others all rows of"):
+        load(SparseWorld(SPECS, seed=7), tmp_path)
+    monkeypatch.setattr(segments, "_text", lambda footer: _text(replace(footer, since=3)))
+    save(trained(), tmp_path / "changes").wait()
+    with pytest.raises(CheckpointError, match="holds changes from step 3 to 4"):
+        load(SparseWorld(SPECS, seed=7), tmp_path / "changes")
 
 
 def test_rows_of_another_width_or_optimizer_are_refused(tmp_path):
@@ -289,59 +276,6 @@ def test_one_flipped_bit_changes_the_checksum_and_both_twins_agree():
         assert checksum(np.append(data, np.uint8(0))) != whole
     words = np.arange(64, dtype=np.int64)
     assert checksum(words[::-1].copy()) != checksum(words)
-
-
-def test_a_key_that_waits_no_more_does_not_wait_again_after_an_incremental_save(tmp_path):
-    specs = {"item": TableSpec(4, "sgd", ttl_steps=8, admit_count=2)}
-    world, none = SparseWorld(specs, seed=7), torch.empty(0, dtype=torch.int64)
-    world.push("item", none, torch.empty(0, 4), 1)
-    world.pull("item", torch.tensor([5]))
-    save(world, tmp_path / "0").wait()
-    for step in range(2, 14):
-        world.push("item", none, torch.empty(0, 4), step)
-    world.pull("item", torch.tensor([6]))
-    save(world, tmp_path / "1", base=tmp_path / "0").wait()
-    again = SparseWorld(specs, seed=7)
-    load(again, tmp_path / "1")
-    assert [table.tables["item"]._waiting()[0].tolist() for table in (world, again)] == [[6], [6]]
-
-
-@pytest.mark.parametrize("policy", [{"evict": "score"}, {"evict": "lru"}, {"evict": "lfu"}])
-def test_increments_keep_scores_and_looks_of_rows_that_were_not_trained(tmp_path, policy):
-    specs, keys = {"item": TableSpec(4, "sgd", budget_rows=100, **policy)}, torch.arange(20)
-    world, again = SparseWorld(specs, seed=7), SparseWorld(specs, seed=7)
-    world.push("item", keys, world.pull("item", keys), 1)
-    save(world, tmp_path / "0").wait()
-    world.pull("item", keys)
-    if policy["evict"] == "score":
-        world.tables["item"].score(keys, torch.arange(20.0))
-    world.push("item", keys[:1], torch.ones(1, 4), 2)
-    save(world, tmp_path / "1", base=tmp_path / "0").wait()
-    load(again, tmp_path / "1")
-    kept, read = (
-        joined(list(each.tables["item"]._chosen(ALL_SLICES, None)), specs["item"]) for each in (world, again)
-    )
-    assert (kept.seen.tolist(), kept.uses.tolist()) == (read.seen.tolist(), read.uses.tolist())
-    assert hashes(again) == hashes(world)
-
-
-def test_an_increment_that_lacks_a_shards_file_is_noticed(tmp_path):
-    whole = trained()
-    of_shards(whole, 2, tmp_path / "full")
-    later = Shard(1, 2)
-    for name, table in later.tables.items():
-        for block in later.ranges:
-            table.load(whole.tables[name].export(block))
-        table.step = whole.tables[name].step
-        keys = table.keys[:1]
-        table.lookup(keys, train=True)
-        table.apply(keys, torch.ones(len(keys), table.dim), table.step + 1)
-    save(later, tmp_path / "more", base=tmp_path / "full").wait()
-    for name in SPECS:
-        for path in (tmp_path / "full" / "sparse" / name).glob("0-0.seg"):
-            (tmp_path / "more" / "sparse" / name / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(CheckpointError, match="no increment 1 holds slices 0 to 65535 of table 'item'"):
-        load(SparseWorld(SPECS, seed=7), tmp_path / "more")
 
 
 def test_rows_load_again_once_a_save_has_ended(tmp_path):

@@ -339,31 +339,6 @@ def of_numpy(spec):
     return NumPyTable.of("item", spec, 7)
 
 
-@pytest.mark.parametrize("make", [native, NumPyTable], ids=["core", "twin"])
-def test_scores_of_another_number_than_keys_are_refused(make):
-    table = (
-        make("item", 4, seed=7, evict="score", budget_rows=100)
-        if make is NumPyTable
-        else native(4, evict="score", budget_rows=100)
-    )
-    table.lookup(np.arange(50), train=True)
-    with pytest.raises(DataError, match=r"scores \[50\], one a key, got \[1\]"):
-        table.score(np.arange(50), np.ones(1))
-
-
-def test_rows_that_come_without_a_score_have_that_of_new_ones():
-    core, twin = twins(4, optimizer="sgd", evict="score", budget_rows=40)
-    plain = native(4, optimizer="sgd")
-    plain.lookup(np.arange(30), train=True)
-    for table in (core, twin):
-        table.load(plain.export())
-        table.score(np.arange(5), np.full(5, -3.0))
-        table.lookup(np.arange(100, 120), train=True)
-        table.apply(np.arange(100, 120), torch.zeros(20, 4), table.step + 1)
-        assert not set(range(5)) & set(table.keys.tolist())
-    assert_equal(core, twin)
-
-
 def test_what_cannot_be_a_step_is_refused_and_moves_nothing():
     for table in twins(4, optimizer="sgd"):
         table.lookup(np.arange(5), train=True)

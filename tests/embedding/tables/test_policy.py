@@ -94,7 +94,6 @@ def test_rows_unseen_for_longer_than_their_time_go_and_are_told_as_deletes(kind)
     [
         ("lru", range(14, 100)),
         ("lfu", [*range(10), *range(24, 100)]),
-        ("score", [*range(82), *range(96, 100)]),
     ],
 )
 def test_a_full_group_gives_up_its_least_rows(kind, policy, kept):
@@ -103,9 +102,7 @@ def test_a_full_group_gives_up_its_least_rows(kind, policy, kept):
         step_on(made, range(10), step)
     for key in range(10, 96):
         step_on(made, [key], key)
-    if policy == "score":
-        assert made.score(np.arange(200), np.arange(0, -200, -1, dtype=np.float32)) == 104
-    step_on(made, range(96, 100), 96)  # these come with score 0
+    step_on(made, range(96, 100), 96)
     assert held(made) == list(kept)
 
 
@@ -200,7 +197,7 @@ def test_a_policy_that_contradicts_itself_is_refused():
         TableSpec(4, evict="lru")
     with pytest.raises(ConfigError, match="give both evict and budget_rows or budget_bytes"):
         TableSpec(4, budget_rows=10)
-    with pytest.raises(ConfigError, match="evict must be one of lru, lfu, score, got 'fifo'"):
+    with pytest.raises(ConfigError, match="evict must be one of lru, lfu, got 'fifo'"):
         TableSpec(4, evict="fifo", budget_rows=10)
     with pytest.raises(ConfigError, match="dtype must be one of fp32, bf16, fp16, got 'int8'"):
         TableSpec(4, dtype="int8")
@@ -208,8 +205,6 @@ def test_a_policy_that_contradicts_itself_is_refused():
         TableSpec(4, admit_probability=0.0)
     with pytest.raises(ConfigError, match="a budget of 20 bytes holds no row: one takes 48 bytes"):
         TableSpec(4, budget_bytes=20, evict="lru")
-    with pytest.raises(ConfigError, match="evicts by 'lru', not by score"):
-        table(NumPyTable, evict="lru", budget_rows=5).score(np.arange(2), np.ones(2))
 
 
 def test_a_row_goes_in_the_step_after_its_time_to_live_and_not_in_its_last():

@@ -40,12 +40,6 @@ def test_a_wire_of_half_precision_rounds_carried_rows_as_the_wire_does(ranks):
     assert hashes(ranks, "fp16/3") == hashes(ranks, "fp16/1")
 
 
-def test_staleness_is_a_choice_and_shows(ranks):
-    stale, exact = ranks[0]["1x2/stale"]["results"], ranks[0]["1x2/1"]["results"]
-    assert stale[0] == exact[0]
-    assert stale != exact
-
-
 SPECS = {"item": TableSpec(4, "adagrad")}
 
 
@@ -178,12 +172,11 @@ def test_a_stage_that_hangs_is_a_deadline_that_names_what_is_missing():
 
 
 def test_a_pipeline_of_no_depth_is_refused():
-    with pytest.raises(ConfigError, match="wants depth >= 1 and staleness >= 0, got 0 and 0"):
+    with pytest.raises(ConfigError, match="wants depth >= 1, got 0"):
         pipeline(SparseWorld(SPECS, seed=1), ones, depth=0)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_rows_in_flight_stay_in_a_table_that_evicts(staleness):
+def test_rows_in_flight_stay_in_a_table_that_evicts():
     world = SparseWorld({"item": TableSpec(4, evict="lru", budget_rows=128)}, seed=1)
 
     def keys(number):
@@ -192,7 +185,7 @@ def test_rows_in_flight_stay_in_a_table_that_evicts(staleness):
     def compute(number, data, rows):
         return {"item": torch.ones(40, 4)}, None
 
-    Pipeline(world, lambda n: n, keys, compute, depth=3, staleness=staleness).run(0, 30)
+    Pipeline(world, lambda n: n, keys, compute, depth=3).run(0, 30)
     assert world.tables["item"].evicted > 500
     assert world.tables["item"].dropped == 0
 

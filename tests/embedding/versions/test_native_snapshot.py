@@ -71,7 +71,6 @@ def _waits(part):
 EVICTING = {
     "lru": {"evict": "lru", "budget_rows": 900},
     "lfu": {"evict": "lfu", "budget_rows": 900},
-    "score": {"evict": "score", "budget_rows": 900},
     "ttl": {"ttl_steps": 3},
     "lru, ttl and admission": {"evict": "lru", "budget_rows": 900, "ttl_steps": 4, "admit_count": 2},
 }
@@ -91,8 +90,6 @@ def test_a_version_of_a_table_that_evicts_is_the_one_that_numpy_copies_when_it_i
         got = []
         for number, block in enumerate(BLOCKS):
             train(world, 8 + number, 100 + number, push=number % 3 < 2)  # some are only looked up
-            if policy == "score":
-                world.tables["item"].score(KEYS[::2], np.cos(KEYS[::2] + number).astype(np.float32))
             evicted = len(world.tables["item"].deleted)
             asked.append(published.rows(KEYS))
             got.append(snapshot.part(block, since))
@@ -223,32 +220,3 @@ def test_a_table_that_has_grown_much_gets_memory_of_its_size():
     again = history.open()
     assert again._pieces.memory is large._pieces.memory
     again.close()
-
-
-def test_scores_set_by_a_thread_without_the_lock_do_not_tear_a_version():
-    world, keys = (
-        SparseWorld({"item": TableSpec(4, "sgd", evict="score", budget_rows=100_000)}, seed=7),
-        np.arange(20_000),
-    )
-    table = world.tables["item"]
-    world.push("item", torch.from_numpy(keys), world.pull("item", torch.from_numpy(keys)), 1)
-    table.score(keys, np.zeros(len(keys), np.float32))
-    wanted = joined(list(table._chosen(ALL_SLICES, None)), table.spec).uses
-    over = threading.Event()
-
-    def score():
-        for turn in range(1, 100_000):
-            table.score(keys[turn % 40 :: 40], np.full(500, float(turn), np.float32))
-            if over.is_set():
-                return
-
-    snapshot = world.histories["item"].open()
-    scoring = threading.Thread(target=score)
-    scoring.start()
-    try:
-        version = parts(snapshot, [range(start, start + 2048) for start in range(0, 1 << 16, 2048)])
-    finally:
-        over.set()
-        scoring.join(30)
-        snapshot.close()
-    assert version.uses.tolist() == wanted.tolist()

@@ -66,6 +66,17 @@ def test_one_trainer_carries_rows_in_flight_and_equals_the_fused_trainer(plays):
     assert fused == plays.play("apart", 1, 2, ["sparse.in_flight=4"])
 
 
+def test_two_ranks_train_over_a_wire_of_bytes_and_not_to_the_same_bits(plays):
+    exact, exact_rows = plays.play("fp32", 2, 0)
+    rounded, rounded_rows = plays.play("int8", 2, 0, ["sparse.wire=int8"])
+    assert rounded_rows != exact_rows, "nothing was rounded"
+    losses = [[record["loss"] for record in records] for records in (exact, rounded)]
+    assert losses[1] == pytest.approx(
+        losses[0], rel=0.02
+    )  # a row is off by 1/254 of its largest number at most
+    assert rounded_rows == plays.play("int8apart", 2, 2, ["sparse.wire=int8"])[1], "whoever holds the rows"
+
+
 @pytest.mark.slow
 def test_policies_choose_alike_in_one_process_and_over_shards_and_go_on_at_another_count(plays):
     fused = plays.play("policy", 1, 0, POLICY)

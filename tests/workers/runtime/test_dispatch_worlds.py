@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from nonet.errors import ConfigError
-from nonet.types import BatchRef, Jagged
+from nonet.types import Jagged
 from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime.dispatch import arguments, is_plain, named, packed, spread, task_name, unpacked
+from nonet.workers.runtime.future import GroupFuture
 from nonet.workers.runtime.methods import PerRank, Replicate, Shard
 
 WORLDS = range(1, 9)
@@ -60,6 +61,13 @@ class Chunk:
         self.value, self.fetched = value, 0
 
 
+class Answers(GroupFuture):
+    """What another group answered, a chunk a rank, with the rows in each."""
+
+    def __init__(self, chunks, counts):
+        self.refs, self.role, self.method, self.collect, self._counts = chunks, "other", "m", "concat", counts
+
+
 def fetch(parameter, refs):
     for ref in refs:
         ref.fetched += 1
@@ -86,21 +94,21 @@ def test_chunks_by_reference_are_recut_for_any_group_size(kind):
                 value = CONTAINERS[kind](n)
                 chunks = [Chunk(rows.cut(value, *share)) for share in rows.shares(n, before)]
                 counts = tuple(rows.count(chunk.value) for chunk in chunks)
-                batch = BatchRef("s/0/0", {"x": tuple(chunks)}, counts)
+                batch = Answers(chunks, counts)
                 if before == after:  # Ray itself would resolve these references
                     _, flats = spread("role.m", "x", batch, Shard, after)
                     assert [flat[0] for flat in flats] == chunks
                     continue
-                parts = [got["x"] for got in received(batch, Shard, after)]
+                parts = received(batch, Shard, after)
                 assert equal(rows.join(parts), value)
                 assert [rows.count(part) for part in parts] == [b - a for a, b in rows.shares(n, after)]
 
 
 def test_a_rank_fetches_only_chunks_that_hold_its_rows():
     chunks = [Chunk(list(range(i * 4, i * 4 + 4))) for i in range(4)]
-    argument, flats = spread("r.m", "x", BatchRef("b", {"x": tuple(chunks)}, (4, 4, 4, 4)), Shard, 8)
+    argument, flats = spread("r.m", "x", Answers(chunks, (4, 4, 4, 4)), Shard, 8)
     got = arguments((argument,), flats[5], 5, 8, fetch)
-    assert got["x"]["x"] == [10, 11]
+    assert got["x"] == [10, 11]
     assert [chunk.fetched for chunk in chunks] == [0, 0, 1, 0]
 
 
@@ -135,12 +143,6 @@ def test_values_without_rows_cannot_be_sharded():
         spread("role.m", "x", {"a": [1], "b": [1, 2]}, Shard, 2)
 
 
-def test_batch_ref_needs_a_marker_that_makes_sense():
-    batch = BatchRef("b", {"x": (Chunk([1]),)}, (1,))
-    with pytest.raises(ConfigError, match="BatchRef takes Shard or Replicate"):
-        spread("role.m", "x", batch, None, 2)
-
-
 def test_task_names_tell_role_method_and_epoch():
     assert named(task_name("rl.reward.hit", "score", 0)) == ("rl.reward.hit", "score", 0)
     assert named(task_name("trainer", "train", 3)) == ("trainer", "train", 3)
@@ -151,5 +153,5 @@ def test_header_is_left_out_only_when_values_are_the_parameters_in_order():
     assert is_plain((a, b), ["a", "b", "c"])
     assert not is_plain((b,), ["a", "b"])
     assert not is_plain((a, b), ["a"])  # b can only be given by keyword
-    shared, _ = spread("r.m", "a", BatchRef("b", {"x": (Chunk([1]),)}, (1,)), Shard, 2)
+    shared, _ = spread("r.m", "a", {"x": Answers([Chunk([1])], (1,))}, Shard, 2)
     assert not is_plain((shared,), ["a"])

@@ -13,7 +13,6 @@ import torch
 
 import nonet
 from nonet.errors import ConfigError, DeadlineExceeded, StaleVersion, WorkerFailed, WorkerLost
-from nonet.types import BatchRef
 from nonet.workers.runtime.actors import Hosts
 from nonet.workers.runtime.host import RoleSpec
 
@@ -194,12 +193,6 @@ def test_unequal_futures_are_cut_by_the_receivers(pair, ray_local):
         assert np.array_equal(three.echo(pair.echo(data)).get(300), data)
         assert np.array_equal(pair.echo(three.echo(pair.echo(data))).get(300), data)
     three.stop()
-
-
-def test_batch_ref_travels_by_reference(pair, ray_local):
-    chunks = tuple(ray_local.put(np.arange(i, i + 3)) for i in (0, 3, 6))
-    batch = BatchRef("s/0/0", {"x": chunks}, (3, 3, 3))
-    assert np.array_equal(pair.echo(batch).get(300)["x"], np.arange(9))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

@@ -136,7 +136,7 @@ def test_control_answers_while_a_rank_works(groups):
     while not busy and time.monotonic() < until:
         busy = three.hosts.control("ping", timeout_s=60)[1]
     assert busy == "score.sleep"
-    assert "Thread" in three.hosts.control("dump_stacks")[1]
+    assert "Thread" in three.hosts.control("doing")[1].stacks
     pending.get(300)
 
 
@@ -144,6 +144,27 @@ def test_unknown_method_lists_the_group_methods(groups):
     four, _ = groups
     with pytest.raises(AttributeError, match=r"group methods: .*double"):
         four.tripple([1])
+
+
+def test_a_beat_names_who_did_not_answer_the_one_before(ray_local):
+    group = nonet.WorkerGroup(Score, workers=2, cpus=0.2, threads=0)
+    hosts = group.hosts
+    assert hosts.beat() == []
+    assert hosts.beat() == [], "one that was never heard is being started"
+    hosts.ready()
+    for _ in range(2):
+        hosts.beat()
+        ray.wait(hosts._beats, num_returns=2, timeout=300)
+    assert hosts.beat() == []
+    ray.kill(hosts.actors[1], no_restart=True)
+    ray.wait(hosts._beats, num_returns=2, timeout=300)
+    until, silent = time.monotonic() + 300, []
+    while not silent and time.monotonic() < until:
+        silent = hosts.beat()
+        ray.wait(hosts._beats, num_returns=2, timeout=300)
+    assert silent == ["score-1"]
+    group.stop()
+    assert hosts.beat() == [], "who was ended on purpose is not missed"
 
 
 def test_dead_worker_is_worker_lost(ray_local):

@@ -5,7 +5,7 @@ Gangs, optimizer, commits and resuming are the trainer's own. Losses are divided
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -38,19 +38,16 @@ class ClickTrainer(Trainer):
         self._last: str | None = None
         return self._built(click_setup(self.run).build())
 
-    @method()
-    def save(self, folder: str) -> None:
-        """Write folder/dense/ and folder/clicks/ from rank 0: a commit is a whole click model."""
-        super().save(folder)
-        if self.rank == 0:
-            save_clicks(
-                Path(folder),
-                click_setup(self.run),
-                Clicks.labelled(
-                    self._seq, self._items, self._last, list(self.run.features), self.run.history
-                ),
-                as_array(self._items["item_id"]),
-            )
+    def _parts(self) -> list[Callable[[Path], list[Path]]]:
+        """The trainer's, and from rank 0 folder/clicks/: a commit is a whole click model."""
+        parts = super()._parts()
+        if self.rank:
+            return parts
+        setup, items = click_setup(self.run), as_array(self._items["item_id"])
+        clicks = Clicks.labelled(
+            self._seq, self._items, self._last, list(self.run.features), self.run.history
+        )
+        return [*parts, lambda folder: save_clicks(folder, setup, clicks, items)]
 
     def _read(self, stage: StageSetup, step: int) -> Asked:
         (make,) = self._samples(stage).batch(step, self.rank, self.world)

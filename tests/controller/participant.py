@@ -1,0 +1,12 @@
+"""A commit's participant: what it writes into a folder is on disk and hashed when it answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nonet.background import Written, sealed
+
+
+def written(folder: Path) -> Written:
+    """What is in a folder, as one participant that wrote all of it would say."""
+    return sealed(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
