@@ -111,3 +111,10 @@ def test_files_are_those_of_the_library_byte_for_byte(tmp_path, monkeypatch, bou
     assert (tmp_path / "ours" / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
     found = read_tensors(tmp_path / "ours" / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in named.items())
+
+
+def test_weights_that_were_sent_and_written_can_still_be_offloaded(tmp_path):
+    named = Model().state_dict()
+    write_tensors(tmp_path / "model.safetensors", named)
+    assert all(pack(bucket, named) for bucket in buckets(named, MOST))
+    assert all(tensor.untyped_storage().resizable() for tensor in named.values())

@@ -117,7 +117,7 @@ def test_a_loaded_commit_goes_on_in_the_same_bits(tmp_path):
     whole, half = dense_of(), dense_of()
     expected = stepped(whole, range(6))
     stepped(half, range(3))
-    half.save(tmp_path / "dense")
+    half.snapshot()(tmp_path / "dense")
     again = dense_of(seed=9)
     again.load(tmp_path / "dense", optimizer=True)
     assert torch.equal(stepped(again, range(3, 6)), expected)
@@ -126,7 +126,7 @@ def test_a_loaded_commit_goes_on_in_the_same_bits(tmp_path):
 def test_a_commit_loaded_for_another_stage_brings_weights_and_no_moments(tmp_path):
     dense = dense_of()
     stepped(dense, range(3))
-    dense.save(tmp_path / "dense")
+    dense.snapshot()(tmp_path / "dense")
     other = dense_of(seed=9)
     other.load(tmp_path / "dense", optimizer=False)
     assert torch.equal(weights(other), weights(dense))

@@ -9,10 +9,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from forked_roles import played
 from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario, make_scenario
 from nonet.controller.scenario.unsupported import check_runnable
+from nonet.controller.setup.own_files import own_files
 from nonet.errors import ConfigError
 from nonet.workers.engines import ENGINES, Learning, TrainEngine, make_engine
 from nonet.workers.roles.rollout import Rollout
@@ -23,7 +25,7 @@ WHOLE = """
 import torch
 
 from nonet.options import Rate, StrictModel
-from nonet.workers import load_model, outline, write_tensors
+from nonet.workers import host_copy, load_model, outline, write_tensors
 from nonet.workers.engines import TrainEngine
 
 
@@ -61,8 +63,14 @@ class Descent:
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
-    def save(self, folder):
-        write_tensors(folder / "model.safetensors", self.model.state_dict())
+    def snapshot(self):
+        weights = host_copy(self.model.state_dict())
+
+        def write(folder):
+            write_tensors(folder / "model.safetensors", weights)
+            return [folder / "model.safetensors"]
+
+        return write
 
     def load(self, folder, *, optimizer):
         load_model(self.model, folder)
@@ -97,12 +105,29 @@ class Plain(Ddp):
 SPEC = TrainEngine(Plain, Options)
 """
 
+# The shipped engine, which counts whom it meets before it is made.
+MEETS = """
+import torch.distributed as dist
+
+from nonet.workers.engines import Ddp, TrainEngine
+
+
+class Meets(Ddp):
+    def __init__(self, options, model, learning, member):
+        assert dist.get_world_size(member.trainers) == member.learners == 2
+        super().__init__(options, model, learning, member)
+
+
+SPEC = TrainEngine(Meets)
+"""
+
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory):
     made = Ring(tmp_path_factory.mktemp("ring"))
     (made.scenario.parent / "whole.py").write_text(WHOLE)
     (made.scenario.parent / "short.py").write_text(SHORT)
+    (made.scenario.parent / "meets.py").write_text(MEETS)
     return made
 
 
@@ -136,6 +161,15 @@ def test_an_engine_from_a_file_trains_commits_and_publishes(ring, tmp_path, name
     assert np.array_equal(rollout.generate(beams["user"], beams["position"], **asked)["sid"], beams["sid"])
 
 
+def test_an_engine_is_made_where_the_trainers_have_met(ring, tmp_path):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 2]]
+    ranks = played(ring.scenario, tmp_path / "two", acts, changes=[engine("meets.py:SPEC")], trainers=2)
+    losses = [[record["loss"] for record in rank["records"]] for rank in ranks]
+    assert losses[0] == losses[1]
+    expected = [record["loss"] for record in ring.world().train("pretrain", 0, 2)]
+    assert losses[0] == pytest.approx(expected, rel=1e-5)  # another order of sums
+
+
 def test_both_toys_go_the_same_way(ring):
     ends = []
     for name in ("whole.py:SPEC", "short.py:SPEC"):
@@ -156,7 +190,9 @@ def test_the_shipped_engine_is_that_of_a_scenario_that_names_none(ring):
 
 
 def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring, tmp_path, monkeypatch):
-    world = ring.world(engine("short.py:SPEC", speed=2.0))
+    change = engine("short.py:SPEC", speed=2.0)
+    assert "short.py" in own_files(load_scenario(ring.scenario, [change])[0])  # a run works from its copy
+    world = ring.world(change)
     assert world.run.engine == {"use": f"{ring.scenario.parent.resolve()}/short.py:SPEC", "speed": 2.0}
     monkeypatch.chdir(tmp_path)
     made = make_engine(world.run.engine, torch.nn.Linear(2, 2), Membership(0, 1), Learning(clip_norm=5.0))
