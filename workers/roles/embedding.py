@@ -113,7 +113,7 @@ class EmbeddingShard(DistributeWorker):
         self._forget_deletes()
         return self.saved(wait)
 
-    @method()
+    @method(away=True)
     def saved(self, wait: bool = False) -> Written | None:
         """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
         return self._saving.answer(wait, self._deadlines.save)

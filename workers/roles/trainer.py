@@ -228,7 +228,7 @@ class Trainer(DistributeWorker):
         )
         return self.saved(wait)
 
-    @method()
+    @method(away=True)
     def saved(self, wait: bool = False) -> Written | None:
         """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
         return self._saving.answer(wait, self.run.deadlines.save)

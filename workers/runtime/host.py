@@ -27,6 +27,7 @@ from nonet.workers import Doing, look, unreachable, waited_in_vain
 from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.dispatch import arguments, named, unpacked
+from nonet.workers.runtime.methods import declared
 from nonet.workers.runtime.orphan_guard import Keeper
 from nonet.workers.runtime.timeline import Spans
 from nonet.workers.runtime.worker import DistributeWorker, Place
@@ -229,7 +230,7 @@ class Host:
             raise StaleVersion(
                 f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} came too late and did not run"
             )
-        if self._residents is not None:
+        if self._residents is not None and not declared(type(self._roles[role]), method).away:
             self._residents.require(role)
         return getattr(self._roles[role], method)
 

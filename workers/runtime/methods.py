@@ -53,16 +53,23 @@ class Method:
     collect: Collect
     idempotent: bool
     remember: bool
+    away: bool = False
 
 
 def method(
-    *, collect: Collect = "list", idempotent: bool = False, remember: bool = False, **markers: Marker
+    *,
+    collect: Collect = "list",
+    idempotent: bool = False,
+    remember: bool = False,
+    away: bool = False,
+    **markers: Marker,
 ) -> Callable:
     """Declare a group method.
 
     collect      concat | list | first | sum | mean | stream (a method that yields)
     idempotent   running it twice does no harm: calls may ask for `retries`
     remember     a worker that was restarted hears the last such call again before it is admitted
+    away         it touches no buffer of the device, so it runs while they wait in host memory too
 
     Raises ConfigError on an unknown word, and on a parameter named like a call option (timeout_s, retries).
     """
@@ -81,7 +88,7 @@ def method(
                 raise ConfigError(
                     f"{function.__qualname__} has a parameter {name!r}, which every group call has: name it otherwise"
                 )
-        function.__nonet_method__ = Method(dict(markers), collect, idempotent, remember)  # type: ignore[attr-defined]
+        function.__nonet_method__ = Method(dict(markers), collect, idempotent, remember, away)  # type: ignore[attr-defined]
         return function
 
     return declare

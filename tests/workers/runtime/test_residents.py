@@ -17,6 +17,10 @@ class Holder(nonet.DistributeWorker):
         self.block = torch.arange(size, dtype=torch.float32)
         self.shared = shared
 
+    @nonet.method(away=True)
+    def name(self):
+        return self.place.role
+
     @nonet.method(collect="list")
     def total(self) -> float:
         return float(self.block.sum())
@@ -85,6 +89,7 @@ def test_calls_of_an_offloaded_group_do_not_run_and_calls_before_the_move_do(ray
     assert before.get(300) == [499500.0] * 2
     with pytest.raises(NotResident, match="'holder' wait in host memory"):
         group.total().get(300)
+    assert group.name().get(300) == ["holder"] * 2, "it needs none of the buffers"
     assert [each.resume for each in group.hosts.move([], 60.0)] == [4000, 4000]
     assert group.total().get(300) == [499500.0] * 2
     spans = [span for _, spans in group.hosts.spans() for span in spans if span[0] in MOVES]
