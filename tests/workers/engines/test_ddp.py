@@ -143,7 +143,7 @@ def test_a_stage_begins_with_a_fresh_optimizer():
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
-    dense_of().save(tmp_path / "dense")
+    dense_of().snapshot()(tmp_path / "dense")
     wider = dense_of()
     wider.model.bias = torch.nn.Parameter(torch.zeros(8))
     with pytest.raises(CheckpointError, match="the weights do not fit this model"):
