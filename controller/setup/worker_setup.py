@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
 from nonet.models import Surroundings
-from nonet.plugins import heavy
+from nonet.plugins import OWN, heavy
 from nonet.workers.roles import RunSetup, StageSetup
 from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import RoleSpec
@@ -109,7 +110,9 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     classes = {name: scenario.model.spec.roles.get(name, kind.cls) for name, kind in (kinds | beside).items()}
     specs = {
         name: RoleSpec(
-            heavy(classes[name]), tuple(told[what] for what in kind.args), _own_options(named.get(name))
+            _sendable(heavy(classes[name])),
+            tuple(told[what] for what in kind.args),
+            _own_options(named.get(name)),
         )
         for name, kind in (kinds | beside).items()
     }
@@ -119,6 +122,16 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
             (name, copies.address(options.use or name), str(run.sources), options.options()),
         )
     return specs
+
+
+def _sendable(cls: Any) -> Any:
+    """A class; one from a file of the user's own goes to its workers whole, for their processes cannot import the file."""
+    module = sys.modules[cls.__module__]
+    if module.__name__.startswith(OWN):
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
+    return cls
 
 
 def _own_options(role: Role | None) -> dict[str, Any] | None:

@@ -1,1 +1,2 @@
+from .decoder import SidDecoder as SidDecoder
 from .loss import sid_loss as sid_loss

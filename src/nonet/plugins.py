@@ -49,6 +49,7 @@ class Files:
 
 
 HERE = Files()
+OWN = "nonet_own_"  # what modules from files of the user's own are called
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def import_file(path: Path, title: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{title}: there is no file {path}. A file is looked up beside the scenario.")
     text = path.read_bytes()
-    key = f"nonet_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode() + text).hexdigest()[:12]}"
+    key = f"{OWN}{path.stem}_{hashlib.sha256(str(path.resolve()).encode() + text).hexdigest()[:12]}"
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)

@@ -1,0 +1,72 @@
+"""docs/extend.md does what it says: its code in one file beside a scenario is a run with six kinds of things of one's own."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tests_ring import make_ring
+
+from nonet.controller.record.checkpoint import Checkpoints, read_manifest
+from nonet.deploy.run import api
+from nonet.deploy.run.panel import Panel
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+MOST_LINES = 30
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_each_section_shows_its_kind_in_under_thirty_lines():
+    code = blocks("python")
+    assert len(code) == 6
+    assert max(len([line for line in block.splitlines() if line.strip()]) for block in code) < MOST_LINES
+
+
+def test_the_table_cites_folders_there_are():
+    folders = re.findall(r"\| `([\w/<>]+)/`", PAGE)
+    assert len(folders) == 10
+    for folder in folders:
+        assert (ROOT / folder.split("/<")[0]).is_dir(), folder
+
+
+@pytest.fixture(scope="module")
+def finished(ray_local, tmp_path_factory):
+    folder = make_ring(tmp_path_factory.mktemp("own"))
+    (folder / "mine.py").write_text("\n".join(blocks("python")))
+    (folder / "mine.yaml").write_text(blocks("yaml")[0])
+    return api.run(
+        api.scenario(folder / "mine.yaml", []), run_dir=folder / "run", panel=Panel(io.StringIO(), live=False)
+    )
+
+
+def records(finished, stage):
+    lines = (finished.folder.path / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["stage"] == stage]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_has_an_algorithm_a_model_an_engine_a_source_a_role_and_a_stage_of_its_own(finished):
+    text = (finished.folder.path / "sources.json").read_text()
+    assert "mine.py" in text
+    noted = [r["value"] for r in records(finished, "pretrain") if r["name"] == "noted"]
+    assert noted == [101, 102]  # the stage's loop told the role of every other step
+    losses = [r["value"] for r in records(finished, "pretrain") if r["name"] == "loss"]
+    assert len(losses) == 3  # of six, for the source has half of the users
+    assert losses[-1] < losses[0]
+    kl = [r["value"] for r in records(finished, "rl") if r["name"] == "kl"]
+    assert kl == [0.0, 0.0]  # the algorithm keeps no reference
+    path, _ = Checkpoints(finished.folder.checkpoints).newest()
+    names = set(read_manifest(path).files)
+    assert not any(name.startswith("reference/") for name in names)
+    assert json.loads((path / "dense" / "optimizer.json").read_text())[0]["momentum"] == 0.8  # the engine's
+    assert not any(
+        "blocks." in name for name in load_file(path / "dense" / "model.safetensors")
+    )  # the model's
