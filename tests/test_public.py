@@ -144,6 +144,11 @@ def test_the_type_checker_looks_into_every_code_folder():
     }  # it follows no symlink itself
 
 
+def test_scenarios_and_faces_are_checked_strictly():
+    strict = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["strict"]
+    assert {"src/nonet/controller/scenario", "src/nonet/__init__.py", "**/__init__.pyi"} <= set(strict)
+
+
 def _modules() -> list[tuple[str, Path]]:
     """Every module of the package with the folder it is in; rewards of the shipped scenarios are users' files."""
     files = [file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")]

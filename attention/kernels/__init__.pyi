@@ -6,7 +6,7 @@ from .forward_pass import forward as forward
 from .launch import Options as Options
 from .launch import power as power
 from .launch import registers as registers
-from .triton_backward import dkv_kernel as dkv_kernel
-from .triton_backward import dq_kernel as dq_kernel
-from .triton_bias import bias_kernel as bias_kernel
-from .triton_forward import forward_kernel as forward_kernel
+from .triton_backward import dkv_kernel as dkv_kernel  # pyright: ignore[reportUnknownVariableType]  Triton has no types
+from .triton_backward import dq_kernel as dq_kernel  # pyright: ignore[reportUnknownVariableType]  Triton has no types
+from .triton_bias import bias_kernel as bias_kernel  # pyright: ignore[reportUnknownVariableType]  Triton has no types
+from .triton_forward import forward_kernel as forward_kernel  # pyright: ignore[reportUnknownVariableType]  Triton has no types

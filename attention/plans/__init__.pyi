@@ -7,6 +7,6 @@ from .tile_plan import Plans as Plans
 from .tile_plan import Tiles as Tiles
 from .tile_plan import plan as plan
 from .tile_plan import plans as plans
-from .triton_plan import key_kernel as key_kernel
-from .triton_plan import query_kernel as query_kernel
-from .triton_plan import summary_kernel as summary_kernel
+from .triton_plan import key_kernel as key_kernel  # pyright: ignore[reportUnknownVariableType]  Triton has no types
+from .triton_plan import query_kernel as query_kernel  # pyright: ignore[reportUnknownVariableType]  Triton has no types
+from .triton_plan import summary_kernel as summary_kernel  # pyright: ignore[reportUnknownVariableType]  Triton has no types

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nonet.controller.plan.sizes import ModelSize, feature_dims, model_size
-from nonet.controller.scenario import Scenario
+from nonet.controller.scenario import PlannedGroup, Scenario
 
 # Bytes of a row of this width between processes; int8 has a scale a row (embedding/exchange/codecs.py).
 _WIRE: dict[str, Callable[[int], int]] = {
@@ -42,20 +41,20 @@ class StageWork:
     moves: tuple[tuple[str, float, str], ...]
 
 
-def arithmetic(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]]) -> Iterator[StageWork]:
+def arithmetic(scenario: Scenario, by_stage: Mapping[str, tuple[PlannedGroup, ...]]) -> Iterator[StageWork]:
     """Every stage, with the groups that it has."""
     size = model_size(scenario)
     for name, body in scenario.stages.items():
         yield body.kind.work(scenario, name, body, by_stage[name], size)
 
 
-def group_flops(group: Any, count: float) -> Flops:
+def group_flops(group: PlannedGroup, count: float) -> Flops:
     """What a group computes in a step."""
     return Flops(group.name, group.resource, group.workers * (group.devices or 1), count)
 
 
 def row_moves(
-    scenario: Scenario, groups: tuple[Any, ...], events: float, ways: int
+    scenario: Scenario, groups: tuple[PlannedGroup, ...], events: float, ways: int
 ) -> Iterator[tuple[str, float, str]]:
     """Rows that trainers pull from shards in other processes, and the gradients they push back."""
     trainer, shards = holder(groups, "trainer"), holder(groups, "embedding")
@@ -68,13 +67,13 @@ def row_moves(
         yield what, count, f"among {trainer.name}" if fused else f"{shards.name} <-> {trainer.name}"
 
 
-def gradient_moves(trainer: Any, size: ModelSize) -> Iterator[tuple[str, float, str]]:
+def gradient_moves(trainer: PlannedGroup, size: ModelSize) -> Iterator[tuple[str, float, str]]:
     """A ring sends every gradient twice but for one rank's share, whether it is one all-reduce or scatter and gather."""
     if trainer.workers > 1:
         each = 2.0 * size.parameters * size.weight_bytes * (1 - 1 / trainer.workers)
         yield "dense gradients", each * trainer.workers, f"among {trainer.name}"
 
 
-def holder(groups: tuple[Any, ...], role: str) -> Any:
+def holder(groups: tuple[PlannedGroup, ...], role: str) -> PlannedGroup:
     """The group that holds a role. Raises StopIteration."""
     return next(group for group in groups if role in group.roles)

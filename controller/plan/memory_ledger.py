@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory import PROCESS_BYTES, RUNTIME_BYTES, Need, need, usual_share
+from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.sizes import ModelSize, model_size, shard_bytes
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
@@ -68,7 +68,9 @@ class Ledger:
         return tuple(line for line in self.lines if line.offloaded)
 
 
-def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], view: ClusterView) -> Ledger:
+def make_ledger(
+    scenario: Scenario, by_stage: Mapping[str, tuple[GroupPlan, ...]], view: ClusterView
+) -> Ledger:
     """Account for the groups of every stage. Raises PlacementError where a phase cannot fit."""
     size = model_size(scenario)
     lines: list[Line] = []
@@ -101,7 +103,7 @@ def _phases(scenario: Scenario, stage: str) -> dict[str, tuple[str, ...]]:
 
 
 def _device_lines(
-    scenario: Scenario, stage: str, groups: list[Any], view: ClusterView, size: ModelSize
+    scenario: Scenario, stage: str, groups: list[GroupPlan], view: ClusterView, size: ModelSize
 ) -> Iterator[tuple[Line, dict[str, Need]]]:
     """The phases of one device, each with what its groups need."""
     root = groups[0]
@@ -136,7 +138,12 @@ def _device_lines(
 
 
 def _fitting(
-    scenario: Scenario, stage: str, groups: list[Any], busy: list[Any], size: ModelSize, budget: float
+    scenario: Scenario,
+    stage: str,
+    groups: list[GroupPlan],
+    busy: list[GroupPlan],
+    size: ModelSize,
+    budget: float,
 ) -> dict[str, Need]:
     """What the groups of a device need when each that works has `budget` bytes (0: not known).
 
@@ -158,7 +165,7 @@ def _fitting(
 
 
 def _parts(
-    groups: list[Any], needs: Mapping[str, Need], active: tuple[str, ...], runtime: int
+    groups: list[GroupPlan], needs: Mapping[str, Need], active: tuple[str, ...], runtime: int
 ) -> dict[str, int]:
     parts: dict[str, int] = {}
     for group in groups:
@@ -172,7 +179,7 @@ def _parts(
 def _host_line(
     scenario: Scenario,
     stage: str,
-    groups: tuple[Any, ...],
+    groups: tuple[GroupPlan, ...],
     view: ClusterView,
     size: ModelSize,
     aside: Mapping[str, float],
@@ -202,24 +209,24 @@ def _pressure(parts: Mapping[str, int], capacity: float) -> float:
     return sum(parts.values()) / capacity if capacity else 0.0
 
 
-def _works(group: Any, working: tuple[str, ...]) -> bool:
+def _works(group: GroupPlan, working: tuple[str, ...]) -> bool:
     return bool(set(group.roles) & set(working)) or (
         "reward" in working and any(".reward." in role or ".between." in role for role in group.roles)
     )
 
 
-def _is_counted(scenario: Scenario, group: Any) -> bool:
+def _is_counted(scenario: Scenario, group: GroupPlan) -> bool:
     return group.resource != "CPU" or bool(_pool_bytes(scenario, group))
 
 
-def _device_bytes(scenario: Scenario, view: ClusterView, node: str, group: Any) -> float:
+def _device_bytes(scenario: Scenario, view: ClusterView, node: str, group: GroupPlan) -> float:
     """What a device of a group has: as its pool says, as the view knows, the smaller of both; 0 where neither does."""
     facts = view.node(node).devices.get(group.resource)
     known = [value for value in (facts.memory_bytes if facts else 0, _pool_bytes(scenario, group)) if value]
     return float(min(known, default=0))
 
 
-def _pool_bytes(scenario: Scenario, group: Any) -> int:
+def _pool_bytes(scenario: Scenario, group: GroupPlan) -> int:
     pool = scenario.pools.get(group.pool)
     return (pool.memory or 0) if pool else 0
 

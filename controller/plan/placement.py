@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.packing import Capacity, Wanted
@@ -70,7 +69,7 @@ def place_groups(
     return tuple(found[draft.name] for draft in wanted)
 
 
-def _hardness(draft: Draft) -> tuple[Any, ...]:
+def _hardness(draft: Draft) -> tuple[bool, bool, bool, bool, float]:
     """Devices before CPUs, fixed sizes before elastic ones, required topology, gangs, then the largest."""
     return (
         draft.resource == "CPU",

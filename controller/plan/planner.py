@@ -150,7 +150,7 @@ def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
 
 
 def make_stages(
-    scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], ledger: Ledger
+    scenario: Scenario, by_stage: Mapping[str, tuple[GroupPlan, ...]], ledger: Ledger
 ) -> Iterator[dict[str, Any]]:
     """Arguments of a StagePlan for every stage, from tokenise to evaluate."""
     now = next(iter(by_stage.values()))
@@ -192,7 +192,7 @@ def _stage(
     }
 
 
-def _on(groups: tuple[Any, ...], *roles: str) -> tuple[str, ...]:
+def _on(groups: tuple[GroupPlan, ...], *roles: str) -> tuple[str, ...]:
     """Groups that hold one of these roles; a name that ends in a dot stands for all that begin so."""
     prefixes = tuple(role for role in roles if role.endswith("."))
     return tuple(

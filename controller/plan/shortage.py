@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.packing import Capacity
 from nonet.controller.plan.requests import Draft
 
+if TYPE_CHECKING:
+    from nonet.controller.plan.placement import GroupPlan
+
 _NAMED = 4
 
 
-def shortage(draft: Draft, capacity: Capacity, view: ClusterView, done: tuple[Any, ...]) -> str:
+def shortage(draft: Draft, capacity: Capacity, view: ClusterView, done: tuple[GroupPlan, ...]) -> str:
     """The message for a group that `capacity` has no room for, after the groups `done` of the same plan."""
     nodes = capacity.matching(draft.labels)
     ids = {node.id for node in nodes}
@@ -89,7 +92,7 @@ def _way_out(draft: Draft, capacity: Capacity, view: ClusterView, left: float) -
     return f"Lower its workers or change the cluster: {', '.join(ways)}; --cluster plans for another one."
 
 
-def taken_since(group: Any, view: ClusterView) -> str:
+def taken_since(group: GroupPlan, view: ClusterView) -> str:
     """The message for a planned group whose room somebody took before it was bound; `view` is how things stand."""
     asked = group.workers * group.bundle[group.resource]
     wanted: Counter[str] = Counter(group.nodes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory_ledger import gigabytes
+from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.sizes import model_size, table_bytes
 from nonet.controller.scenario import Elastic, Scenario, check_runnable
 from nonet.errors import ConfigError
@@ -15,7 +15,7 @@ from nonet.errors import ConfigError
 _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
 
 
-def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Sentences, the warnings first."""
     yield from _not_run(scenario, groups)
     yield from _warnings(scenario, view, groups)
@@ -42,7 +42,7 @@ def cluster_words(view: ClusterView) -> str:
     )
 
 
-def pool_words(scenario: Scenario, groups: tuple[Any, ...]) -> dict[str, str]:
+def pool_words(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, str]:
     """Each pool that is used and says something: its device, labels, environment."""
     found = {}
     for name, pool in scenario.pools.items():
@@ -56,7 +56,7 @@ def pool_words(scenario: Scenario, groups: tuple[Any, ...]) -> dict[str, str]:
     return found
 
 
-def _not_run(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
+def _not_run(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """What stands between this plan and a run of it."""
     try:
         check_runnable(scenario)
@@ -66,7 +66,7 @@ def _not_run(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
         yield "warning: nothing of this has ever run on Ascend; docs/hardware.md says what was tried and how"
 
 
-def _copies(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+def _copies(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """How a rollout apart comes by rows: copies, which its node must hold, or by key."""
     rollout = next((group for group in groups if "rollout" in group.roles), None)
     rows = sum(filter(None, table_bytes(scenario).values()))
@@ -89,7 +89,7 @@ def _copies(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> I
         )
 
 
-def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     yield from _copies(scenario, view, groups)
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, body in scenario.stages.items():
@@ -132,7 +132,7 @@ def _commits(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _shared(groups: tuple[Any, ...]) -> Iterator[str]:
+def _shared(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     nodes = {node for group in groups for node in group.nodes}
     if len(nodes) > 1:
         yield (
@@ -141,7 +141,7 @@ def _shared(groups: tuple[Any, ...]) -> Iterator[str]:
         )
 
 
-def _placed(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
+def _placed(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     for group in groups:
         role = scenario.roles.get(group.roles[0])
         if role is None or group.shares:
@@ -156,7 +156,7 @@ def _placed(scenario: Scenario, groups: tuple[Any, ...]) -> Iterator[str]:
             yield f"{group.name}: all in one {group.level.replace('_', ' ')}"
 
 
-def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[Any, ...]) -> Iterator[str]:
+def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     size = model_size(scenario)
     if size.assumed:
         yield f"assumed: {size.assumed}"

@@ -1,5 +1,5 @@
 """Scenarios: what a YAML may say, checked and completed."""
 
-import lazy_loader
+import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]

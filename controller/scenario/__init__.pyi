@@ -18,6 +18,7 @@ from .scenario import put as put
 from .scenario import shipped_names as shipped_names
 from .stage import BatchSize as BatchSize
 from .stage import OwnWorkers as OwnWorkers
+from .stage import PlannedGroup as PlannedGroup
 from .stage import Schedule as Schedule
 from .stage import StageKind as StageKind
 from .stage import StageOptions as StageOptions

@@ -33,7 +33,7 @@ def hide(document: Any) -> Any:
 
 
 def _hidden(value: Any, path: tuple[str, ...]) -> Any:
-    if isinstance(value, dict):
+    if yaml.is_map(value):
         return {key: _hidden(part, (*path, str(key))) for key, part in value.items()}
     if not is_hidden(path) or (isinstance(value, str) and _REFERENCE.fullmatch(value)):
         return value
@@ -42,7 +42,8 @@ def _hidden(value: Any, path: tuple[str, ...]) -> Any:
 
 def hide_in_command(words: Sequence[str]) -> list[str]:
     """Words of a command line, `--set pools.X.env.vars.KEY=value` and its wider forms without values."""
-    shown, change_next = [], False
+    shown: list[str] = []
+    change_next = False
     for word in words:
         option, equals, change = word.partition("=")
         if change_next:
@@ -77,7 +78,9 @@ def with_values(
 
     Also the names of what the environment gave. Raises ConfigError that names the variables nobody has a value for.
     """
-    pools, taken, missing = dict(scenario.pools), [], []
+    pools = dict(scenario.pools)
+    taken: list[str] = []
+    missing: list[str] = []
     for name, pool in scenario.pools.items():
         known = dict(pool.env.vars) if pool.env else {}
         for key in [key for key, value in known.items() if value == HIDDEN]:

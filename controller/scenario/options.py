@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
-from nonet.controller.scenario.replaceable import Replaceable
+from nonet.controller.scenario.replaceable import Replaceable, files_of
 from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
 from nonet.models import MODELS
@@ -56,7 +56,7 @@ class Join(StrictModel):
 
 class Source(Replaceable):
     default: ClassVar[str] = "shuffled"
-    registry: ClassVar[Registry[Any]] = SOURCES
+    registry: ClassVar[Registry[Any] | None] = SOURCES
 
 
 class Data(StrictModel):
@@ -100,7 +100,7 @@ class Tokenizer(Replaceable):
 
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
-    registry: ClassVar[Registry[Any]] = MODELS
+    registry: ClassVar[Registry[Any] | None] = MODELS
 
 
 # --- pools and roles ----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Topology(StrictModel):
 
 class Engine(Replaceable):
     default: ClassVar[str] = "ddp"
-    registry: ClassVar[Registry[Any]] = ENGINES
+    registry: ClassVar[Registry[Any] | None] = ENGINES
 
 
 class Role(StrictModel):
@@ -176,7 +176,7 @@ class Role(StrictModel):
 
     @model_validator(mode="after")
     def _known(self, info: ValidationInfo) -> Role:
-        self._files = (info.context or {}).get("files", HERE)
+        self._files = files_of(info)
         own = self.model_extra or {}
         if self.use is None:
             if own:

@@ -9,10 +9,17 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
 
+from nonet.controller.scenario.yaml import is_map
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
 from nonet.plugins import HERE, Files, Registry, is_reference
 from nonet.suggest import suggestion
+
+
+def files_of(info: ValidationInfo[Any]) -> Files:
+    """Where the own files of the scenario that is read are."""
+    context: dict[str, Files] = info.context or {}
+    return context.get("files", HERE)
 
 
 class Replaceable(BaseModel):
@@ -30,13 +37,13 @@ class Replaceable(BaseModel):
     def _name(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = {"use": value}
-        if isinstance(value, dict) and "use" not in value and cls.default:
+        if is_map(value) and "use" not in value and cls.default:
             value = {"use": cls.default, **value}
         return value
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Replaceable:
-        self._files = (info.context or {}).get("files", HERE)
+        self._files = files_of(info)
         options = self._option_class()
         if options is not None:
             filled = options.model_validate(self.model_extra or {}).model_dump()

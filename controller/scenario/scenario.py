@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -18,6 +18,7 @@ from pydantic import (
     PrivateAttr,
     SerializeAsAny,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -35,6 +36,7 @@ from nonet.controller.scenario.options import (
     Role,
     Tokenizer,
 )
+from nonet.controller.scenario.replaceable import Replaceable, files_of
 from nonet.controller.scenario.sparse import Sparse
 from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
 from nonet.errors import ConfigError
@@ -93,9 +95,14 @@ class Scenario(StrictModel):
     @field_validator("stages", mode="before")
     @classmethod
     def _some(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or not value:
+        if not yaml.is_map(value) or not value:
             raise ValueError("wanted a map of stages in order, e.g. pretrain, finetune, rl")
         return value
+
+    @model_validator(mode="after")
+    def _located(self, info: ValidationInfo) -> Scenario:
+        self._files = files_of(info)
+        return self
 
     @model_validator(mode="after")
     def _windows_fit(self) -> Scenario:
@@ -162,9 +169,8 @@ def make_scenario(document: Any, source: str = "scenario", files: Files = HERE) 
 
 
 def _rebuilt(document: Any, files: Files) -> Scenario:
-    scenario = Scenario.model_validate(document, context={"files": files})
-    scenario._files = files
-    return scenario
+    """A scenario of keys that are right. Raises pydantic's errors."""
+    return Scenario.model_validate(document, context={"files": files})
 
 
 def _plain(scenario: Scenario) -> dict[str, Any]:
@@ -213,10 +219,10 @@ def document(scenario: BaseModel) -> dict[str, Any]:
 
 def _named_uses(value: Any) -> Any:
     """Objects that a script put under `use` become the name they have there."""
-    if isinstance(value, dict):
+    if yaml.is_map(value):
         return {key: _named_uses(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_named_uses(part) for part in value]
+        return [_named_uses(part) for part in cast("list[Any]", value)]
     return f"{value.__module__}:{value.__qualname__}" if callable(value) else value
 
 
@@ -232,8 +238,8 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     *parents, last = path.split(".")
     place = document
     for depth, part in enumerate(parents):
-        there = place.setdefault(part, {})
-        if not isinstance(there, dict):
+        there: Any = place.setdefault(part, {})
+        if not yaml.is_map(there):
             held = "a value" if is_hidden(parents[: depth + 1]) else repr(there)
             raise ConfigError(f"{source}: {part} holds {held}, which has no keys")
         place = there
@@ -296,7 +302,7 @@ def _is_arm(part: Any) -> bool:
 
 def _keys_at(loc: list[Any], document: Any, files: Files) -> list[str]:
     """Keys that a scenario may have where `loc` points, for suggestions."""
-    model: Any = Scenario
+    model: type[BaseModel] = Scenario
     own_name = False
     for part in loc:
         if own_name:
@@ -305,11 +311,12 @@ def _keys_at(loc: list[Any], document: Any, files: Files) -> list[str]:
                 model = kind_of(document["stages"][part], files).options
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        model, own_name = _model_of(annotation), get_origin(annotation) is dict
-        if model is None:
+        inside, own_name = _model_of(annotation), get_origin(annotation) is dict
+        if inside is None:
             return []
+        model = inside
     names = [field.alias or name for name, field in model.model_fields.items() if name != "use"]
-    shipped = model.option_classes() if hasattr(model, "option_classes") else {}
+    shipped = model.option_classes() if issubclass(model, Replaceable) else {}
     return sorted(
         {
             *names,
@@ -319,7 +326,7 @@ def _keys_at(loc: list[Any], document: Any, files: Files) -> list[str]:
     )
 
 
-def _model_of(annotation: Any) -> Any:
+def _model_of(annotation: Any) -> type[BaseModel] | None:
     """The option class inside an annotation such as `dict[str, Table]` or `Schedule | float`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation

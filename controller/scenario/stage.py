@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.options import Role
+from nonet.controller.scenario.replaceable import files_of
+from nonet.controller.scenario.yaml import is_map
 from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.workers.roles import CHUNK_TOKENS
@@ -56,7 +58,7 @@ class StageOptions(StrictModel):
 
     @model_validator(mode="after")
     def _located(self, info: ValidationInfo) -> StageOptions:
-        self._files = (info.context or {}).get("files", HERE)
+        self._files = files_of(info)
         return self
 
     @property
@@ -79,6 +81,21 @@ class OwnWorkers:
     pool: str | None
     workers: int
     runs: bool = True
+
+
+class PlannedGroup(Protocol):
+    """What a kind may ask of a group of processes that a plan has placed."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def roles(self) -> tuple[str, ...]: ...
+    @property
+    def resource(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def devices(self) -> float: ...
 
 
 class StageKind:
@@ -155,7 +172,7 @@ class StageKind:
         """Sizes a worker and chunk, as a plan prints them; `workers` and `chunks` by role."""
         return {}
 
-    def work(self, scenario: Any, name: str, body: Any, groups: tuple[Any, ...], size: Any) -> Any:
+    def work(self, scenario: Any, name: str, body: Any, groups: tuple[PlannedGroup, ...], size: Any) -> Any:
         """Flops and bytes of a step (a plan's `StageWork`)."""
         raise NotImplementedError
 
@@ -175,14 +192,13 @@ def stage_of(value: Any, info: ValidationInfo) -> Any:
     """A stage from plain keys, by its kind. Raises ConfigError and pydantic's errors."""
     if isinstance(value, StageOptions):
         return value
-    files = (info.context or {}).get("files", HERE)
-    return kind_of(value, files).options.model_validate(value, context=info.context)
+    return kind_of(value, files_of(info)).options.model_validate(value, context=info.context)
 
 
 def kind_of(value: Any, files: Files = HERE) -> StageKind:
     """The kind of a stage's keys: what `use` names, else the first shipped one that claims them."""
-    keys = set(value) if isinstance(value, dict) else set()
-    if "use" in keys:
-        return STAGES.get(value["use"], files)
+    document = value if is_map(value) else {}
+    if "use" in document:
+        return STAGES.get(document["use"], files)
     shipped = [STAGES.get(name) for name in STAGES.shipped()]
-    return next((kind for kind in shipped if kind.claims(keys)), STAGES.get("supervised"))
+    return next((kind for kind in shipped if kind.claims(set(document))), STAGES.get("supervised"))

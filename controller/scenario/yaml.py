@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from nonet.errors import ConfigError
 
 
-def _yaml():
+def _yaml() -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.constructor import SafeConstructor
 
     class Core(SafeConstructor):
         """Safe constructor without 1.1's timestamps."""
 
-    Core.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+    words = SafeConstructor.construct_yaml_str  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    Core.add_constructor("tag:yaml.org,2002:timestamp", words)  # pyright: ignore[reportUnknownMemberType]
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = Core
     yaml.default_flow_style = None
@@ -35,13 +36,21 @@ def parse(text: str, source: str = "text") -> Any:
     try:
         return _yaml().load(text)
     except MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown place"
-        raise ConfigError(
-            f"{source}: not valid YAML at {where}: {' '.join(str(error.problem).split())}"
-        ) from None
+        raise ConfigError(f"{source}: not valid YAML at {_problem(error)}") from None
     except YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _problem(error: Any) -> str:
+    """Where the text is wrong, and what is; ruamel.yaml does not type its errors."""
+    mark = error.problem_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown place"
+    return f"{where}: {' '.join(str(error.problem).split())}"
+
+
+def is_map(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a part of a document has keys."""
+    return isinstance(value, dict)
 
 
 def read(path: Path) -> Any:

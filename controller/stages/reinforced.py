@@ -17,7 +17,7 @@ from nonet.controller.plan import (
     sequence,
 )
 from nonet.controller.predict import StageCosts, StagePrediction, decode_work, update_work
-from nonet.controller.scenario import OwnWorkers, Replaceable, Schedule, StageKind, StageOptions
+from nonet.controller.scenario import OwnWorkers, PlannedGroup, Replaceable, Schedule, StageKind, StageOptions
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import Registry, is_reference
@@ -31,7 +31,7 @@ _BEFORE = ("rollout", "reward")  # of a step, what staleness lets run beside the
 
 class AlgorithmOptions(Replaceable):
     default: ClassVar[str] = "grpo"
-    registry: ClassVar[Registry[Any]] = ALGORITHMS
+    registry: ClassVar[Registry[Any] | None] = ALGORITHMS
 
 
 class BeamRollout(StrictModel):
@@ -209,7 +209,7 @@ class ReinforcedKind(StageKind):
         return sizes | ({"steps that beams may be old (not run)": staleness} if staleness else {})
 
     def work(
-        self, scenario: Any, name: str, body: Reinforced, groups: tuple[Any, ...], size: Any
+        self, scenario: Any, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...], size: Any
     ) -> StageWork:
         trainer, rollout = holder(groups, "trainer"), holder(groups, "rollout")
         tokens, histories = self.step_tokens(scenario, body, size), body.users * sequence(scenario, size)

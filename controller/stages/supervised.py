@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder, row_moves, sequence
 from nonet.controller.predict import StageCosts, StagePrediction, train_work
-from nonet.controller.scenario import BatchSize, StageKind, StageOptions
+from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions
 from nonet.options import Positive, Rate
 
 # A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
@@ -64,7 +64,7 @@ class SupervisedKind(StageKind):
         return sizes | {"tokens a step": tokens, "tokens a trainer": -(-tokens // trainers)} | cut
 
     def work(
-        self, scenario: Any, name: str, body: Supervised, groups: tuple[Any, ...], size: Any
+        self, scenario: Any, name: str, body: Supervised, groups: tuple[PlannedGroup, ...], size: Any
     ) -> StageWork:
         trainer = holder(groups, "trainer")
         tokens = self.step_tokens(scenario, body, size)

@@ -31,5 +31,5 @@ from .optimizer import row_optimizer as row_optimizer
 from .protocol import DELETE as DELETE
 from .protocol import SparseTable as SparseTable
 from .rows import RowColumns as RowColumns
-from .rows import columns_of as columns_of
+from .rows import columns_of as columns_of  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .spec import TableSpec as TableSpec

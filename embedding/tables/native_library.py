@@ -74,7 +74,7 @@ class Config(ctypes.Structure):
     ]
 
 
-def free_with(owner: object, *call: Any) -> weakref.finalize:
+def free_with(owner: object, *call: Any) -> weakref.finalize[..., Any]:
     """Call `call[0](*call[1:])` when `owner` goes; not when Python ends, for a daemon thread may still be in the core."""
     finalizer = weakref.finalize(owner, *call)
     finalizer.atexit = False

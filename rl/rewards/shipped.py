@@ -17,13 +17,13 @@ from nonet.types import Jagged
 
 
 @reward
-def hit(item_id, target, valid):
+def hit(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     """1 where the beam is one of the user's targets, else 0; [U, W] float32."""
     return _hits(item_id, target, valid).astype(np.float32)
 
 
 @reward
-def rank(item_id, target, valid):
+def rank(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     """0 for a hit, a share of -1 by position for each miss; all 0 in a group without a hit; [U, W]
     float32.
     """

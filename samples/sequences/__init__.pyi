@@ -1,9 +1,9 @@
-from .build import catalogue_index as catalogue_index
+from .build import catalogue_index as catalogue_index  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .repeats import ALLOW as ALLOW
 from .repeats import MASK as MASK
 from .repeats import shares as shares
 from .sequences import Sequences as Sequences
-from .sequences import build_sequences as build_sequences
+from .sequences import build_sequences as build_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .sequences import item_keys as item_keys
 from .sequences import user_keys as user_keys
 from .split import RL as RL

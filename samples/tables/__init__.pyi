@@ -1,11 +1,11 @@
 from .builtin import notice as notice
-from .conditions import condition as condition
-from .conditions import matches as matches
+from .conditions import condition as condition  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .conditions import matches as matches  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import NONE as NONE
-from .keys import as_numbers as as_numbers
+from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
 from .tables import ROLES as ROLES
-from .tables import check_interactions as check_interactions
-from .tables import check_items as check_items
-from .tables import read_tables as read_tables
-from .tables import split_categories as split_categories
+from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

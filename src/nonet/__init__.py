@@ -3,8 +3,8 @@
 Everything public is here and loaded on first use: `import nonet` loads neither torch nor Ray.
 """
 
-import lazy_loader
+import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]

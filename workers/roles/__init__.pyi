@@ -13,7 +13,7 @@ from .sparse_batch import Given as Given
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser
-from .tokenizer import facts_of as facts_of
+from .tokenizer import facts_of as facts_of  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tokenizer import keep as keep
-from .tokenizer import write_sequences as write_sequences
+from .tokenizer import write_sequences as write_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .trainer import Trainer as Trainer

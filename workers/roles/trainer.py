@@ -20,27 +20,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.atomic import make_folder, write_whole
 from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import Pipeline, SparseWorld, reshard
-from nonet.errors import CheckpointError
 from nonet.models import build_model
-from nonet.models.generation import Corpus, log_prob, on
+from nonet.models.generation import Corpus, on
 from nonet.models.sid_decoder import sid_loss
-from nonet.plugins import heavy
 from nonet.random import key
-from nonet.rl import Advantages, PolicyLoss
-from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
-from nonet.samples.batches import bounded, prompt_batch
-from nonet.samples.sources import SampleRequest, Samples, open_source
-from nonet.types import SampleBatch
+from nonet.samples.sources import (
+    SampleRequest,
+    Samples,
+    has_states,
+    open_source,
+    read_state,
+    write_state,
+)
 from nonet.workers import BUCKET_BYTES, buckets, host_copy, load_model, pack, write_tensors
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
+from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.roles.sparse_batch import Asked, Share
+from nonet.workers.roles.sparse_batch import Share
 from nonet.workers.runtime import (
     DistributeWorker,
     Gang,
@@ -48,7 +49,6 @@ from nonet.workers.runtime import (
     PerRank,
     Replicate,
     Shard,
-    cut,
     join_process_group,
     leave,
     method,
@@ -125,7 +125,7 @@ class Trainer(DistributeWorker):
         """Start a stage: a fresh optimizer and the source from its start; for RL also the frozen reference."""
         self._opened = None
         self.dense.restart()
-        self._reference = self._frozen() if _needs_reference(stage) else None
+        self._reference = self._frozen() if needs_reference(stage) else None
 
     @method(collect="first", stage=Replicate)
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
@@ -154,52 +154,17 @@ class Trainer(DistributeWorker):
         Its record: loss, kl, clipped, ratio, flat_groups, prompts, each reward's mean score a beam as `reward.<name>`, the
         weighted sum of them as `reward`, lr, norm and seconds.
         """
-        began = time.perf_counter()
-        self.model.eval()
-        advantage, valid_UW = self._advantages(stage, beams, scores)
-        count = max(self._member.total(float(valid_UW.sum() * beams["sid"].shape[-1]))[0], 1.0)
-        parts = bounded(np.ones(len(valid_UW), np.int64), stage.chunk)
-        share = Share(
-            [self._prompts(stage, cut(beams, p.start, p.stop)) for p in parts],
-            self.run.features,
+        policy = PolicyUpdate(
+            self.run,
+            stage,
+            self.corpus,
+            self.dense,
+            self.sparse,
+            self._member,
+            self._reference,
             self.device,
         )
-        found = {
-            table: self.sparse.pull(table, keys, train=False).to(self.device)
-            for table, keys in share.keys.items()
-        }
-        sums = [0.0] * 4
-        for part, chunk in zip(parts, share, strict=True):
-            policy = self._policy_loss(
-                stage, chunk, found, cut(beams, part.start, part.stop), advantage.value[part]
-            )
-            self.dense.backward(policy.loss / count)
-            each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
-            sums = [total + float(value) for total, value in zip(sums, each, strict=True)]
-        flat = advantage.small_groups + advantage.flat_groups
-        there = beams["valid"]
-        rewards = [
-            float(np.mean(np.where(there, score, 0))) * len(score) if len(score) else 0.0
-            for score in scores.values()
-        ]
-        totals = [count, *self._member.total(*sums, float(flat), float(len(valid_UW)), *rewards)]
-        lr = LearningRate(**stage.lr).at(step, stage.steps)
-        norm = self.dense.clip()
-        self.dense.step(lr)
-        self.sparse.stop()
-        loss, kl, clipped, ratio = (total / count for total in totals[1:5])
-        record = {
-            "loss": loss,
-            "kl": kl,
-            "clipped": clipped,
-            "ratio": ratio,
-            "flat_groups": totals[5],
-            "prompts": totals[6],
-        }
-        means = {name: total / max(1.0, totals[6]) for name, total in zip(scores, totals[7:], strict=True)}
-        record |= {f"reward.{name}": mean for name, mean in means.items()}
-        record["reward"] = sum(stage.weights[name] * mean for name, mean in means.items())
-        return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
+        return policy.step(step, beams, scores)
 
     @method(collect="first", shards=Replicate)
     def reshard(self, shards: Sequence[int]) -> int:
@@ -240,17 +205,17 @@ class Trainer(DistributeWorker):
         if self._reference is not None and self.rank == 0:
             parts.append(partial(_write_reference, host_copy(self._reference.state_dict())))
         if self._opened is not None and (state := self._opened[1].state()):
-            parts.append(partial(self._write_state, json.dumps(dict(state))))
+            parts.append(partial(write_state, json.dumps(dict(state)), self.rank, self.world))
         return parts
 
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
         """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
-        if stage is not None and self._state_file(folder).parent.exists():
+        if stage is not None and has_states(folder):
             self._opened = None
-            self._samples(stage).restore(self._state_in(folder))
-        if stage is not None and _needs_reference(stage):
+            self._samples(stage).restore(read_state(folder, self.rank, self.world))
+        if stage is not None and needs_reference(stage):
             self._reference = self._frozen()
             load_model(self._reference, Path(folder) / "reference")
 
@@ -294,54 +259,9 @@ class Trainer(DistributeWorker):
     def _specs(self) -> dict[str, Any]:
         return self.run.specs()
 
-    def _advantages(
-        self, stage: StageSetup, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
-    ) -> tuple[Advantages, Tensor]:
-        """Advantages of this rank's whole share, and which of its beams are valid [U, W]."""
-        valid_UW = torch.from_numpy(np.ascontiguousarray(beams["valid"]))
-        rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        compute = heavy(_algorithm(stage).advantage)  # small, in float64: on the host, whatever the device
-        return compute(rewards, stage.weights, valid_UW, stage.algorithm, self._sum), valid_UW
-
-    def _prompts(self, stage: StageSetup, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
-        """How the prompts that these beams answer are made a batch."""
-        return partial(
-            prompt_batch,
-            self.corpus.seq,
-            self.corpus.sids,
-            beams["user"],
-            beams["position"],
-            history=self.run.history,
-            stage=stage.name,
-        )
-
-    def _policy_loss(
-        self,
-        stage: StageSetup,
-        chunk: Asked,
-        found: Mapping[str, Tensor],
-        beams: Mapping[str, Any],
-        advantage_UW: Tensor,
-    ) -> PolicyLoss:
-        """The algorithm's loss of a chunk's beams with their advantages; `found` are the rows of its tables."""
-        sid_UWL, valid_UW, old_UWL = (
-            torch.from_numpy(np.ascontiguousarray(beams[name])).to(self.device)
-            for name in ("sid", "valid", "logp")
-        )
-        batch, rows, reference_UWL = on(chunk.batch, self.device), chunk.spread(found), None
-        if self._reference is not None:
-            with torch.no_grad():
-                reference_UWL = log_prob(self._reference, batch, rows, sid_UWL, self.corpus.trie)
-        logp_UWL = log_prob(self.model, batch, rows, sid_UWL, self.corpus.trie)
-        policy = Policy(logp_UWL, old_UWL, advantage_UW.to(self.device), valid_UW, reference_UWL)
-        return heavy(_algorithm(stage).loss)(policy, stage.algorithm)
-
     def _frozen(self) -> Any:
         """The weights as they are, to be compared with."""
         return copy.deepcopy(self.model).eval().requires_grad_(False)
-
-    def _sum(self, moments: Tensor) -> Tensor:
-        return torch.tensor(self._member.total(*moments.tolist()), dtype=moments.dtype)
 
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
@@ -393,26 +313,6 @@ class Trainer(DistributeWorker):
             self._opened = stage, open_source(self.run.source, self._request(stage))
         return self._opened[1]
 
-    def _state_file(self, folder: str) -> Path:
-        """Where a commit has this rank's state of the source."""
-        return Path(folder) / "samples" / f"{self.rank}-of-{self.world}.json"
-
-    def _write_state(self, state: str, folder: Path) -> list[Path]:
-        place = self._state_file(str(folder))
-        make_folder(place.parent)
-        write_whole(place, state.encode())
-        return [place]
-
-    def _state_in(self, folder: str) -> dict[str, Any]:
-        place = self._state_file(folder)
-        if not place.is_file():
-            there = ", ".join(sorted(path.stem for path in place.parent.iterdir()))
-            raise CheckpointError(
-                f"{folder} was written by other trainers than {place.stem}: their samples are those of {there}; "
-                "resume with as many, or start a stage afresh"
-            )
-        return json.loads(place.read_text())
-
     def _request(self, stage: StageSetup) -> SampleRequest:
         return SampleRequest(
             stage=stage.name,
@@ -429,15 +329,7 @@ class Trainer(DistributeWorker):
         )
 
 
-def _algorithm(stage: StageSetup) -> Algorithm:
-    return ALGORITHMS.get(stage.algorithm["use"])
-
-
 def _write_reference(tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:
     path = folder / "reference" / "model.safetensors"
     write_tensors(path, tensors)
     return [path]
-
-
-def _needs_reference(stage: StageSetup) -> bool:
-    return bool(stage.algorithm) and _algorithm(stage).needs_reference(stage.algorithm)

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from nonet.errors import ConfigError
 
@@ -43,6 +43,7 @@ class PerRank:
 
 
 Marker = type[Shard] | type[Replicate] | type[PerRank]
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def method(
     remember: bool = False,
     away: bool = False,
     **markers: Marker,
-) -> Callable:
+) -> Callable[[_F], _F]:
     """Declare a group method.
 
     collect      concat | list | first | sum | mean | stream (a method that yields)
@@ -76,7 +77,7 @@ def method(
     if collect not in get_args(Collect):
         raise ConfigError(f"collect={collect!r} is not one of {', '.join(get_args(Collect))}")
 
-    def declare(function: Callable) -> Callable:
+    def declare(function: _F) -> _F:
         known = inspect.signature(function).parameters
         for name in markers:
             if name not in known:
