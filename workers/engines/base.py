@@ -41,11 +41,11 @@ class Learning:
 class EngineRuntime(Protocol):
     """The class behind an engine, made with (options, model, learning, member).
 
-    model   what losses are computed with: the one that was given, or what the engine made of it
+    model   what losses are computed with (a SidModel, or a click model): the one that was given, or what the engine made of it
     member  this rank's place in the trainers' process group; `member.trainers` is the group, None for a rank alone
     """
 
-    model: Module
+    model: Any
     member: Membership
 
     def meet(self, member: Membership) -> None:
