@@ -1,31 +1,20 @@
 """An RL loop of one's own: the quickstart's rl stage, with its loss printed.
 
-Run it after `nonet run quickstart`, from the folder that holds `runs`: it goes on from that run's finetuned model in a
-folder of its own.
+Run it after `nonet run quickstart`, from the folder that holds `runs`. It starts from the newest run there, as its stage
+`finetune` left it, and makes a run of its own. Another scenario, and the run to start from, may be named:
+
+    python examples/own_loop.py my.yaml runs/my-20261101-120000-abcd
 """
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+import sys
 
 import nonet
-from nonet.controller.record import RunFolder, find_run
 
 
-def main() -> None:
-    finished = find_run("last")
-    own = Path("runs-own") / "rl"
-    if not own.exists():
-        shutil.copytree(finished.path, own)
-        for commit in sorted(
-            (own / "checkpoints").iterdir()
-        ):  # forget the shipped rl stage: keep what ends finetune
-            if commit.name > _end_of(own, "finetune"):
-                shutil.rmtree(commit)
-    with nonet.Session(
-        own / "scenario.yaml", folder=own / "sources", run=RunFolder(own.absolute()), resume=True
-    ) as s:
+def main(scenario: str = "quickstart", finished: str = "last") -> None:
+    with nonet.Session(scenario, from_run=finished, stage="finetune") as s:
         for step, prompts in s.prompts("rl"):
             beams = s.rollout.generate(prompts)
             record = s.trainer.update(beams, s.reward.score(beams))
@@ -34,11 +23,5 @@ def main() -> None:
             print(f"step {step}: loss {record['loss']:.4f}, kl {record['kl']:.5f}")
 
 
-def _end_of(run: Path, stage: str) -> str:
-    from nonet.controller.record import Checkpoints
-
-    return Checkpoints(run / "checkpoints").end_of(stage).name
-
-
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests_ring import make_ring
+
+from nonet.controller.record.checkpoint import Checkpoints, read_manifest
+from nonet.deploy.run import api
+from nonet.deploy.run.panel import Panel
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -17,3 +25,25 @@ def test_own_worker_prints_what_it_says():
         [sys.executable, EXAMPLES / "own_worker.py"], capture_output=True, text=True, timeout=800, check=True
     )
     assert done.stdout.splitlines() == ["[2, 4, 6, 8, 10]", "[2, 4]", "[4, 8, 12]"]
+
+
+@pytest.mark.slow
+def test_own_loop_starts_from_a_finished_run_and_commits_in_a_run_of_its_own(ray_local, tmp_path):
+    folder = make_ring(tmp_path)
+    scenario = api.scenario(folder / "ring.yaml", ["stages.rl.steps=2"])
+    finished = api.run(scenario, run_dir=tmp_path / "first", panel=Panel(io.StringIO(), live=False))
+    ended = Checkpoints(finished.folder.checkpoints).end_of("finetune")
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "own_loop.py", folder / "ring.yaml", finished.folder.path],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert re.findall(r"^step (\d+): loss -?\d\.\d{4}, kl \d\.\d{5}$", done.stdout, re.M) == list("0123")
+    (own,) = (tmp_path / "runs").iterdir()
+    start = json.loads((own / "results" / "tokenise.json").read_text())["init"]
+    assert (start["stage"], Path(start["commit"])) == ("finetune", ended)
+    path, _ = Checkpoints(own / "checkpoints").newest()
+    assert (read_manifest(path).stage, read_manifest(path).last) == ("rl", True)

@@ -101,7 +101,17 @@ def difference_table(differences: Sequence[Difference]) -> Table:
     return Table(["", "metric", "difference", "low", "high", ""], rows)
 
 
-def reward_table(report: Report) -> Table:
+def reward_tables(report: Report) -> list[tuple[str, Table]]:
+    """What each RL stage's rewards were measured on, and their table; captions tell stages apart where there are several."""
+    stages = _part(report, "stage_rewards") or {"": report}
+    tables = [
+        (part.get("rewards_on") or "", reward_table(part, label(name) if len(stages) > 1 else ""))
+        for name, part in stages.items()
+    ]
+    return [(on, table) for on, table in tables if table]
+
+
+def reward_table(report: Report, caption: str = "") -> Table:
     """Each objective before and after RL."""
     rows = []
     for name, values in _part(report, "rewards").items():
@@ -109,7 +119,7 @@ def reward_table(report: Report) -> Table:
         change = Cell(number(after - before, digits, sign=True), tone=reward_direction(list(values)))
         own = Cell(label(name), "what RL trains" if name == "total" else "")
         rows.append([own, number(before, digits), number(after, digits), change])
-    return Table(["objective", "before", "after", "change"], rows, narrow=True)
+    return Table(["objective", "before", "after", "change"], rows, caption, narrow=True)
 
 
 def codebook_table(report: Report) -> Table:

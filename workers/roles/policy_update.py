@@ -44,10 +44,15 @@ class PolicyUpdate:
     reference: Any
     device: str
 
+    @property
+    def model(self) -> Any:
+        """What losses are computed with."""
+        return self.dense.model
+
     def step(self, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Gradients of this rank's share, a dense step with those of all, and its record (`Trainer.update`)."""
         began = time.perf_counter()
-        self.dense.model.eval()
+        self.model.eval()
         advantage, valid_UW = self._advantages(beams, scores)
         count = max(self.member.total(float(valid_UW.sum() * beams["sid"].shape[-1]))[0], 1.0)
         sums = self._gradients(beams, advantage, count)
@@ -135,7 +140,7 @@ class PolicyUpdate:
         if self.reference is not None:
             with torch.no_grad():
                 reference_UWL = log_prob(self.reference, batch, spread, sid_UWL, self.corpus.trie)
-        logp_UWL = log_prob(self.dense.model, batch, spread, sid_UWL, self.corpus.trie)
+        logp_UWL = log_prob(self.model, batch, spread, sid_UWL, self.corpus.trie)
         policy = Policy(logp_UWL, old_UWL, advantage_UW.to(self.device), valid_UW, reference_UWL)
         return heavy(_algorithm(self.stage).loss)(policy, self.stage.algorithm)
 

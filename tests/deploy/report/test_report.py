@@ -262,6 +262,30 @@ def test_a_run_that_only_pretrained_has_its_page_too():
     assert "Rewards before" not in text
 
 
+def test_each_of_two_rl_stages_shows_its_own_rewards_under_its_name():
+    on = "40 prompts of 8 users that RL never trained on"
+    first = {"rewards": {"hit": [0.021, 0.034]}, "rewards_on": on}
+    second = {"rewards": {"novelty": [0.51, 0.62]}, "rewards_on": on}
+    markup = page(report(**second, stage_rewards={"rl": first, "rl_long": second}))
+    tables = re.findall(r"<table>.*?</table>", markup, re.DOTALL)
+    named = {
+        caption[1]: Page(table).text
+        for table in tables
+        if (caption := re.search(r"<caption>(rl.*?|RL)<", table))
+    }
+    assert list(named) == ["RL", "rl long"]
+    assert "0.0340" in named["RL"]
+    assert "novelty" not in named["RL"]
+    assert "0.6200" in named["rl long"]
+    assert "hit" not in named["rl long"]
+    assert Page(markup).text.count(on) == 3  # beside each table, and in the verdict
+
+
+def test_one_rl_stage_needs_no_name_above_its_rewards():
+    only = {"rewards": {"hit": [0.021, 0.034]}, "rewards_on": "40 prompts"}
+    assert page(report(**only, stage_rewards={"rl": only})) == page(report(**only))
+
+
 def test_an_empty_report_is_a_page_that_says_so():
     assert "No stage has been evaluated" in Page(page({})).text
 

@@ -1,0 +1,117 @@
+"""What is wrong with a scenario, in one readable line: the path of the key, what was given, and what is allowed.
+
+Pydantic's paths hold arms of unions that no user wrote; they are left out, and the arm that was meant is the one told about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from nonet.controller.scenario.hidden import is_hidden
+from nonet.controller.scenario.replaceable import Replaceable
+from nonet.controller.scenario.stage import StageOptions, kind_of
+from nonet.plugins import Files
+from nonet.suggest import suggestion
+
+# Names of arms of unions, as pydantic has them in paths.
+_WORDLESS = {
+    "Schedule",
+    "Elastic",
+    "int",
+    "float",
+    "constrained-int",
+    "constrained-float",
+    "str",
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel], document: Any, files: Files) -> str:
+    """The first problem in one line: path, what is wrong, what is allowed; then how many more there are.
+
+    `model`: the class of the whole document.
+    """
+    problems = error.errors(include_url=False)
+    first = _of_the_arm_meant(problems)
+    loc = list(first["loc"])
+    path = ".".join(str(part) for part in loc if not _is_arm(part))
+    kind, given = first["type"], _Unshown() if is_hidden(loc) else first.get("input")
+    if kind == "extra_forbidden":
+        known = _keys_at(loc[:-1], model, document, files)
+        if loc[-1] in known:
+            text = "is a key of another `use`"
+        else:
+            text = f"unknown key{suggestion(str(loc[-1]), known)}" + (
+                f"; known keys: {', '.join(known)}" if known else ""
+            )
+    elif kind == "missing":
+        text = "is required and missing"
+    elif kind == "value_error":
+        text = first["msg"].removeprefix("Value error, ")
+    elif kind in ("model_type", "model_attributes_type"):
+        known = ", ".join(_keys_at(loc, model, document, files))
+        text = f"wanted a map, got {'nothing' if given is None else repr(given)}; its keys: {known}"
+    elif kind == "dict_type":
+        text = f"wanted a map of names, got {'nothing' if given is None else repr(given)}"
+    else:
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        text = f"{message}, got {given!r}"
+    others = {str(problem["loc"][: len(loc) - 1]) for problem in problems[1:]} - {str(first["loc"][:-1])}
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{path}: {text}{more}" if path else f"{text}{more}"
+
+
+class _Unshown:
+    """Stands in a message for a value that nothing prints."""
+
+    def __repr__(self) -> str:
+        return "a value that is not shown"
+
+
+def _of_the_arm_meant(problems: Sequence[Any]) -> Any:
+    """The first problem; where a map or list was given to a union such as `float | Schedule`, the first inside it."""
+    first = problems[0]
+    loc = first["loc"]
+    if not isinstance(first.get("input"), dict | list) or not loc or not _is_arm(loc[-1]):
+        return first
+    others = [p for p in problems if p["loc"][: len(loc) - 1] == loc[:-1] and not p["type"].endswith("_type")]
+    return max(others, key=lambda p: len(p["loc"]), default=first)
+
+
+def _is_arm(part: Any) -> bool:
+    """Whether a part of a path is an arm of a union, which a user never wrote."""
+    return str(part) in _WORDLESS or "[" in str(part)
+
+
+def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files) -> list[str]:
+    """Keys that a scenario may have where `loc` points, for suggestions."""
+    own_name = False
+    for part in loc:
+        if own_name:
+            own_name = False
+            if model is StageOptions:
+                model = kind_of(document["stages"][part], files).options
+            continue
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        inside, own_name = _model_of(annotation), get_origin(annotation) is dict
+        if inside is None:
+            return []
+        model = inside
+    names = [field.alias or name for name, field in model.model_fields.items() if name != "use"]
+    shipped = model.option_classes() if issubclass(model, Replaceable) else {}
+    return sorted(
+        {
+            *names,
+            *(key for options in shipped.values() for key in options.model_fields),
+            *(["use"] if shipped else []),
+        }
+    )
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The option class inside an annotation such as `dict[str, Table]` or `Schedule | float`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_of, get_args(annotation))), None)
