@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.training import SparseWorld
+from nonet.embedding.training import ShardedTables
 from nonet.models.generation import Corpus, log_prob, on
 from nonet.plugins import heavy
 from nonet.rl import Advantages, PolicyLoss
@@ -25,7 +25,7 @@ from nonet.samples.batches import bounded, prompt_batch
 from nonet.types import SampleBatch
 from nonet.workers.engines import EngineRuntime
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.roles.sparse_batch import Asked, Share
+from nonet.workers.roles.sparse_batch import Share, SparseBatch
 from nonet.workers.runtime import Membership, cut
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
@@ -39,7 +39,7 @@ class PolicyUpdate:
     stage: StageSetup
     corpus: Corpus
     dense: EngineRuntime
-    sparse: SparseWorld
+    sparse: ShardedTables
     member: Membership
     reference: Any
     device: str
@@ -126,7 +126,7 @@ class PolicyUpdate:
 
     def _loss(
         self,
-        chunk: Asked,
+        chunk: SparseBatch,
         rows: Mapping[str, Tensor],
         beams: Mapping[str, Any],
         advantage_UW: Tensor,
