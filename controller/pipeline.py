@@ -19,7 +19,7 @@ from nonet.controller.record import Manifest, Recorder
 from nonet.controller.report import headline, make_report
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
-from nonet.controller.stages import probe_rewards, rehearse, run_stage
+from nonet.controller.stages import probe_rewards, run_stage, smoke_test_rewards
 from nonet.workers.runtime import GroupFuture
 
 
@@ -38,14 +38,14 @@ class Pipeline:
             for name, seconds in session.seconds.items():
                 self._timed(name, seconds)
             self._note_start()
-            rehearse(session)
+            smoke_test_rewards(session)
             self._asked_shown = (
                 session.evaluator.shown()
             )  # first of all: who shows a result must not wait for others
             for name in baselines_of(session.scenario):
                 self._evaluate(name, "baseline", name)
             for name in self._done_before(session.restored):
-                self._evaluate(name, "evaluate", name, str(session.history.end_of(name)))
+                self._evaluate(name, "evaluate", name, str(session.commits.end_of(name)))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self._collect()
@@ -105,7 +105,7 @@ class Pipeline:
             self._timed(name, time.time() - began)
         if body.kind.rolls_out:
             self._probe(name, "after")
-        self._evaluate(name, "evaluate", name, str(session.history.end_of(name)))
+        self._evaluate(name, "evaluate", name, str(session.commits.end_of(name)))
         return True
 
     def _rebind(self, name: str) -> None:
@@ -115,7 +115,7 @@ class Pipeline:
             return
         if any(
             group.name in due.stops
-            for group in self.session.crew.binding.groups
+            for group in self.session.groups.binding.groups
             if "evaluator" in group.roles
         ):
             self._collect(wait=True)
@@ -128,9 +128,9 @@ class Pipeline:
     def _tick(self) -> bool:
         """Called between steps: take what the evaluator has finished, tell of failed heartbeats; whether to stop."""
         self._collect()
-        if warning := self.session.crew.warning():
+        if warning := self.session.groups.warning():
             self.recorder.event("note", text=warning)
-        self.session.trace.collect_due(self.session.crew.hosts.values())
+        self.session.trace.collect_due(self.session.groups.hosts.values())
         return self._stopped()
 
     def _evaluate(self, name: str, method: str, *args: str) -> None:
@@ -183,11 +183,11 @@ class Pipeline:
         )
         shown = self._shown_users()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
-        session.trace.collect(session.crew.hosts.values())
+        session.trace.collect(session.groups.hosts.values())
         work = {
             "idle": session.trace.idle(),
             "bytes_out": session.trace.bytes_out(),
-            "moved": session.crew.moves.counted(),
+            "moved": session.groups.offloader.counted(),
             "published": session.trainer.published(),
         }
         make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)

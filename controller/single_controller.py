@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from nonet.controller.groups import Lease, Pulse, reap_run
+from nonet.controller.groups import Heartbeat, Lease, reap_run
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, claim, cut_journal
 from nonet.controller.scenario import Scenario
@@ -66,7 +66,7 @@ class SingleController:
         self._lease = Lease(task.timeout_s, detached=task.detached)
         self._again = ray.get_runtime_context().was_current_actor_reconstructed
         self._me = ray.get_runtime_context().current_actor
-        self._watch = Pulse(self._look_after_lease, task.timeout_s / 6)
+        self._watch = Heartbeat(self._look_after_lease, task.timeout_s / 6)
         threading.Thread(target=self._conduct, name="conduct", daemon=True).start()
 
     @ray.method(concurrency_group="control")

@@ -38,7 +38,7 @@ def slice_of(keys: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class SliceMove:
     """Slices [start, stop) that go from one shard to another."""
 
     start: int
@@ -92,18 +92,18 @@ class SliceMap:
         """The shard of each int64 key [N], as int64 [N]."""
         return self.owners[slice_of(keys)].astype(np.int64)
 
-    def moves(self, target: SliceMap, most: int = SLICES) -> list[Move]:
+    def moves(self, target: SliceMap, most: int = SLICES) -> list[SliceMove]:
         """What must move to become `target`, in blocks of at most `most` slices."""
         pairs = self.owners.astype(np.int64) * SLICES + target.owners
         edges = [0, *(np.flatnonzero(np.diff(pairs)) + 1).tolist(), SLICES]
         return [
-            Move(start, min(start + most, stop), int(self.owners[start]), int(target.owners[start]))
+            SliceMove(start, min(start + most, stop), int(self.owners[start]), int(target.owners[start]))
             for left, stop in itertools.pairwise(edges)
             if self.owners[left] != target.owners[left]
             for start in range(left, stop, most)
         ]
 
-    def moved(self, moves: Iterable[Move]) -> SliceMap:
+    def moved(self, moves: Iterable[SliceMove]) -> SliceMap:
         """The map after these moves, one version on."""
         owners = self.owners.copy()
         for move in moves:

@@ -12,7 +12,7 @@ from torch import Tensor
 from nonet.attention.kernels.forward_pass import Gradients, check, config_of
 from nonet.attention.kernels.launch import Options, constants, power, scale_of, shared, strides
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import Config, Plan, Plans, Tile
+from nonet.attention.plans import Config, Tile, TilePlan, TilePlans
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads, D and E widths, A block diagonals.
 _PROGRAMS = 1024  # enough to fill any chip; the bias kernel splits its sums until it has as many
@@ -27,7 +27,7 @@ def backward(
     out: Tensor,
     lse: Tensor,
     table: IntervalTable,
-    plans: Plans,
+    plans: TilePlans,
     options: Options | None = None,
     config: Config | None = None,
     grad_lse: Tensor | None = None,
@@ -60,7 +60,7 @@ def _grad_q(
     grad_lse: Tensor | None,
     delta: Tensor,
     table: IntervalTable,
-    plan: Plan,
+    plan: TilePlan,
     options: Options,
     tile: Tile,
 ) -> Tensor:
@@ -85,7 +85,7 @@ def _grad_kv(
     lse: Tensor,
     delta: Tensor,
     table: IntervalTable,
-    plan: Plan,
+    plan: TilePlan,
     options: Options,
     tile: Tile,
 ) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ def _grad_bias(
     lse: Tensor,
     delta: Tensor,
     table: IntervalTable,
-    plan: Plan,
+    plan: TilePlan,
     options: Options,
     tile: Tile,
     piece: int,

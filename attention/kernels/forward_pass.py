@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nonet.attention.kernels.launch import Options, constants, shared, strides
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans import PLAIN_SLOTS, Config, Plan, Plans, Tile, config_for
+from nonet.attention.plans import PLAIN_SLOTS, Config, Tile, TilePlan, TilePlans, config_for
 from nonet.errors import ConfigError
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, G key heads (H a multiple), D and E widths.
@@ -37,7 +37,7 @@ def forward(
     k: Tensor,
     v: Tensor,
     table: IntervalTable,
-    plans: Plans,
+    plans: TilePlans,
     options: Options | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def config_of(q: Tensor, v: Tensor, table: IntervalTable, options: Options | Non
 
 
 def check(
-    q: Tensor, k: Tensor, v: Tensor, table: IntervalTable, plan: Plan, options: Options, tile: Tile
+    q: Tensor, k: Tensor, v: Tensor, table: IntervalTable, plan: TilePlan, options: Options, tile: Tile
 ) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.ndim != 3 or k.ndim != 3 or v.ndim != 3 or q.shape[2] != k.shape[2] or k.shape[:2] != v.shape[:2]:

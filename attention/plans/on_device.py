@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from nonet.attention.masks import IntervalTable
 from nonet.attention.plans.runs import MOST_RUNS
-from nonet.attention.plans.tile_plan import Plan, Tiles, by_work, most_tiles, tile_base
+from nonet.attention.plans.tile_plan import TilePlan, Tiles, by_work, most_tiles, tile_base
 from nonet.attention.plans.triton_plan import key_kernel, query_kernel, summary_kernel
 
 
-def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> Plan:
+def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
     """plan() by kernels; the table's tensors and the plan live on the same device."""
     sequences = len(table.cu_q) - 1
     queries = most_tiles(table.start.shape[1], sequences, block_q)
@@ -59,7 +59,7 @@ def plan_on_device(table: IntervalTable, block_q: int, block_k: int) -> Plan:
             BM=block_q,
             num_warps=1,  # pyright: ignore[reportCallIssue]
         )
-    return Plan(
+    return TilePlan(
         block_q,
         block_k,
         by_work(query.place[:, :2], query.spans),

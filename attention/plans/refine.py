@@ -22,7 +22,7 @@ _MOST_CORES = 8  # unmasked runs of a span that are looked at for the longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class TileSide:
     """The tiles of queries or of keys, in packed order."""
 
     place: np.ndarray  # [N, 2] sequence and tile within it
@@ -33,7 +33,7 @@ class Side:
 
 
 def refined(
-    table: IntervalTable, spans_NS4: np.ndarray, query: Side, key: Side
+    table: IntervalTable, spans_NS4: np.ndarray, query: TileSide, key: TileSide
 ) -> tuple[np.ndarray, np.ndarray]:
     """Spans by query tile [N, 4, 4] and by key tile [M, 4, 4]."""
     hull = runs_of(spans_NS4[..., ::3], query.place, key.base)
@@ -57,13 +57,13 @@ def refined(
     return by_query, by_key
 
 
-def _lengths(side: Side) -> np.ndarray:
+def _lengths(side: TileSide) -> np.ndarray:
     """Tokens of each sequence [B]."""
     return np.bincount(side.place[:, 0], side.rows, minlength=len(side.base) - 1).astype(np.int64)
 
 
 def _columns(
-    start_S: Tensor, stop_S: Tensor, hull: Runs, core: Runs, query: Side, key: Side
+    start_S: Tensor, stop_S: Tensor, hull: Runs, core: Runs, query: TileSide, key: TileSide
 ) -> tuple[Runs, Runs]:
     """Runs of query tiles cut to those that some key's column meets, and to those within every key's column."""
     token_MR = tokens_of(key.first, key.rows, key.size)
@@ -90,7 +90,7 @@ def _clipped(runs: Runs, low_M: np.ndarray | None, high_M: np.ndarray) -> Runs:
     return begin[held], end[held]
 
 
-def _bits(word_T: Tensor, side: Side) -> np.ndarray:
+def _bits(word_T: Tensor, side: TileSide) -> np.ndarray:
     """[3, N] int32: bits that any row of a tile has, that all have, and whether none is without bits."""
     word_NR = word_T.numpy().take(tokens_of(side.first, side.rows, side.size))
     some_N, every_N = np.bitwise_or.reduce(word_NR, axis=1), np.bitwise_and.reduce(word_NR, axis=1)

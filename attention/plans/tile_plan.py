@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nonet.attention.masks import IntervalTable
-from nonet.attention.plans.refine import Side, refined
+from nonet.attention.plans.refine import TileSide, refined
 from nonet.attention.plans.runs import transposed
 from nonet.attention.plans.spans import disjoint, slot_spans
 from nonet.attention.plans.tile_configs import Config
@@ -36,7 +36,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class TilePlan:
     """What the kernels loop over, for one mask and one batch, on the table's device."""
 
     block_q: int
@@ -51,25 +51,25 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plans:
+class TilePlans:
     """The plans of one mask and batch for the three kernels; what has the same blocks is the same plan."""
 
-    forward: Plan
-    dq: Plan
-    dkv: Plan
+    forward: TilePlan
+    dq: TilePlan
+    dkv: TilePlan
 
 
-def plans(table: IntervalTable, config: Config) -> Plans:
+def plans(table: IntervalTable, config: Config) -> TilePlans:
     """All that a forward and a backward under this configuration need, made once a batch."""
-    made: dict[tuple[int, int], Plan] = {}
+    made: dict[tuple[int, int], TilePlan] = {}
     for tile in (config.forward, config.dq, config.dkv):
         blocks = tile.block_q, tile.block_k
         made[blocks] = made.get(blocks) or plan(table, *blocks)
     forward, dq, dkv = (made[tile.block_q, tile.block_k] for tile in (config.forward, config.dq, config.dkv))
-    return Plans(forward, dq, dkv)
+    return TilePlans(forward, dq, dkv)
 
 
-def plan(table: IntervalTable, block_q: int, block_k: int) -> Plan:
+def plan(table: IntervalTable, block_q: int, block_k: int) -> TilePlan:
     """Plan tiles of block_q queries by block_k keys; powers of two from 16 to 256.
 
     On a GPU the plan is built there, without a word to the host: it then has room for the most tiles that there can
@@ -88,7 +88,7 @@ def plan(table: IntervalTable, block_q: int, block_k: int) -> Plan:
         by_key = transposed(spans_NS4, query.place, query.rows == block_q, key.base)
     else:
         spans_NS4, by_key = refined(table, spans_NS4, query, key)
-    return Plan(block_q, block_k, _by_work(query, spans_NS4), _by_work(key, by_key))
+    return TilePlan(block_q, block_k, _by_work(query, spans_NS4), _by_work(key, by_key))
 
 
 def most_tiles(tokens: int, sequences: int, block: int) -> int:
@@ -112,21 +112,21 @@ def by_work(place_N2: Tensor, spans_NS4: Tensor) -> Tiles:
     return Tiles(place_N3[order_N].int().contiguous(), spans_NS4[order_N].int().contiguous())
 
 
-def _tiles(cuts_B1: Tensor, block: int) -> Side:
+def _tiles(cuts_B1: Tensor, block: int) -> TileSide:
     cuts, base_B1 = cuts_B1.numpy().astype(np.int64), tile_base(cuts_B1, block).numpy().astype(np.int64)
     sequence_N = np.arange(len(cuts) - 1).repeat(np.diff(base_B1))
     tile_N = np.arange(len(sequence_N)) - base_B1[sequence_N]
     first_N = cuts[sequence_N] + tile_N * block
     rows_N = np.minimum(cuts[sequence_N + 1] - first_N, block)
-    return Side(np.stack([sequence_N, tile_N], 1), first_N, rows_N, base_B1, block)
+    return TileSide(np.stack([sequence_N, tile_N], 1), first_N, rows_N, base_B1, block)
 
 
-def _spans(table: IntervalTable, query: Side, block_k: int) -> np.ndarray:
+def _spans(table: IntervalTable, query: TileSide, block_k: int) -> np.ndarray:
     if not len(query.first):
         return np.zeros((0, len(table.start), 4), dtype=np.int32)
     start_KT, stop_KT = table.start.numpy(), table.stop.numpy()
     return disjoint(slot_spans(start_KT, stop_KT, query.first, query.rows, (query.size, block_k)))
 
 
-def _by_work(side: Side, spans_NS4: np.ndarray) -> Tiles:
+def _by_work(side: TileSide, spans_NS4: np.ndarray) -> Tiles:
     return by_work(torch.from_numpy(side.place), torch.from_numpy(np.ascontiguousarray(spans_NS4)))

@@ -26,7 +26,7 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class BucketSide:
     """Where a bucket's tokens lie: packed [t], in the padded layout [t], and its longest run."""
 
     token: Tensor
@@ -58,8 +58,8 @@ class Bucket:
     """Sequences that share a call; `causal` and no `hidden`: the kernel's own causal mask does."""
 
     sequences: int
-    query: Side
-    key: Side
+    query: BucketSide
+    key: BucketSide
     causal: bool
     hidden: Tensor | None  # [B, 1, Q, N], -inf where a query does not see, 0 where it does, and in blind rows
     blind: Tensor | None  # [t] rows that see nothing
@@ -105,7 +105,7 @@ def _bucket(index_B: Tensor, cu_q: Tensor, cu_k: Tensor, form: str, table: Inter
     return Bucket(len(index_B), query, key, False, hidden[:, None], blind_t if bool(blind_t.any()) else None)
 
 
-def side(cuts: Tensor, index_B: Tensor) -> Side:
+def side(cuts: Tensor, index_B: Tensor) -> BucketSide:
     """The tokens of some sequences."""
     start_B, length_B = cuts[index_B], cuts.diff()[index_B]
     longest = int(length_B.max())
@@ -113,7 +113,7 @@ def side(cuts: Tensor, index_B: Tensor) -> Side:
     slot = (place_BQ < length_B[:, None]).flatten().nonzero().squeeze(1)
     filler = (start_B[:, None] + torch.minimum(place_BQ, length_B[:, None] - 1)).flatten()
     token = filler[slot]
-    return Side(token, slot, filler, longest, len(token) == int(cuts[-1]))
+    return BucketSide(token, slot, filler, longest, len(token) == int(cuts[-1]))
 
 
 def seen_by(

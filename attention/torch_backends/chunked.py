@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nonet.attention.calls import Call, RelativeBias, bucket_of
 from nonet.attention.masks import IntervalTable, visible
-from nonet.attention.torch_backends.buckets import Side, grouped, seen_by, side
+from nonet.attention.torch_backends.buckets import BucketSide, grouped, seen_by, side
 
 # Shapes: T packed query tokens, S packed key tokens, H query heads, D width, E value width; of a block B sequences, n rows
 # and m keys a sequence, t and s its real ones.
@@ -30,8 +30,8 @@ class _Block:
     """Rows and keys of B sequences, padded to the longest; seen [B, n, m], false in the padding."""
 
     sequences: int
-    query: Side
-    key: Side
+    query: BucketSide
+    key: BucketSide
     seen: Tensor
     distance: Tensor  # [B, n, m] place of the key less that of the query
 
@@ -150,9 +150,9 @@ def _several(table: IntervalTable, index_B: Tensor) -> _Block:
     return _Block(len(index_B), query, key, seen, distance)
 
 
-def _run(token: Tensor) -> Side:
+def _run(token: Tensor) -> BucketSide:
     """Some tokens of one sequence."""
-    return Side(token, torch.arange(len(token), device=token.device), token, len(token), False)
+    return BucketSide(token, torch.arange(len(token), device=token.device), token, len(token), False)
 
 
 def _keys(table: IntervalTable, query: Tensor) -> Tensor:

@@ -62,9 +62,9 @@ def _filled(rows: int, dim: int, **policy: Any) -> Any:
     import torch
 
     from nonet.embedding.tables import TableSpec
-    from nonet.embedding.training import SparseWorld
+    from nonet.embedding.training import ShardedTables
 
-    world = SparseWorld({"item": TableSpec(dim, **policy)}, seed=7)
+    world = ShardedTables({"item": TableSpec(dim, **policy)}, seed=7)
     for step, part in enumerate(np.array_split(scattered(np.arange(rows)), max(1, rows // 16384)), 1):
         keys = torch.from_numpy(part)
         world.pull("item", keys)
@@ -107,9 +107,9 @@ def _remove(folder: Path) -> None:
 
 
 def _empty_like(world: Any) -> Any:
-    from nonet.embedding.training import SparseWorld
+    from nonet.embedding.training import ShardedTables
 
-    return SparseWorld(world.specs, seed=7)
+    return ShardedTables(world.specs, seed=7)
 
 
 def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:

@@ -36,9 +36,9 @@ def _auc_of(name: str, steps: int, seed: int) -> float:
 
     from nonet.embedding.exchange import codec
     from nonet.embedding.tables import TableSpec
-    from nonet.embedding.training import SparseWorld
+    from nonet.embedding.training import ShardedTables
 
-    world = SparseWorld(
+    world = ShardedTables(
         {table: TableSpec(DIM, lr=0.1, init_scale=0.1) for table in ("user", "item")}, seed=seed
     )
     wire = codec(name)

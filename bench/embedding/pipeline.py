@@ -50,9 +50,9 @@ def _rank(rank: int, rounds: str, depth: str) -> Any:
 def _world(rank: int) -> Any:
     from nonet.embedding.exchange import Layout
     from nonet.embedding.tables import TableSpec
-    from nonet.embedding.training import SparseWorld
+    from nonet.embedding.training import ShardedTables
 
-    return SparseWorld({"item": TableSpec(DIM, init_scale=0.5)}, seed=7, layout=Layout.apart(rank, 1, 1))
+    return ShardedTables({"item": TableSpec(DIM, init_scale=0.5)}, seed=7, layout=Layout.apart(rank, 1, 1))
 
 
 def _serves(rounds: int) -> list[list[str]]:
@@ -90,7 +90,7 @@ def _timed(keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: 
     """Milliseconds a step, and how many of them are dense."""
     import torch
 
-    from nonet.embedding.training import Pipeline
+    from nonet.embedding.training import PrefetchPipeline
 
     world, dense = _world(0), Times()
     _delay(world, wire_ms / 1e3)
@@ -105,7 +105,7 @@ def _timed(keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: 
                 torch.mm(weight, weight)
             return {"item": torch.sin(rows["item"])}, None
 
-    running = Pipeline(
+    running = PrefetchPipeline(
         world, lambda number: keys[number % len(keys)], lambda data: {"item": data}, compute, depth=depth
     )
     world.pull("item", keys[0][:0])  # the shard may still hash the rows of the run before

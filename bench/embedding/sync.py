@@ -22,10 +22,10 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM) -> dict[str, Any]
 
     from nonet.embedding.reading import ReplicaReader, make_update
     from nonet.embedding.tables import TableSpec
-    from nonet.embedding.training import SparseWorld
+    from nonet.embedding.training import ShardedTables
 
     torch.set_num_threads(1)
-    world = SparseWorld({"item": TableSpec(dim)}, seed=7)
+    world = ShardedTables({"item": TableSpec(dim)}, seed=7)
     keys = scattered(np.arange(rows))
     for part in np.array_split(keys, 64):
         world.pull("item", torch.from_numpy(part))

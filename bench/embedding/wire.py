@@ -30,7 +30,7 @@ Variant = Callable[[int], Any]
 def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict[str, Any]:
     """Rows of microseconds (median, p10) by variant, wire bytes by codec, and the ratios of medians.
 
-    `table`: what holds the rows; "default" is what a SparseWorld uses, "dense" an `index_select` without hashing, which
+    `table`: what holds the rows; "default" is what a ShardedTables uses, "dense" an `index_select` without hashing, which
     shows the wire alone.
     """
     found = both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
@@ -110,10 +110,10 @@ def _apart(rank: int, rounds: int) -> dict[str, Times]:
 
     from nonet.embedding.exchange import Layout
     from nonet.embedding.tables import TableSpec
-    from nonet.embedding.training import SparseWorld
+    from nonet.embedding.training import ShardedTables
 
     worlds = {
-        name: SparseWorld(
+        name: ShardedTables(
             {"item": TableSpec(DIM)},
             seed=_SEED,
             layout=Layout.apart(rank, 1, 1),
@@ -184,13 +184,13 @@ def _variants(rank: int, kind: str) -> tuple[dict[str, Variant], Callable[[], di
 
     from nonet.embedding.exchange import Layout
     from nonet.embedding.tables import TableSpec
-    from nonet.embedding.training import SparseWorld
+    from nonet.embedding.training import ShardedTables
 
     make: dict[str, Any] = (
         {} if kind == "default" else {"make": lambda name, spec, seed: DenseRows(name, spec.dim)}
     )
     worlds = {
-        codec: SparseWorld(
+        codec: ShardedTables(
             {"item": TableSpec(DIM)},
             seed=_SEED,
             layout=Layout.fused(rank, 2),

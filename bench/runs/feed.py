@@ -121,7 +121,7 @@ class Feed:
 
     def probe_hits(self) -> tuple[int, int]:
         """Prompts of the probe that have the target among their beams, and all of them."""
-        beams = self.beams(*self.rollout.probe())
+        beams = self.beams(*self.rollout.heldout_prompts())
         return int(hits(beams).any(1).sum()), len(beams["uid"])
 
     def reinforce(self, steps: int) -> tuple[int, int]:

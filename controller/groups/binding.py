@@ -27,7 +27,7 @@ from nonet.controller.scenario import Scenario
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import PlacementError
 from nonet.workers.devices import Environment
-from nonet.workers.runtime import OWNED, Hosts, Life, RoleSpec, Seat
+from nonet.workers.runtime import OWNED, ActorGroup, Life, RoleSpec, Seat
 
 NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe it
 PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
@@ -75,7 +75,7 @@ class Binding:
         self.groups: tuple[GroupPlan, ...] = ()
         self._specs, self._life, self._envs = specs, life, dict(envs or {})
         self._groups: dict[str, PlacementGroup] = {}
-        self.hosts: dict[str, Hosts] = {}
+        self.hosts: dict[str, ActorGroup] = {}
         self.change((), plan.groups_at(stage) if stage else plan.groups)
 
     def change(self, stops: Collection[str], starts: Sequence[GroupPlan]) -> None:
@@ -103,12 +103,12 @@ class Binding:
             self.stop()
             raise
 
-    def steady(self, groups: Sequence[GroupPlan]) -> None:
+    def set_threads(self, groups: Sequence[GroupPlan]) -> None:
         """Have groups that stay compute with their planned threads; never waits."""
         named = {group.name: group for group in groups}
         self.groups = tuple(named.get(group.name, group) for group in self.groups)
         for group in groups:
-            self.hosts[group.name].steady(group.threads)
+            self.hosts[group.name].set_threads(group.threads)
 
     def stop(self, *, at_once: bool = False) -> None:
         """End every process, `at_once` without a word to its roles, then give the bundles back."""
@@ -123,7 +123,7 @@ class Binding:
         """End these groups' processes and give their bundles back; their names are free afterwards."""
         ended = [self.hosts[name] for name in names if name in self.hosts]
         bundles = {name: self._groups[name] for name in names if name in self._groups}
-        said = [] if at_once else [ref for hosts in ended for ref in hosts.say_stop()]
+        said = [] if at_once else [ref for hosts in ended for ref in hosts.request_stop()]
         if said:
             ray.wait(said, num_returns=len(said), timeout=STOP_S)
         for hosts in ended:
@@ -139,8 +139,8 @@ class Binding:
         """Names of the run's workers that still are; a detached one's name is free some milliseconds after its end."""
         return left_of(self._life.run)[0] if self._life.detached else []
 
-    def _start(self, group: GroupPlan) -> Hosts:
-        return Hosts(
+    def _start(self, group: GroupPlan) -> ActorGroup:
+        return ActorGroup(
             {role: self._specs[role] for role in group.roles},
             workers=group.workers,
             name=group.name,

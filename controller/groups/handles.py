@@ -15,7 +15,7 @@ from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.training import added_up, since_then
 from nonet.errors import ConfigError, DeadlineExceeded
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import Gang, GroupFuture, PerRank, Shard, WorkerGroup, all_there, together
+from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, WorkerGroup, all_there, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def _nothing(stage: str, phase: str) -> None:
     """Groups that fit together take no turns."""
 
 
-class TrainerPlayer:
+class TrainerHandle:
     """The trainer group, and the embedding shards that work with it."""
 
     def __init__(
@@ -66,14 +66,14 @@ class TrainerPlayer:
         if self.group.world + shards == 1:
             return
         host, port = self.group.host_gang().get(self.deadlines.step)
-        gang = Gang(host, port, epoch, self.group.world, shards, self.deadlines.step)
-        waits = [self.group.meet(PerRank([gang] * self.group.world))]
+        rendezvous = Rendezvous(host, port, epoch, self.group.world, shards, self.deadlines.step)
+        waits = [self.group.join_process_group(PerRank([rendezvous] * self.group.world))]
         if self.apart:
-            waits.append(self.shards.meet(PerRank([gang] * shards)))
+            waits.append(self.shards.join_process_group(PerRank([rendezvous] * shards)))
         for wait in waits:
             wait.get(self.deadlines.step)
 
-    def here(self, stage: StageSetup) -> None:
+    def ensure_on_device(self, stage: StageSetup) -> None:
         """Have the trainer on its device, to be saved, loaded or published."""
         self._enter(stage.name, stage.phases[1])
 
@@ -133,10 +133,10 @@ class TrainerPlayer:
         self._counts = since_then(self._counts or {}, added_up(counts))
 
 
-class EmbeddingPlayer:
+class EmbeddingHandle:
     """The sparse tables of a run, over all shards. Between steps only: the trainers take part."""
 
-    def __init__(self, trainer: TrainerPlayer):
+    def __init__(self, trainer: TrainerHandle):
         self._trainer = trainer
 
     def rows(self) -> list[dict[str, int]]:
@@ -159,7 +159,7 @@ class EmbeddingPlayer:
         return self.rows()
 
 
-class RolloutPlayer:
+class RolloutHandle:
     """The rollout group. `options`: how each stage rolls out; `chunks`: prompts that a rank computes at once, by stage."""
 
     def __init__(
@@ -175,13 +175,13 @@ class RolloutPlayer:
         self.holds: int | None = None  # the version of the rows that its replicas hold
         self.absent = 0  # positions that read the default row between the last two versions
 
-    def here(self, stage: str) -> None:
+    def ensure_on_device(self, stage: str) -> None:
         """Have the rollout on its device in a stage."""
         self._enter(stage, "rollout")
 
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
-        self.here(prompts.stage)
+        self.ensure_on_device(prompts.stage)
         how = {
             "stage": prompts.stage,
             "step": prompts.step,
@@ -194,7 +194,7 @@ class RolloutPlayer:
         return self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
 
 
-class RewardPlayers:
+class RewardHandles:
     """Every reward's group of one stage."""
 
     def __init__(

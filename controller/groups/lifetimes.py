@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from nonet.errors import ConfigError
-from nonet.workers.runtime import NAMESPACE, Hosts
+from nonet.workers.runtime import NAMESPACE, ActorGroup
 
 ORPHAN_TIMEOUT_S = 60.0
 CONTROLLER = "controller"
@@ -53,14 +53,14 @@ class Lease:
         return not self._detached and time.monotonic() - self._renewed > self._timeout_s
 
 
-class Pulse:
+class Heartbeat:
     """A thread that does something every `every_s` seconds until stopped; an error of it ends nothing, and is counted."""
 
     def __init__(self, beat: Callable[[], object], every_s: float):
         self._beat, self._every_s, self._ended = beat, every_s, threading.Event()
         self._problems: Counter[str] = Counter()
         self._lock = threading.Lock()
-        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
@@ -86,7 +86,7 @@ class Pulse:
         self._ended.set()
 
 
-def keep_alive(hosts: Mapping[str, Hosts], timeout_s: float) -> Pulse:
+def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
     """Speak to every worker of the groups there are at each beat, six times as often as its patience lasts.
 
     A worker that has not answered when the next beat comes has failed one.
@@ -95,10 +95,10 @@ def keep_alive(hosts: Mapping[str, Hosts], timeout_s: float) -> Pulse:
     def beat() -> None:
         for each in list(hosts.values()):
             for silent in each.beat():
-                pulse.failed(f"{silent} did not answer")
+                heartbeat.failed(f"{silent} did not answer")
 
-    pulse = Pulse(beat, timeout_s / 6)
-    return pulse
+    heartbeat = Heartbeat(beat, timeout_s / 6)
+    return heartbeat
 
 
 def left_of(run: str) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""Moves: the turns of a plan, carried out on a run's groups; a run whose groups fit together has none, at no cost.
+"""Offloader: the turns of a plan, carried out on a run's groups; a run whose groups fit together has none, at no cost.
 
 Before a phase everybody who must be away is offloaded, then everybody who works is brought back; each move has ended on all
 ranks before the next begins, so a device never holds both. What moved is counted, and is in the trace and the report.
@@ -10,19 +10,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.controller.plan import Ledger, Move, Turns
+from nonet.controller.plan import Ledger, OffloadMove, OffloadSchedule
 from nonet.controller.record import CONTROLLER, Trace
 from nonet.deadlines import Deadlines
-from nonet.workers.runtime import Hosts
+from nonet.workers.runtime import ActorGroup
 
 
-class Moves:
+class Offloader:
     """hosts: the run's groups by name, as they are at each move; `stages`: those whose groups they are."""
 
-    def __init__(self, ledger: Ledger, hosts: Mapping[str, Hosts], trace: Trace, deadlines: Deadlines):
+    def __init__(self, ledger: Ledger, hosts: Mapping[str, ActorGroup], trace: Trace, deadlines: Deadlines):
         self._hosts, self._trace, self._deadlines = hosts, trace, deadlines
         places = dict.fromkeys(line.place for line in ledger.turns())
-        self._turns = [Turns(ledger, place) for place in places]
+        self._turns = [OffloadSchedule(ledger, place) for place in places]
         self.stages: frozenset[str] = frozenset()
         self._counted: dict[str, dict[str, Any]] = {}
 
@@ -48,7 +48,7 @@ class Moves:
         """By unit: how many offloads and resumes, bytes and seconds of all of them."""
         return {unit: dict(found) for unit, found in sorted(self._counted.items())}
 
-    def _carry_out(self, move: Move, away: set[str], phase: str) -> None:
+    def _carry_out(self, move: OffloadMove, away: set[str], phase: str) -> None:
         began, hosts = time.time(), self._hosts[move.group]
         roles = {unit.partition("/")[2] for unit in away if unit.startswith(f"{move.group}/")}
         moved = hosts.move(

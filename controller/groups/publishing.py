@@ -10,26 +10,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from nonet.controller.groups.handles import RolloutPlayer, TrainerPlayer
+from nonet.controller.groups.handles import RolloutHandle, TrainerHandle
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture, Replicate, together
 
 
 def publish(
-    trainer: TrainerPlayer, rollout: RolloutPlayer, version: int, replica_bytes: int, stage: StageSetup | None
+    trainer: TrainerHandle, rollout: RolloutHandle, version: int, replica_bytes: int, stage: StageSetup | None
 ) -> dict[str, Any]:
     """Move rollout to `version`; how its rows went: {"version", "rows": shared | full | delta | by key}.
 
     `stage` is the RL stage that it is for: trainer and rollout that take turns are each on their device when asked.
     """
     if stage is not None:
-        trainer.here(stage)
+        trainer.ensure_on_device(stage)
     fused = rollout.group.hosts is trainer.group.hosts
     whole = fused and not trainer.apart and trainer.group.world == 1
     buckets = [] if fused else [trainer.group.weights(number) for number in range(trainer.buckets)]
     how, rows, waits = ("shared", {}, []) if whole else _rows(trainer, rollout, version, replica_bytes)
     if stage is not None:
-        rollout.here(stage.name)
+        rollout.ensure_on_device(stage.name)
     came = [rollout.group.receive(version, bucket) for bucket in buckets]
     applied = rollout.group.apply(version, **({"dense": True} if buckets else {}), **rows)
     *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
@@ -38,7 +38,7 @@ def publish(
 
 
 def _rows(
-    trainer: TrainerPlayer, rollout: RolloutPlayer, version: int, replica_bytes: int
+    trainer: TrainerHandle, rollout: RolloutHandle, version: int, replica_bytes: int
 ) -> tuple[str, dict[str, Any], list[GroupFuture]]:
     """How the rows go, what `apply` is told of them, and what else must have been answered."""
     shards = trainer.shards

@@ -1,8 +1,8 @@
-"""Crew: the groups of a run as players, bound, opened, and changed between stages.
+"""RunGroups: the groups of a run as handles, bound, opened, and changed between stages.
 
 A stage that names roles of its own gets the groups of its re-plan: what is the same stays where it is, the rest ends and starts
 anew, opens the artifacts, meets in a new gang epoch and is loaded from the newest commit. Groups that don't fit on their
-device together take turns by `Moves`, which players enter phase by phase.
+device together take turns by `Offloader`, which handles enter phase by phase.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import ray
 
 from nonet.controller.groups.binding import Binding
-from nonet.controller.groups.handles import RewardPlayers, RolloutPlayer, TrainerPlayer
+from nonet.controller.groups.handles import RewardHandles, RolloutHandle, TrainerHandle
 from nonet.controller.groups.lifetimes import keep_alive
-from nonet.controller.groups.offload import Moves
+from nonet.controller.groups.offload import Offloader
 from nonet.controller.groups.watchdog import Watchdog
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.controller.record import RunFolder, Trace, check_shared
@@ -29,7 +29,7 @@ from nonet.workers.runtime import Life, WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class GroupChange:
     """What a stage's own roles stop and start before it; `kept`: groups that stay with another number of threads."""
 
     stops: tuple[str, ...]
@@ -45,7 +45,7 @@ class Change:
         return f"stopped {', '.join(self.stops) or 'nothing'}; started {started or 'nothing'}"
 
 
-class Crew:
+class RunGroups:
     """The groups of a run, first those of `stage`.
 
     life_s   as a Session's
@@ -63,24 +63,24 @@ class Crew:
         self.deadlines = deadlines(scenario)
         self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
-        self.moves = Moves(plan.ledger, self.hosts, trace, self.deadlines)
+        self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
         self._watchdog = Watchdog(run.path, self.hosts)
         self._watch()
-        self._pulse = keep_alive(self.hosts, life_s) if life_s else None
+        self._heartbeat = keep_alive(self.hosts, life_s) if life_s else None
         self._check_shared(self.hosts)
 
     def stop(self, *, at_once: bool = False) -> None:
         """End every process, `at_once` without a word to its roles."""
-        if self._pulse:
-            self._pulse.stop()
+        if self._heartbeat:
+            self._heartbeat.stop()
         if not at_once:
             self._trace.collect(self.hosts.values())
         self.binding.stop(at_once=at_once)
 
     def warning(self) -> str:
         """Heartbeats that failed since the last time asked; "" where none did."""
-        return self._pulse.warning() if self._pulse else ""
+        return self._heartbeat.warning() if self._heartbeat else ""
 
     def group(self, role: str) -> WorkerGroup:
         """The group that holds a role now. Raises KeyError."""
@@ -92,7 +92,7 @@ class Crew:
         self._ttl_steps = ttl_steps
         self._open(folders, {group.name for group in self.binding.groups})
 
-    def due(self, stage: str) -> Change:
+    def due(self, stage: str) -> GroupChange:
         """What must change before a stage; nothing where its groups are there already."""
         wanted = {group.name: group for group in self.plan.groups_at(stage)}
         there = {group.name: group for group in self.binding.groups}
@@ -100,19 +100,19 @@ class Crew:
         stops = tuple(name for name in there if name not in kept)
         starts = tuple(group for name, group in wanted.items() if name not in kept)
         other = tuple(wanted[name] for name in sorted(kept) if wanted[name] != there[name])
-        return Change(stops, starts, other)
+        return GroupChange(stops, starts, other)
 
-    def change(self, due: Change, folders: Mapping[str, str], commit: Path | None) -> None:
+    def change(self, due: GroupChange, folders: Mapping[str, str], commit: Path | None) -> None:
         """Carry a change out, and go on from a commit. Where that fails, no process of the run is left."""
-        started, before = {group.name for group in due.starts}, self._gang()
+        started, before = {group.name for group in due.starts}, self._trainers_and_shards()
         self._trace.collect(self.hosts[name] for name in due.stops)
         self.binding.change(due.stops, due.starts)
         self._watch()
         self._check_shared(started)
-        self.binding.steady(due.kept)
+        self.binding.set_threads(due.kept)
         for name in started:
-            self.moves.made_anew(name)
-        anew = bool((started | set(due.stops)) & (before | self._gang()))
+            self.offloader.made_anew(name)
+        anew = bool((started | set(due.stops)) & (before | self._trainers_and_shards()))
         self._epoch += anew
         self._open(folders, started)
         if anew and commit is not None:
@@ -135,27 +135,27 @@ class Crew:
             raise
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
-        """Make the players anew; where the gang is new it meets, then groups that are fresh open the artifacts."""
+        """Make the handles anew; where the gang is new it meets, then groups that are fresh open the artifacts."""
         for name in fresh:
             self.hosts[name].ready()
-        self.moves.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
-        self.trainer = TrainerPlayer(
-            self.group("trainer"), self.group("embedding"), self.moves.enter, self.deadlines
+        self.offloader.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
+        self.trainer = TrainerHandle(
+            self.group("trainer"), self.group("embedding"), self.offloader.enter, self.deadlines
         )
         if self._has("rollout"):
             rollouts = rollout_options(self.scenario)
             waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
-            self.rollout = RolloutPlayer(
-                self.group("rollout"), rollouts, self.moves.enter, self.deadlines, waves
+            self.rollout = RolloutHandle(
+                self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, waves
             )
         self.evaluator = self.group("evaluator")
-        self.rewards = self._reward_players()
-        groups = [group for players in self.rewards.values() for group in players.groups.values()]
+        self.rewards = self._reward_handles()
+        groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in fresh:
-                group.settle(self._ttl_steps).get(self.deadlines.open)
-        if self._gang() & set(fresh):
-            self._meet()
+                group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)
+        if self._trainers_and_shards() & set(fresh):
+            self._join_process_group()
         first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
         waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
         if self.evaluator.hosts.name in fresh:
@@ -178,25 +178,25 @@ class Crew:
         for hosts in self.hosts.values():
             hosts.watchdog = self._watchdog
 
-    def _meet(self) -> None:
+    def _join_process_group(self) -> None:
         """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""
         if self._epoch:
-            for name in sorted(self._gang()):
+            for name in sorted(self._trainers_and_shards()):
                 self.hosts[name].advance(self._epoch)
         self.trainer.gather(self._epoch)
 
-    def _gang(self) -> set[str]:
+    def _trainers_and_shards(self) -> set[str]:
         """Names of the groups that train together."""
         return {group.name for group in self.binding.groups if gang_roles() & set(group.roles)}
 
-    def _reward_players(self) -> dict[str, RewardPlayers]:
+    def _reward_handles(self) -> dict[str, RewardHandles]:
         groups: dict[str, dict[str, WorkerGroup]] = {}
         timeouts: dict[str, dict[str, float]] = {}
         for stage, name, options in reward_options(self.scenario):
             groups.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
             timeouts.setdefault(stage, {})[name] = options.timeout_s
         return {
-            stage: RewardPlayers(named, timeouts[stage], stage, self.moves.enter, self.deadlines)
+            stage: RewardHandles(named, timeouts[stage], stage, self.offloader.enter, self.deadlines)
             for stage, named in groups.items()
         }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nonet.workers import Doing
 from nonet.workers.roles.kinds import gang_roles
-from nonet.workers.runtime import Hosts
+from nonet.workers.runtime import ActorGroup
 
 _MOST = 3  # workers named in a message
 
@@ -20,10 +20,10 @@ _MOST = 3  # workers named in a message
 class Watchdog:
     """Looks at the groups of a run, `hosts` by name as they are then; `folder` is where stacks are written."""
 
-    def __init__(self, folder: Path, hosts: Mapping[str, Hosts]):
+    def __init__(self, folder: Path, hosts: Mapping[str, ActorGroup]):
         self._folder, self._hosts = folder, hosts
 
-    def tell(self, group: Hosts, ranks: Sequence[int]) -> str:
+    def tell(self, group: ActorGroup, ranks: Sequence[int]) -> str:
         """What the late ranks of a group, and those they may wait for, are doing; to be added to an error."""
         seen = {group.name: group.doing()} | {other.name: other.doing() for other in self._partners(group)}
         late = [seen[group.name][rank] for rank in ranks]
@@ -32,7 +32,7 @@ class Watchdog:
         ]
         return f"{verdict(late, others)}. Stacks: {self._write([*late, *others])}"
 
-    def _partners(self, group: Hosts) -> list[Hosts]:
+    def _partners(self, group: ActorGroup) -> list[ActorGroup]:
         """Other groups whose ranks meet this one's in collectives."""
         if not gang_roles() & set(group.specs):
             return []

@@ -7,8 +7,8 @@ from .memory import largest_chunk as largest_chunk
 from .memory import sequence as sequence
 from .memory_ledger import Ledger as Ledger
 from .memory_ledger import gigabytes as gigabytes
-from .offload_schedule import Move as Move
-from .offload_schedule import Turns as Turns
+from .offload_schedule import OffloadMove as OffloadMove
+from .offload_schedule import OffloadSchedule as OffloadSchedule
 from .placement import MOST_THREADS as MOST_THREADS
 from .planner import GroupPlan as GroupPlan
 from .planner import Plan as Plan

@@ -24,7 +24,7 @@ _USABLE = 0.92  # of a device's memory; allocators fragment the rest
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LedgerLine:
     """One device (or host) in one phase. parts: bytes by "group.part"; capacity 0: not known, so not checked.
 
     offloaded   groups whose bytes wait in host memory meanwhile; "group/role" for what one fused role alone holds
@@ -53,17 +53,17 @@ class Line:
 class Ledger:
     """All lines, and by stage what a group's role computes at once: positions of a supervised step, prompts of an RL one."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LedgerLine, ...] = ()
     chunks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def peak(self, stage: str, place: str) -> Line:
+    def peak(self, stage: str, place: str) -> LedgerLine:
         """The phase of a stage in which a place holds most."""
         return max(
             (line for line in self.lines if (line.stage, line.place) == (stage, place)),
             key=lambda line: line.needed,
         )
 
-    def turns(self) -> tuple[Line, ...]:
+    def turns(self) -> tuple[LedgerLine, ...]:
         """The phases in which somebody is offloaded."""
         return tuple(line for line in self.lines if line.offloaded)
 
@@ -71,7 +71,7 @@ class Ledger:
 def make_ledger(scenario: Scenario, by_stage: Mapping[str, tuple[Any, ...]], view: ClusterView) -> Ledger:
     """Account for the groups of every stage. Raises PlacementError where a phase cannot fit."""
     size = model_size(scenario)
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     chunks: dict[str, dict[str, int]] = {}
     for stage, groups in by_stage.items():
         aside: dict[str, float] = defaultdict(float)
@@ -102,7 +102,7 @@ def _phases(scenario: Scenario, stage: str) -> dict[str, tuple[str, ...]]:
 
 def _device_lines(
     scenario: Scenario, stage: str, groups: list[Any], view: ClusterView, size: ModelSize
-) -> Iterator[tuple[Line, dict[str, Need]]]:
+) -> Iterator[tuple[LedgerLine, dict[str, Need]]]:
     """The phases of one device, each with what its groups need."""
     root = groups[0]
     runtime = 0 if root.resource == "CPU" else RUNTIME_BYTES
@@ -130,7 +130,9 @@ def _device_lines(
             parts |= {f"{group.name}.{part}": int(value) for part, value in left.items()}
             offloaded.append(group.name if group in resting else f"{group.name}/trainer")
         yield (
-            Line(stage, phase, root.name, root.resource, parts, capacity, tuple(offloaded), root.nodes[0]),
+            LedgerLine(
+                stage, phase, root.name, root.resource, parts, capacity, tuple(offloaded), root.nodes[0]
+            ),
             needs,
         )
 
@@ -176,7 +178,7 @@ def _host_line(
     view: ClusterView,
     size: ModelSize,
     aside: Mapping[str, float],
-) -> tuple[Line, dict[str, Need]]:
+) -> tuple[LedgerLine, dict[str, Need]]:
     """The tightest host: processes, CPU groups' models, shards of the tables, and what was offloaded."""
     by_node: dict[str, dict[str, int]] = defaultdict(dict)
     needs: dict[str, Need] = {}
@@ -195,7 +197,7 @@ def _host_line(
             by_node[node] |= {f"{group.name}.{part}": int(count * value) for part, value in each.items()}
     tightest = max(by_node, key=lambda n: (_pressure(by_node[n], _host_bytes(view, n)), n))
     capacity = int(_USABLE * _host_bytes(view, tightest))
-    return Line(stage, "host", "host", MEMORY, by_node[tightest], capacity, (), tightest), needs
+    return LedgerLine(stage, "host", "host", MEMORY, by_node[tightest], capacity, (), tightest), needs
 
 
 def _pressure(parts: Mapping[str, int], capacity: float) -> float:
@@ -228,7 +230,7 @@ def _group(unit: str) -> str:
     return unit.partition("/")[0]
 
 
-def _kept(line: Line, group: str) -> int:
+def _kept(line: LedgerLine, group: str) -> int:
     """Bytes of a group that stay on the device in a phase, its runtime and what works aside."""
     names = ("weights", "optimizer", "gradients", "reference")
     return sum(line.parts.get(f"{group}.{name}", 0) for name in names)
@@ -247,7 +249,7 @@ def _note(chunks: dict[str, int], needs: Mapping[str, Need], working: tuple[str,
                 chunks[name] = min(chunk, chunks.get(name, chunk))
 
 
-def _refusal(line: Line, scenario: Scenario) -> str:
+def _refusal(line: LedgerLine, scenario: Scenario) -> str:
     by_group: dict[str, list[tuple[str, int]]] = {}
     for key, value in line.parts.items():
         group, part = key.rsplit(".", 1)

@@ -1,4 +1,4 @@
-"""Turns: what must be moved before a phase, from the plan's ledger: offloads first, then resumes.
+"""OffloadSchedule: what must be moved before a phase, from the plan's ledger: offloads first, then resumes.
 
 Pure. At no moment, between moves included, does a device hold more than its usable memory; a phase that the ledger did not
 account for is a PlacementError. A unit that moves is a group, or "group/role": what one of its fused roles alone holds.
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nonet.controller.plan.memory_ledger import Ledger, Line, gigabytes
+from nonet.controller.plan.memory_ledger import Ledger, LedgerLine, gigabytes
 from nonet.errors import PlacementError
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class OffloadMove:
     """`what` is "offload" or "resume"; `unit` a group or group/role."""
 
     unit: str
@@ -32,7 +32,7 @@ class Move:
         return self.unit.partition("/")[2]
 
 
-class Turns:
+class OffloadSchedule:
     """The groups of one device over the stages of a run; all are resident at first."""
 
     def __init__(self, ledger: Ledger, place: str):
@@ -40,20 +40,20 @@ class Turns:
         self._lines = {(line.stage, line.phase): line for line in ledger.lines if line.place == place}
         self.offloaded: set[str] = set()
 
-    def enter(self, stage: str, phase: str) -> list[Move]:
+    def enter(self, stage: str, phase: str) -> list[OffloadMove]:
         """The moves that a phase needs, in the order to carry them out. Raises PlacementError for an unknown phase."""
         line = self._line(stage, phase)
         wanted = set(line.offloaded)
         working = {key.rsplit(".", 1)[0] for key in line.parts} - wanted
         back = {unit for unit in self.offloaded - wanted if unit.partition("/")[0] in working}
-        moves = [Move(unit, "offload") for unit in sorted(wanted - self.offloaded)]
-        moves += [Move(unit, "resume") for unit in sorted(back)]
+        moves = [OffloadMove(unit, "offload") for unit in sorted(wanted - self.offloaded)]
+        moves += [OffloadMove(unit, "resume") for unit in sorted(back)]
         self.offloaded = (self.offloaded | wanted) - back
         return moves
 
-    def leave(self) -> list[Move]:
+    def leave(self) -> list[OffloadMove]:
         """Everybody back, for work that the ledger did not account for: a stage rehearsed on another stage's groups."""
-        moves = [Move(unit, "resume") for unit in sorted(self.offloaded)]
+        moves = [OffloadMove(unit, "resume") for unit in sorted(self.offloaded)]
         self.offloaded = set()
         return moves
 
@@ -74,7 +74,7 @@ class Turns:
             )
         return line.needed
 
-    def _line(self, stage: str, phase: str) -> Line:
+    def _line(self, stage: str, phase: str) -> LedgerLine:
         try:
             return self._lines[stage, phase]
         except KeyError:

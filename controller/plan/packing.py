@@ -19,7 +19,7 @@ _TINY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Request:
     """What a group asks: workers (at least, at most), of what one worker needs, and how near each other they must be.
 
     gang   the workers talk to each other all the time, so few nodes are better than broken ones
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeSlots:
     """A node and how many workers fit on it."""
 
     node: Node
@@ -74,81 +74,83 @@ class Capacity:
         """Nodes that carry all of these labels, in order of place."""
         return [node for node in self.nodes if labels.items() <= node.labels.items()]
 
-    def choose(self, wanted: Wanted) -> tuple[Choice, str] | None:
+    def choose(self, request: Request) -> tuple[Choice, str] | None:
         """Nodes with the number of workers on each, in order of place, and the level they share; None when too few fit.
 
         Takes nothing: `take` does.
         """
-        rooms = self._rooms(wanted)
-        levels = list(levels_to_try(wanted.topology))
+        rooms = self._rooms(request)
+        levels = list(levels_to_try(request.topology))
         for level in levels:
-            best = self._best_domain(self._domains(rooms, level, wanted), wanted, last=level == levels[-1])
+            best = self._best_domain(self._domains(rooms, level, request), request, last=level == levels[-1])
             if best:
-                count = min(wanted.most, sum(room.slots for room in best))
-                return self._pack(best, count, wanted.gang), level
+                count = min(request.most, sum(room.slots for room in best))
+                return self._pack(best, count, request.gang), level
         return None
 
-    def _rooms(self, wanted: Wanted) -> list[Room]:
+    def _rooms(self, request: Request) -> list[NodeSlots]:
         """Nodes that match and have room; for CPU groups those without devices only, where they suffice."""
-        nodes = self.matching(wanted.labels)
+        nodes = self.matching(request.labels)
         rack_free: dict[Domain | None, float] = defaultdict(float)
         for node in nodes:
-            free = self.free(node.id, wanted.resource)
+            free = self.free(node.id, request.resource)
             rack_free[self._racks[node.id]] += free
             rack_free[self._zones[node.id]] += free
         rooms = []
         for node in nodes:
-            free = self.free(node.id, wanted.resource)
-            slots = int(free / wanted.each + _TINY)
+            free = self.free(node.id, request.resource)
+            slots = int(free / request.each + _TINY)
             if slots:
                 full = (rack_free[self._racks[node.id]], rack_free[self._zones[node.id]])
-                broken = free < node.total.get(wanted.resource, 0.0) - _TINY
-                rooms.append(Room(node, self._order[node.id], slots, broken, full))
-        plain = [room for room in rooms if not _has_devices(room.node)] if wanted.resource == "CPU" else []
-        return plain if sum(room.slots for room in plain) >= wanted.most else rooms
+                broken = free < node.total.get(request.resource, 0.0) - _TINY
+                rooms.append(NodeSlots(node, self._order[node.id], slots, broken, full))
+        plain = [room for room in rooms if not _has_devices(room.node)] if request.resource == "CPU" else []
+        return plain if sum(room.slots for room in plain) >= request.most else rooms
 
-    def _domains(self, rooms: list[Room], level: str, wanted: Wanted) -> list[list[Room]]:
+    def _domains(self, rooms: list[NodeSlots], level: str, request: Request) -> list[list[NodeSlots]]:
         if level == ANYWHERE:
             return [rooms]
         if level == "device_domain":
-            return [[room] for room in (self._one_domain(room, wanted) for room in rooms) if room]
-        found: dict[Domain, list[Room]] = defaultdict(list)
+            return [[room] for room in (self._one_domain(room, request) for room in rooms) if room]
+        found: dict[Domain, list[NodeSlots]] = defaultdict(list)
         for room in rooms:
             name = domain(room.node, level)
             if name is not None:
                 found[name].append(room)
         return list(found.values())
 
-    def _one_domain(self, room: Room, wanted: Wanted) -> Room | None:
+    def _one_domain(self, room: NodeSlots, request: Request) -> NodeSlots | None:
         """The part of a node's free devices that lies in one device domain, as far as that is known.
 
         Ray hands out the lowest free ids first, so on a node that was whole when planning began the next ids are those
         after what this plan has taken; on any other node the free ids are unknown and it is no candidate.
         """
-        facts = room.node.devices.get(wanted.resource)
-        total = room.node.total.get(wanted.resource, 0.0)
-        if not facts or not facts.domain or room.node.free.get(wanted.resource, 0.0) < total - _TINY:
+        facts = room.node.devices.get(request.resource)
+        total = room.node.total.get(request.resource, 0.0)
+        if not facts or not facts.domain or room.node.free.get(request.resource, 0.0) < total - _TINY:
             return None
-        taken = total - self.free(room.node.id, wanted.resource)
-        slots = int((facts.domain - taken % facts.domain) / wanted.each + _TINY)
-        return Room(room.node, room.order, min(slots, room.slots), room.broken, room.full)
+        taken = total - self.free(room.node.id, request.resource)
+        slots = int((facts.domain - taken % facts.domain) / request.each + _TINY)
+        return NodeSlots(room.node, room.order, min(slots, room.slots), room.broken, room.full)
 
-    def _best_domain(self, domains: list[list[Room]], wanted: Wanted, *, last: bool) -> list[Room] | None:
+    def _best_domain(
+        self, domains: list[list[NodeSlots]], request: Request, *, last: bool
+    ) -> list[NodeSlots] | None:
         """The fullest domain that still holds everyone; for elastic groups else the one that holds most, if enough.
 
         A level that holds some of an elastic group's workers is only taken when no wider one is left to try.
         """
         sized = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
-        whole = [(total, rooms) for total, rooms in sized if total >= wanted.most]
+        whole = [(total, rooms) for total, rooms in sized if total >= request.most]
         if whole:
             return min(whole, key=lambda found: (found[0], found[1][0].full, found[1][0].order))[1]
-        some = [(total, rooms) for total, rooms in sized if total >= wanted.least]
+        some = [(total, rooms) for total, rooms in sized if total >= request.least]
         if some and last:
             return max(some, key=lambda found: (found[0], -found[1][0].order))[1]
         return None
 
-    def _pack(self, rooms: Sequence[Room], count: int, gang: bool) -> Choice:
-        taken: list[tuple[Room, int]] = []
+    def _pack(self, rooms: Sequence[NodeSlots], count: int, gang: bool) -> Choice:
+        taken: list[tuple[NodeSlots, int]] = []
         if not gang:
             for room in sorted((r for r in rooms if r.broken), key=lambda r: (r.slots, r.full, r.order)):
                 if room.slots >= count:
@@ -166,7 +168,7 @@ class Capacity:
         return [(room.node, n) for room, n in sorted(taken, key=lambda t: t[0].order) if n]
 
 
-def _tightest(rooms: list[Room], count: int) -> Room:
+def _tightest(rooms: list[NodeSlots], count: int) -> NodeSlots:
     return min((r for r in rooms if r.slots >= count), key=lambda r: (r.slots, r.full, r.order))
 
 

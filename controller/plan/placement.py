@@ -1,4 +1,4 @@
-"""Groups on nodes: each draft of a scenario placed by best fit, the hardest to place first.
+"""Groups on nodes: each request of a scenario placed by best fit, the hardest to place first.
 
 Devices before CPUs, fixed sizes before elastic ones, required topology and gangs before the rest, large before small. Pure.
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nonet.controller.cluster import ClusterView
-from nonet.controller.plan.packing import Capacity, Wanted
-from nonet.controller.plan.requests import Draft, drafts
+from nonet.controller.plan.packing import Capacity, Request
+from nonet.controller.plan.requests import GroupRequest, group_requests
 from nonet.controller.plan.shortage import shortage
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
@@ -56,66 +56,74 @@ class GroupPlan:
 
 
 def place_groups(
-    wanted: list[Draft], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
+    wanted: list[GroupRequest], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
 ) -> tuple[GroupPlan, ...]:
-    """Groups in the order of their drafts, taken from `capacity`; those in `kept` stay where they are."""
+    """Groups in the order of their requests, taken from `capacity`; those in `kept` stay where they are."""
     found = {group.name: group for group in kept}
     todo = sorted((d for d in wanted if not d.shares and d.name not in found), key=_hardness)
-    for index, draft in enumerate(todo):
-        found[draft.name] = _place(draft, todo[index + 1 :], capacity, view, tuple(found.values()))
-    for draft in wanted:
-        if draft.shares and draft.name not in found:
-            host = found[draft.shares]
-            found[draft.name] = _group(draft, host.nodes, host.level, {})
-    return tuple(found[draft.name] for draft in wanted)
+    for index, request in enumerate(todo):
+        found[request.name] = _place(request, todo[index + 1 :], capacity, view, tuple(found.values()))
+    for request in wanted:
+        if request.shares and request.name not in found:
+            host = found[request.shares]
+            found[request.name] = _group(request, host.nodes, host.level, {})
+    return tuple(found[request.name] for request in wanted)
 
 
-def _hardness(draft: Draft) -> tuple[Any, ...]:
+def _hardness(request: GroupRequest) -> tuple[Any, ...]:
     """Devices before CPUs, fixed sizes before elastic ones, required topology, gangs, then the largest."""
     return (
-        draft.resource == "CPU",
-        draft.least != draft.most,
-        not draft.topology.require,
-        not draft.gang,
-        -draft.most * draft.bundle,
+        request.resource == "CPU",
+        request.least != request.most,
+        not request.topology.require,
+        not request.gang,
+        -request.most * request.bundle,
     )
 
 
 def _place(
-    draft: Draft, later: list[Draft], capacity: Capacity, view: ClusterView, done: tuple[GroupPlan, ...]
+    request: GroupRequest,
+    later: list[GroupRequest],
+    capacity: Capacity,
+    view: ClusterView,
+    done: tuple[GroupPlan, ...],
 ) -> GroupPlan:
-    most = draft.most
-    if draft.least < draft.most:  # leave to later groups what they need at least
-        nodes = capacity.matching(draft.labels)
-        others = sum(d.least * d.bundle for d in later if d.resource == draft.resource)
-        spare = capacity.total_free(draft.resource, nodes) - others
-        most = min(most, max(draft.least, int(spare / draft.bundle + 1e-6)))
-    ask = Wanted(draft.resource, draft.bundle, draft.least, most, draft.labels, draft.topology, draft.gang)
+    most = request.most
+    if request.least < request.most:  # leave to later groups what they need at least
+        nodes = capacity.matching(request.labels)
+        others = sum(d.least * d.bundle for d in later if d.resource == request.resource)
+        spare = capacity.total_free(request.resource, nodes) - others
+        most = min(most, max(request.least, int(spare / request.bundle + 1e-6)))
+    ask = Request(
+        request.resource, request.bundle, request.least, most, request.labels, request.topology, request.gang
+    )
     choice = capacity.choose(ask)
     if choice is None:
-        raise PlacementError(shortage(draft, capacity, view, done))
+        raise PlacementError(shortage(request, capacity, view, done))
     spots, level = choice
     for node, count in spots:
-        capacity.take(node.id, draft.resource, count * draft.bundle)
+        capacity.take(node.id, request.resource, count * request.bundle)
     nodes = tuple(node.id for node, count in spots for _ in range(count))
-    return _group(draft, nodes, level, {draft.resource: draft.bundle})
+    return _group(request, nodes, level, {request.resource: request.bundle})
 
 
-def _group(draft: Draft, nodes: tuple[str, ...], level: str, bundle: Mapping[str, float]) -> GroupPlan:
-    on_cpu = draft.resource == "CPU"
+def _group(
+    request: GroupRequest, nodes: tuple[str, ...], level: str, bundle: Mapping[str, float]
+) -> GroupPlan:
+    on_cpu = request.resource == "CPU"
     return GroupPlan(
-        draft.name,
-        draft.roles,
-        draft.pool,
-        draft.device,
-        draft.resource,
+        request.name,
+        request.roles,
+        request.pool,
+        request.device,
+        request.resource,
         len(nodes),
-        draft.asks if on_cpu else 0.0,
-        0.0 if on_cpu else draft.asks,
+        request.asks if on_cpu else 0.0,
+        0.0 if on_cpu else request.asks,
         bundle,
-        0 if draft.light else 1,
+        0 if request.light else 1,
         nodes,
-        draft.shares,
+        request.shares,
         level,
     )
 
@@ -145,7 +153,7 @@ def _threads(groups: tuple[GroupPlan, ...], view: ClusterView) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StageChange:
     """Groups that a stage of its own roles stops, and those it starts, before it begins; then torch threads a worker."""
 
     stage: str
@@ -159,17 +167,19 @@ class Change:
         return (*(replace(g, threads=self.threads if g.threads else 0) for g in kept), *self.starts)
 
 
-def replan(scenario: Scenario, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]) -> Change:
+def replan(
+    scenario: Scenario, view: ClusterView, stage: str | None, before: Iterable[GroupPlan]
+) -> StageChange:
     """What must stop and start so that the groups `before` become those of `stage` on the view: nothing moves needlessly.
 
-    A group stays when its draft is the same and its nodes are still there; `view` says what is free beside them.
+    A group stays when its request is the same and its nodes are still there; `view` says what is free beside them.
     """
     return _change(scenario, stage, tuple(before), Capacity(view), view, 0)[0]
 
 
 def make_changes(
     scenario: Scenario, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
-) -> tuple[tuple[Change, ...], dict[str, tuple[GroupPlan, ...]]]:
+) -> tuple[tuple[StageChange, ...], dict[str, tuple[GroupPlan, ...]]]:
     """Re-plans before the stages that name roles of their own, and back after them; and the groups of every stage."""
     found, by_stage, now, own = [], {}, groups, False
     for stage, body in scenario.stages.items():
@@ -188,9 +198,9 @@ def _change(
     capacity: Capacity,
     view: ClusterView,
     threads: int,
-) -> tuple[Change, tuple[GroupPlan, ...]]:
-    wanted = drafts(scenario, stage)
-    by_name = {draft.name: draft for draft in wanted}
+) -> tuple[StageChange, tuple[GroupPlan, ...]]:
+    wanted = group_requests(scenario, stage)
+    by_name = {request.name: request for request in wanted}
     alive = {node.id for node in view.nodes}
     kept = tuple(g for g in now if _stays(g, by_name.get(g.name), alive))
     kept = tuple(g for g in kept if not g.shares or g.shares in {k.name for k in kept})
@@ -203,15 +213,15 @@ def _change(
     names = {group.name for group in kept}
     starts = tuple(group for group in after if group.name not in names)
     counts = max((group.threads for group in after), default=0)
-    return Change(stage or "", tuple(group.name for group in stops), starts, counts), after
+    return StageChange(stage or "", tuple(group.name for group in stops), starts, counts), after
 
 
-def _stays(group: GroupPlan, draft: Draft | None, alive: set[str]) -> bool:
+def _stays(group: GroupPlan, request: GroupRequest | None, alive: set[str]) -> bool:
     return (
-        draft is not None
-        and (draft.roles, draft.pool, draft.shares) == (group.roles, group.pool, group.shares)
-        and draft.least <= group.workers <= draft.most
-        and draft.asks == (group.cpus or group.devices)
-        and (bool(group.shares) or group.bundle.get(draft.resource) == draft.bundle)
+        request is not None
+        and (request.roles, request.pool, request.shares) == (group.roles, group.pool, group.shares)
+        and request.least <= group.workers <= request.most
+        and request.asks == (group.cpus or group.devices)
+        and (bool(group.shares) or group.bundle.get(request.resource) == request.bundle)
         and set(group.nodes) <= alive
     )

@@ -18,11 +18,11 @@ from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.flops import StageWork, arithmetic
 from nonet.controller.plan.memory_ledger import Ledger, make_ledger
 from nonet.controller.plan.packing import Capacity
-from nonet.controller.plan.placement import Change, GroupPlan, make_changes, place_groups, with_threads
-from nonet.controller.plan.requests import drafts
+from nonet.controller.plan.placement import GroupPlan, StageChange, make_changes, place_groups, with_threads
+from nonet.controller.plan.requests import group_requests
 from nonet.controller.scenario import Scenario
 
-__all__ = ["Change", "GroupPlan", "Plan", "StagePlan", "plan"]
+__all__ = ["GroupPlan", "Plan", "StageChange", "StagePlan", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Plan:
     pools: Mapping[str, str] = field(default_factory=dict)
     cluster: str = ""
     notes: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[StageChange, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     left: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
 
     check_tables(scenario)
     capacity = Capacity(view)
-    groups = with_threads(place_groups(drafts(scenario), capacity, view, ()), view, threads)
+    groups = with_threads(place_groups(group_requests(scenario), capacity, view, ()), view, threads)
     changes, by_stage = make_changes(scenario, groups, capacity, view, threads)
     ledger = make_ledger(scenario, by_stage, view)
     return Plan(
@@ -132,7 +132,7 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     )
 
 
-def _used(groups: tuple[GroupPlan, ...], changes: tuple[Change, ...]) -> set[str]:
+def _used(groups: tuple[GroupPlan, ...], changes: tuple[StageChange, ...]) -> set[str]:
     every = (*groups, *(group for change in changes for group in change.starts))
     return {node for group in every for node in group.nodes}
 

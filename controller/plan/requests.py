@@ -20,7 +20,7 @@ TORCH_CPUS, LIGHT_CPUS = 0.25, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class GroupRequest:
     """One group to be.
 
     least, most   workers
@@ -48,7 +48,7 @@ class Draft:
     shares: str = ""
 
 
-def drafts(scenario: Scenario, stage: str | None = None) -> list[Draft]:
+def group_requests(scenario: Scenario, stage: str | None = None) -> list[GroupRequest]:
     """Every group in the order people read them; `stage` takes that stage's own roles into account. Raises ConfigError."""
     roles = roles_of(scenario, stage)
     hosts = {name: _host(name, roles) for name in roles}
@@ -105,7 +105,7 @@ def _host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
 
 def _draft(
     scenario: Scenario, roles: Mapping[str, Role], name: str, held: tuple[str, ...], sharers: int, under: str
-) -> Draft:
+) -> GroupRequest:
     host = under or name
     role = roles[host]
     for other in (r for r in held if r in roles and r != host):
@@ -121,7 +121,7 @@ def _draft(
     cpus = LIGHT_CPUS if light else TORCH_CPUS
     asks = cpus if resource == "CPU" else floor(1e4 / (1 + sharers)) / 1e4
     bundle = cpus * (1 + sharers) if resource == "CPU" else 1.0
-    return Draft(
+    return GroupRequest(
         name,
         held,
         role.pool or "cpu",
@@ -140,18 +140,18 @@ def _draft(
     )
 
 
-def _light(scenario: Scenario) -> Iterator[Draft]:
+def _light(scenario: Scenario) -> Iterator[GroupRequest]:
     """Rewards and steps between: workers of the user's that work alone."""
     for stage, body in scenario.stages.items():
         for own in body.kind.own_workers(stage, body):
             yield _alone(scenario, own.name, own.where, own.pool, own.workers)
 
 
-def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> Draft:
+def _alone(scenario: Scenario, name: str, where: str, pool_name: str | None, workers: int) -> GroupRequest:
     pool = scenario.pools.get(pool_name or "cpu", Pool())
     resource = device(pool.device).resource or "CPU"
     each = LIGHT_CPUS if resource == "CPU" else 1.0
-    return Draft(
+    return GroupRequest(
         name,
         (name,),
         pool_name or "cpu",

@@ -11,32 +11,32 @@ from typing import Any
 
 from nonet.controller.cluster import ClusterView
 from nonet.controller.plan.packing import Capacity
-from nonet.controller.plan.requests import Draft
+from nonet.controller.plan.requests import GroupRequest
 
 _NAMED = 4
 
 
-def shortage(draft: Draft, capacity: Capacity, view: ClusterView, done: tuple[Any, ...]) -> str:
+def shortage(request: GroupRequest, capacity: Capacity, view: ClusterView, done: tuple[Any, ...]) -> str:
     """The message for a group that `capacity` has no room for, after the groups `done` of the same plan."""
-    nodes = capacity.matching(draft.labels)
+    nodes = capacity.matching(request.labels)
     ids = {node.id for node in nodes}
-    total = sum(node.total.get(draft.resource, 0.0) for node in nodes)
-    before = sum(node.free.get(draft.resource, 0.0) for node in nodes)
-    left = capacity.total_free(draft.resource, nodes)
-    asked = draft.least * draft.bundle
+    total = sum(node.total.get(request.resource, 0.0) for node in nodes)
+    before = sum(node.free.get(request.resource, 0.0) for node in nodes)
+    left = capacity.total_free(request.resource, nodes)
+    asked = request.least * request.bundle
     text = (
-        f"group {draft.name!r} (pool {draft.pool}) needs {asked:g} {draft.resource}{_labels(draft)}{_near(draft)}, "
+        f"group {request.name!r} (pool {request.pool}) needs {asked:g} {request.resource}{_labels(request)}{_near(request)}, "
         f"the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, {before:g} free before this plan"
     )
     if left < before - 1e-6:
         text += f", {left:g} free after its other groups"
-    held = holders(view, draft.resource, ids)
+    held = holders(view, request.resource, ids)
     mine = Counter[str]()
     for group in done:
-        amount = sum(group.bundle.get(draft.resource, 0.0) for node in group.nodes if node in ids)
+        amount = sum(group.bundle.get(request.resource, 0.0) for node in group.nodes if node in ids)
         if amount:
             mine[f"this plan's {group.name}"] += amount  # type: ignore[assignment]
-    return f"{text}. {held_by({**held, **mine})}{_way_out(draft, capacity, view, left)}"
+    return f"{text}. {held_by({**held, **mine})}{_way_out(request, capacity, view, left)}"
 
 
 def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str, float]:
@@ -57,35 +57,35 @@ def held_by(held: Mapping[str, float]) -> str:
     return f"Held by {', '.join(named)}{more}. "
 
 
-def _labels(draft: Draft) -> str:
-    return f" with labels {dict(draft.labels)}" if draft.labels else ""
+def _labels(request: GroupRequest) -> str:
+    return f" with labels {dict(request.labels)}" if request.labels else ""
 
 
-def _near(draft: Draft) -> str:
-    return f" in one {draft.topology.require[0].replace('_', ' ')}" if draft.topology.require else ""
+def _near(request: GroupRequest) -> str:
+    return f" in one {request.topology.require[0].replace('_', ' ')}" if request.topology.require else ""
 
 
-def _way_out(draft: Draft, capacity: Capacity, view: ClusterView, left: float) -> str:
-    key = f"{draft.where}.workers" + (".min" if draft.least != draft.most else "")
-    fits = int(left / draft.bundle + 1e-6)
+def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left: float) -> str:
+    key = f"{request.where}.workers" + (".min" if request.least != request.most else "")
+    fits = int(left / request.bundle + 1e-6)
     ways = []
-    if draft.topology.require:
+    if request.topology.require:
         known = sum(
-            any(label in node.labels for label in (draft.topology.require[0],))
-            for node in capacity.matching(draft.labels)
+            any(label in node.labels for label in (request.topology.require[0],))
+            for node in capacity.matching(request.labels)
         )
-        if draft.topology.require[0] in ("rack", "zone"):
-            ways.append(f"prefer instead of require ({known} nodes say their {draft.topology.require[0]})")
+        if request.topology.require[0] in ("rack", "zone"):
+            ways.append(f"prefer instead of require ({known} nodes say their {request.topology.require[0]})")
         else:
             ways.append("prefer instead of require")
     elif fits:
         ways.append(f"lower {key} to {fits}")
-    elsewhere = capacity.total_free(draft.resource, view.nodes) - left
-    if draft.labels and elsewhere >= draft.bundle:
+    elsewhere = capacity.total_free(request.resource, view.nodes) - left
+    if request.labels and elsewhere >= request.bundle:
         ways.append(
-            f"widen pools.{draft.pool}.labels ({elsewhere:g} more {draft.resource} are free elsewhere)"
+            f"widen pools.{request.pool}.labels ({elsewhere:g} more {request.resource} are free elsewhere)"
         )
-    ways += ["free what is held", "add nodes"] if left or view.total(draft.resource) else ["add nodes"]
+    ways += ["free what is held", "add nodes"] if left or view.total(request.resource) else ["add nodes"]
     return f"Lower its workers or change the cluster: {', '.join(ways)}; --cluster plans for another one."
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from nonet.controller.cluster import MEMORY
-from nonet.controller.plan.memory_ledger import Ledger, Line, gigabytes
+from nonet.controller.plan.memory_ledger import Ledger, LedgerLine, gigabytes
 
 _SPOTS = 4
 _TFLOPS = 100  # a round number to scale by: what an accelerator does in training is 50 to 400
@@ -118,7 +118,7 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 def _memory(ledger: Ledger) -> Iterator[str]:
     """One line a place and stage; stages whose fullest phase is the same are told once."""
-    by_place: dict[str, dict[str, Line]] = defaultdict(dict)
+    by_place: dict[str, dict[str, LedgerLine]] = defaultdict(dict)
     for line in ledger.lines:
         by_place[line.place].setdefault(line.stage, ledger.peak(line.stage, line.place))
     for place, by_stage in by_place.items():
@@ -133,7 +133,7 @@ def _memory(ledger: Ledger) -> Iterator[str]:
         yield f"  {line.stage} ({line.phase}): {', '.join(line.offloaded)} wait in host memory, they take turns"
 
 
-def _line(place: str, line: Line) -> str:
+def _line(place: str, line: LedgerLine) -> str:
     article = "an" if line.resource.startswith("N") else "a"  # an NPU
     device = f"{article} {'bundle' if line.resource == 'CPU' else line.resource} of {place}"
     what = f"node {line.example}" if line.resource == MEMORY else device

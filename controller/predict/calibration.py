@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from nonet.atomic import write_whole
-from nonet.controller.predict.cost_model import Rates
+from nonet.controller.predict.cost_model import UnitCosts
 from nonet.errors import ConfigError
 
 _FORMAT = 2
@@ -26,7 +26,7 @@ LIMITS = (0.2, 5.0)  # beyond them it is not this node that differs, but the mea
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearCost:
     """Cost of something that has a start and a length: seconds a call, seconds a unit."""
 
     call_s: float
@@ -52,17 +52,17 @@ class Calibration:
     """
 
     source: str
-    train: Rates
-    update: Rates
-    decode: Rates
-    pull: Line
-    push: Line
-    exchange: Line
-    reduce: Line
-    call: Line
-    hop: Line
-    weights: Line
-    publish: Line
+    train: UnitCosts
+    update: UnitCosts
+    decode: UnitCosts
+    pull: LinearCost
+    push: LinearCost
+    exchange: LinearCost
+    reduce: LinearCost
+    call: LinearCost
+    hop: LinearCost
+    weights: LinearCost
+    publish: LinearCost
     crowded: Mapping[str, tuple[tuple[float, float], ...]]
     process_s: float
     threads: Mapping[str, tuple[tuple[float, float], ...]]
@@ -117,17 +117,17 @@ def sound(error: float) -> bool:
 # One core of an AVX-512 server at 2.5 GHz, torch 2.13: what `nonet doctor --calibrate` found there.
 NOMINAL = Calibration(
     source="nominal (run `nonet doctor --calibrate`)",
-    train=Rates(5e-3, 6e-4, 2.2e-11, 1.4e-10),
-    update=Rates(5e-3, 6e-4, 2.2e-11, 1.4e-10),
-    decode=Rates(2e-3, 3e-4, 2.2e-11, 1.4e-10),
-    pull=Line(1e-4, 1e-7),
-    push=Line(2e-4, 4e-7),
-    exchange=Line(4e-3, 8e-7),
-    reduce=Line(8e-4, 1e-9),
-    call=Line(2e-3, 1e-9),
-    hop=Line(4e-3, 1e-9),
-    weights=Line(8e-3, 5e-9),
-    publish=Line(6e-3, 1e-6),
+    train=UnitCosts(5e-3, 6e-4, 2.2e-11, 1.4e-10),
+    update=UnitCosts(5e-3, 6e-4, 2.2e-11, 1.4e-10),
+    decode=UnitCosts(2e-3, 3e-4, 2.2e-11, 1.4e-10),
+    pull=LinearCost(1e-4, 1e-7),
+    push=LinearCost(2e-4, 4e-7),
+    exchange=LinearCost(4e-3, 8e-7),
+    reduce=LinearCost(8e-4, 1e-9),
+    call=LinearCost(2e-3, 1e-9),
+    hop=LinearCost(4e-3, 1e-9),
+    weights=LinearCost(8e-3, 5e-9),
+    publish=LinearCost(6e-3, 1e-6),
     crowded=dict.fromkeys(("train", "update", "decode"), ((2.0, 1.1),)),
     process_s=4.0,
     threads=dict.fromkeys(("train", "update", "decode"), ((2.0, 1.15), (8.0, 2.0))),
@@ -151,8 +151,8 @@ def load() -> Calibration:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found.pop("format") != _FORMAT:
             raise ValueError(f"format is not {_FORMAT}")
-        rates = {name: Rates(**found.pop(name)) for name in ("train", "update", "decode")}
-        lines = {name: Line(**found.pop(name)) for name in _LINES}
+        rates = {name: UnitCosts(**found.pop(name)) for name in ("train", "update", "decode")}
+        lines = {name: LinearCost(**found.pop(name)) for name in _LINES}
         threads, crowded = (
             {kind: _points(points) for kind, points in found.pop(name).items()}
             for name in ("threads", "crowded")

@@ -1,6 +1,6 @@
 """How much arithmetic and memory traffic a step of the SID decoder is: counted from shapes, nothing measured.
 
-Work has four numbers: one a step, kernel launches that cost the same at any size, floating-point operations, and bytes
+StepCost has four numbers: one a step, kernel launches that cost the same at any size, floating-point operations, and bytes
 moved. A calibration says what each costs here; predicted seconds are their sum of products, so every prediction can be
 taken apart.
 """
@@ -27,7 +27,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepCost:
     """steps (1, or 0 for a part of one), launches, flops and bytes."""
 
     steps: float = 0.0
@@ -35,82 +35,84 @@ class Work:
     flops: float = 0.0
     bytes: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
+    def __add__(self, other: StepCost) -> StepCost:
+        return StepCost(
             self.steps + other.steps,
             self.launches + other.launches,
             self.flops + other.flops,
             self.bytes + other.bytes,
         )
 
-    def times(self, factor: float) -> Work:
+    def times(self, factor: float) -> StepCost:
         """So many times the arithmetic and traffic; launches stay."""
-        return Work(self.steps, self.launches, self.flops * factor, self.bytes * factor)
+        return StepCost(self.steps, self.launches, self.flops * factor, self.bytes * factor)
 
     def columns(self) -> list[float]:
         return [self.steps, self.launches, self.flops, self.bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """What each number of a Work costs: seconds a step, a launch, a flop, a byte."""
+class UnitCosts:
+    """What each number of a StepCost costs: seconds a step, a launch, a flop, a byte."""
 
     step_s: float = 0.0
     launch_s: float = 0.0
     flop_s: float = 0.0
     byte_s: float = 0.0
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepCost) -> float:
         return sum(a * b for a, b in zip(work.columns(), self.columns(), strict=True))
 
     def columns(self) -> list[float]:
         return [self.step_s, self.launch_s, self.flop_s, self.byte_s]
 
 
-def train_work(shape: Shape, positions: float, targets: float, ahead: int) -> Work:
+def train_cost(shape: Shape, positions: float, targets: float, ahead: int) -> StepCost:
     """A supervised step of one rank: history decoder and depth decoder, forward and backward, and the optimizer."""
-    forward = history_work(shape, positions) + depth_work(shape, targets * ahead, targets)
-    return Work(1, 3 * (shape.layers + shape.levels)) + forward.times(_BACKWARD) + optimizer_work(shape)
+    forward = history_cost(shape, positions) + depth_cost(shape, targets * ahead, targets)
+    return StepCost(1, 3 * (shape.layers + shape.levels)) + forward.times(_BACKWARD) + optimizer_cost(shape)
 
 
-def update_work(shape: Shape, users: float, history: float, width: int) -> Work:
+def update_cost(shape: Shape, users: float, history: float, width: int) -> StepCost:
     """An RL step of one trainer: the policy forward and backward, the reference forward, and the optimizer."""
-    forward = history_work(shape, users * (history + 1)) + depth_work(shape, users * width, users * width)
-    return Work(1, 4 * (shape.layers + shape.levels)) + forward.times(_BACKWARD + 1) + optimizer_work(shape)
+    forward = history_cost(shape, users * (history + 1)) + depth_cost(shape, users * width, users * width)
+    return (
+        StepCost(1, 4 * (shape.layers + shape.levels)) + forward.times(_BACKWARD + 1) + optimizer_cost(shape)
+    )
 
 
-def decode_work(shape: Shape, users: float, history: float, width: int) -> Work:
+def decode_cost(shape: Shape, users: float, history: float, width: int) -> StepCost:
     """A rollout of one rank: histories once, then every beam a level; the choice of the best of W x K a user."""
-    choice = Work(bytes=users * width * shape.codes * shape.levels * 6 * _FLOAT)
-    launches = Work(1, shape.layers + 2 * shape.levels)
-    beams = depth_work(shape, users * width, users * width)
-    return launches + history_work(shape, users * (history + 1)) + beams + choice
+    choice = StepCost(bytes=users * width * shape.codes * shape.levels * 6 * _FLOAT)
+    launches = StepCost(1, shape.layers + 2 * shape.levels)
+    beams = depth_cost(shape, users * width, users * width)
+    return launches + history_cost(shape, users * (history + 1)) + beams + choice
 
 
-def history_work(shape: Shape, positions: float) -> Work:
+def history_cost(shape: Shape, positions: float) -> StepCost:
     """Forward of the blocks: 24 D^2 flops a position and layer; about 40 vectors of the width read or written."""
     d = shape.width
-    return Work(
+    return StepCost(
         flops=positions * shape.layers * 24 * d * d, bytes=positions * (shape.layers * 40 + 12) * d * _FLOAT
     )
 
 
-def depth_work(shape: Shape, states: float, prefixes: float) -> Work:
+def depth_cost(shape: Shape, states: float, prefixes: float) -> StepCost:
     """Forward of the depth decoder: so many (state, prefix) pairs, whose path vectors are read once a prefix."""
     d, k = shape.width, shape.codes
     flops = states * shape.levels * (10 * d * d + 2 * d * k) + states * (shape.levels - 1) * 2 * k * _RANK
     traffic = states * shape.levels * (14 * d + 6 * k) + prefixes * (shape.levels - 1) * k * (_RANK + 8)
-    return Work(flops=flops, bytes=traffic * _FLOAT)
+    return StepCost(flops=flops, bytes=traffic * _FLOAT)
 
 
-def optimizer_work(shape: Shape) -> Work:
+def optimizer_cost(shape: Shape) -> StepCost:
     """Muon's five Newton-Schulz steps of the hidden matrices, and a pass over all parameters."""
     d = shape.width
     parameters = shape.layers * 12 * d * d + shape.levels * (5 * d * d + shape.codes * d * 3) + (1 << 18)
-    return Work(flops=shape.layers * 280 * d**3, bytes=12 * parameters * _FLOAT)
+    return StepCost(flops=shape.layers * 280 * d**3, bytes=12 * parameters * _FLOAT)
 
 
-def fit(probes: Sequence[tuple[Work, float]]) -> Rates:
+def fit(probes: Sequence[tuple[StepCost, float]]) -> UnitCosts:
     """Rates that explain measured seconds best, none below zero; relative errors count, so small probes matter as well."""
     import numpy as np
 
@@ -124,6 +126,6 @@ def fit(probes: Sequence[tuple[Work, float]]) -> Rates:
         if (found >= 0).all():
             answer = np.zeros(4)
             answer[active] = found / scale[active]
-            return Rates(*answer.tolist())
+            return UnitCosts(*answer.tolist())
         active.pop(int(found.argmin()))
-    return Rates()
+    return UnitCosts()

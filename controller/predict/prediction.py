@@ -14,7 +14,7 @@ from typing import Any
 
 from nonet.controller.plan import Plan, model_size
 from nonet.controller.predict.calibration import Calibration
-from nonet.controller.predict.cost_model import Shape, Work, decode_work
+from nonet.controller.predict.cost_model import Shape, StepCost, decode_cost
 from nonet.controller.predict.step_costs import DataFacts, StepCosts
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError
@@ -128,11 +128,13 @@ class StageCosts:
         trainer, evaluator = self.plan.group_of("trainer"), self.plan.group_of("evaluator")
         nodes = self.shape.codes + _CHOICES * self.facts.items
         history = min(self.scenario.data.history, self.facts.trained_events / max(1, self.facts.users))
-        beams = decode_work(self.shape, self.facts.asked, history, self.scenario.evaluate.width)
-        whole = Work(
+        beams = decode_cost(self.shape, self.facts.asked, history, self.scenario.evaluate.width)
+        whole = StepCost(
             flops=self.facts.asked * nodes * (4 * self.shape.width + 2 * self.shape.codes) * self.shape.width
         )
-        whole += Work(bytes=self.facts.asked * nodes * (10 * self.shape.width + 4 * self.shape.codes) * 4.0)
+        whole += StepCost(
+            bytes=self.facts.asked * nodes * (10 * self.shape.width + 4 * self.shape.codes) * 4.0
+        )
         one = self.cost.factor("evaluate") * self.cost.decode.seconds(beams + whole)
         if evaluator.name == trainer.name:
             return models * one

@@ -1,7 +1,7 @@
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Manifest as Manifest
 from .checkpoint import read_manifest as read_manifest
-from .commits import History as History
+from .commits import CommitLog as CommitLog
 from .feed import missing as missing
 from .folder_lock import Held as Held
 from .journal import cut_journal as cut_journal

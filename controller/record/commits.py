@@ -1,4 +1,4 @@
-"""History: the commits and the journal of a run, and what is forgotten when it goes on from a commit.
+"""CommitLog: the commits and the journal of a run, and what is forgotten when it goes on from a commit.
 
 A commit is what the groups save aside, under one manifest, maybe while later steps are applied; the journal says which steps
 were applied between commits. After a resume both end where the restored commit ends.
@@ -18,7 +18,7 @@ from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles import StageSetup
 
 
-class History:
+class CommitLog:
     """keep_last: how many commits are kept beside those that end a stage; scenario: its hash."""
 
     def __init__(self, run: RunFolder, scenario: str, keep_last: int):

@@ -46,7 +46,7 @@ def check_reached(run: RunFolder, token: str, who: str) -> None:
 
 
 class Reaching(Protocol):
-    """A group of workers, as `Hosts` is one."""
+    """A group of workers, as `ActorGroup` is one."""
 
     def reach(self, file: str, token: str) -> list[str]: ...
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nonet.workers.runtime import Hosts
+from nonet.workers.runtime import ActorGroup
 
 CONTROLLER = "controller"
 COLLECT_S = 10.0
@@ -59,12 +59,12 @@ class Trace:
             args=facts,
         )
 
-    def collect_due(self, groups: Iterable[Hosts]) -> None:
+    def collect_due(self, groups: Iterable[ActorGroup]) -> None:
         """As `collect`, when the last time is COLLECT_S ago."""
         if time.monotonic() - self._collected > COLLECT_S:
             self.collect(groups)
 
-    def collect(self, groups: Iterable[Hosts]) -> None:
+    def collect(self, groups: Iterable[ActorGroup]) -> None:
         """Fetch the spans of every worker and note them."""
         self._collected = time.monotonic()
         for hosts in groups:

@@ -19,17 +19,17 @@ from types import TracebackType
 from typing import Any
 
 from nonet.controller.groups import (
-    Change,
-    Crew,
-    EmbeddingPlayer,
+    EmbeddingHandle,
+    GroupChange,
     Prompts,
-    RewardPlayers,
-    RolloutPlayer,
-    TrainerPlayer,
+    RewardHandles,
+    RolloutHandle,
+    RunGroups,
+    TrainerHandle,
     plan_live,
     publish,
 )
-from nonet.controller.record import CONTROLLER, History, Manifest, RunFolder, claim, new_run, open_trace
+from nonet.controller.record import CONTROLLER, CommitLog, Manifest, RunFolder, claim, new_run, open_trace
 from nonet.controller.scenario import Scenario, check_runnable, load_scenario, ttl_steps, with_values
 from nonet.controller.session.open_commit import OpenCommit
 from nonet.controller.setup import (
@@ -114,8 +114,8 @@ class Session:
                 self._finish_commit(wait=True)
                 well = True
         finally:
-            if not well and hasattr(self, "crew"):
-                self.dead = self.crew.binding.dead()
+            if not well and hasattr(self, "groups"):
+                self.dead = self.groups.binding.dead()
             self.close(at_once=bool(self.dead))
 
     def bind(self) -> None:
@@ -127,21 +127,21 @@ class Session:
         ensure_ray()
         scenario = write_run(self.scenario, self.folder, self.run)
         self.scenario = self.scenario.located(read_copies(self.run))
-        self.history = History(self.run, scenario, self.scenario.checkpoint.keep.last)
+        self.commits = CommitLog(self.run, scenario, self.scenario.checkpoint.keep.last)
         self.trace = open_trace(self.run.trace)
         first = next(iter(self.scenario.stages))
         if self.resume:
-            first = self.history.find()[1].stage
+            first = self.commits.find()[1].stage
         self.plan = plan_live(self.scenario)
         self.run.write_json("plan.json", self.plan.as_dict())
-        self.crew = Crew(self.scenario, self.run, self.plan, self._life_s, self.trace, first)
+        self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first)
 
     def close(self, *, at_once: bool = False) -> None:
         """Stop every process of the run, `at_once` without a word to its roles; the folder stays resumable."""
-        if hasattr(self, "crew"):
-            self.crew.stop(at_once=at_once)
+        if hasattr(self, "groups"):
+            self.groups.stop(at_once=at_once)
         if hasattr(self, "history"):
-            self.history.close()
+            self.commits.close()
             self.trace.close()
         if hasattr(self, "_held"):
             self._held.close()
@@ -161,7 +161,7 @@ class Session:
         if self.facts is None:
             start = warm_start(self.scenario)
             data = data_setup(self.scenario, self.folder, start and start.known)
-            group = self.crew.group("tokenise")
+            group = self.groups.group("tokenise")
             group.hosts.ready()
             found = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
             if start is not None:
@@ -179,43 +179,43 @@ class Session:
         users = self.facts["data"]["users"]
         self.stages = stage_setups(self.scenario, users, trained, chunks, first)
         steps = {name: stage.steps for name, stage in self.stages.items()}
-        self.crew.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
+        self.groups.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
 
     @property
-    def trainer(self) -> TrainerPlayer:
+    def trainer(self) -> TrainerHandle:
         """The trainers, with the shards of the tables."""
-        return self.crew.trainer
+        return self.groups.trainer
 
     @property
-    def embedding(self) -> EmbeddingPlayer:
+    def embedding(self) -> EmbeddingHandle:
         """The sparse tables, over all shards."""
-        return EmbeddingPlayer(self.crew.trainer)
+        return EmbeddingHandle(self.groups.trainer)
 
     @property
-    def rollout(self) -> RolloutPlayer:
+    def rollout(self) -> RolloutHandle:
         """The rollouts."""
-        return self.crew.rollout
+        return self.groups.rollout
 
     @property
     def evaluator(self) -> WorkerGroup:
         """The evaluator."""
-        return self.crew.evaluator
+        return self.groups.evaluator
 
     def group(self, role: str) -> WorkerGroup:
         """The workers of any role of the run, those of your own too. Raises ConfigError where there is none."""
         try:
-            return self.crew.group(role)
+            return self.groups.group(role)
         except (KeyError, StopIteration):
-            there = ", ".join(name for group in self.crew.binding.groups for name in group.roles)
+            there = ", ".join(name for group in self.groups.binding.groups for name in group.roles)
             raise ConfigError(f"no group of this run holds the role {role!r}; roles: {there}") from None
 
     def size(self) -> dict[str, int]:
         """Dense parameters and sparse rows there are now."""
         at = self.restored.stage if self.restored else next(iter(self.stages))
-        self.trainer.here(self.stages[self._stage or at])
+        self.trainer.ensure_on_device(self.stages[self._stage or at])
         rows = self.trainer.shards.rows().get(self.deadlines.step)
         return {
-            "parameters": self.crew.parameters,
+            "parameters": self.groups.parameters,
             "sparse_rows": sum(sum(shard.values()) for shard in rows),
         }
 
@@ -229,19 +229,19 @@ class Session:
         return self.stages[self._stage]
 
     @property
-    def reward(self) -> RewardPlayers:
+    def reward(self) -> RewardHandles:
         """The rewards of the stage under way."""
         return self.rewards_of(self.stage.name)
 
-    def rewards_of(self, stage: str) -> RewardPlayers:
+    def rewards_of(self, stage: str) -> RewardHandles:
         """The rewards of a stage."""
-        return self.crew.rewards[stage]
+        return self.groups.rewards[stage]
 
-    def due(self, name: str) -> Change:
+    def due(self, name: str) -> GroupChange:
         """What a stage's own roles change before it; falsy when its groups are there."""
-        return self.crew.due(name)
+        return self.groups.due(name)
 
-    def prepare(self, name: str) -> Change:
+    def prepare(self, name: str) -> GroupChange:
         """Have the groups of a stage: commit what is open, end and start what changes, go on from the commit. What changed.
 
         Raises PlacementError where there is no room; then no process of the run is left, and it can be resumed.
@@ -250,11 +250,11 @@ class Session:
         if due:
             with self.trace.span("rebind", stage=name, what=due.words()):
                 self._finish_commit(wait=True)
-                if self.history.open_step is not None:
-                    stage, step = self.history.open_step
+                if self.commits.open_step is not None:
+                    stage, step = self.commits.open_step
                     self._commit(stage, step + 1, wait=True)
-                self.crew.change(due, self._folders, self.history.newest and self.history.newest[0])
-                self.history.note(
+                self.groups.change(due, self._folders, self.commits.newest and self.commits.newest[0])
+                self.commits.note(
                     rebound=name, stops=list(due.stops), starts={g.name: g.workers for g in due.starts}
                 )
         return due
@@ -278,7 +278,7 @@ class Session:
         self.publish()
         for step in range(start, self.stage.steps):
             self.trainer.at = self.stage, step
-            self.rollout.here(name)
+            self.rollout.ensure_on_device(name)
             yield step, Prompts(name, step, self.stage.users)
 
     def publish(self, stage: str | None = None) -> int:
@@ -304,7 +304,7 @@ class Session:
         the next steps go on (`checkpoint.background`), and None comes back. Raises what stopped the writing of one before.
         """
         stage, done = self.stage, step + 1
-        self.history.applied(stage, step)
+        self.commits.applied(stage, step)
         self._finish_commit(wait=False)
         last = done == stage.steps
         if not (now or last or done % self.scenario.checkpoint.every == 0):
@@ -316,14 +316,14 @@ class Session:
     def committed(self) -> Path | None:
         """The newest commit's folder, None before the first; one that is being written is waited for."""
         self._finish_commit(wait=True)
-        return self.history.newest and self.history.newest[0]
+        return self.commits.newest and self.commits.newest[0]
 
     def _commit(self, stage: StageSetup, done: int, *, wait: bool) -> Path | None:
         self._finish_commit(wait=True)
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
-        trainer.here(stage)
-        aside = self.history.begin(stage, done, self.version, self._artifacts(), worlds)
+        trainer.ensure_on_device(stage)
+        aside = self.commits.begin(stage, done, self.version, self._artifacts(), worlds)
         groups = [trainer.group, trainer.shards]
         self._open_commit = OpenCommit(aside, groups, self.deadlines.save, wait=wait)
         return self._finish_commit(wait=True) if wait else None
@@ -336,22 +336,22 @@ class Session:
         if written is None:
             return None
         self._open_commit = None
-        return self.history.finish(written)
+        return self.commits.finish(written)
 
     def restore(self) -> Manifest | None:
         """Load the newest whole commit when resuming; what came after it is forgotten. Else what `init` names, if it does."""
         if not self.resume:
             if "init" in self.facts:
-                self.trainer.here(next(iter(self.stages.values())))
-                self.crew.load(Path(self.facts["init"]["commit"]), None)
+                self.trainer.ensure_on_device(next(iter(self.stages.values())))
+                self.groups.load(Path(self.facts["init"]["commit"]), None)
             return None
-        path, manifest = self.history.find()
+        path, manifest = self.commits.find()
         if manifest.artifacts != self._artifacts():
             raise CheckpointError(f"{path} was trained from other artifacts than {self.run.path} holds")
         stage = self.stages[manifest.stage]
-        self.trainer.here(stage)
-        self.crew.load(path, None if manifest.last else stage)
-        self.history.forget_after(manifest, list(self.stages))
+        self.trainer.ensure_on_device(stage)
+        self.groups.load(path, None if manifest.last else stage)
+        self.commits.forget_after(manifest, list(self.stages))
         self.version, self.restored = manifest.version, manifest
         return manifest
 

@@ -1,4 +1,4 @@
 from ._loops import probe_rewards as probe_rewards
-from ._loops import rehearse as rehearse
 from ._loops import run_stage as run_stage
+from ._loops import smoke_test_rewards as smoke_test_rewards
 from .reinforced import Reinforced as Reinforced

@@ -94,7 +94,7 @@ def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: 
         shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
 
 
-def rehearse(session: Session) -> None:
+def smoke_test_rewards(session: Session) -> None:
     """Score a few beams of the untrained model with every reward, so that a broken reward fails now and not after hours."""
     for name in session.scenario.stages:
         if session.stages[name].rolls_out:
@@ -128,7 +128,7 @@ def _probe(session: Session, name: str, size: int) -> Iterator[Prompts]:
     """The prompts that a stage's rewards are probed with, so many at a time."""
     body = session.scenario.stages[name]
     most = getattr(body, "probe", None)
-    users, positions = session.rollout.group.probe(most).get(session.deadlines.step)
+    users, positions = session.rollout.group.heldout_prompts(most).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
         yield Prompts(name, 0, 0, users[part], positions[part])

@@ -16,7 +16,7 @@ from nonet.controller.plan import (
     row_moves,
     sequence,
 )
-from nonet.controller.predict import StageCosts, StagePrediction, decode_work, update_work
+from nonet.controller.predict import StageCosts, StagePrediction, decode_cost, update_cost
 from nonet.controller.scenario import OwnWorkers, Replaceable, Schedule, StageKind, StageOptions
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel, Word
@@ -242,9 +242,9 @@ class ReinforcedKind(StageKind):
         trainer, rollout = steps.trainer, costs.plan.group_of("rollout")
         width, stale = self.width(body), body.rollout.options().get("staleness", 0) > 0
         history = min(costs.scenario.data.history, facts.trained_events / max(1, facts.users))
-        decode = decode_work(costs.shape, body.users / rollout.workers, history, width)
+        decode = decode_cost(costs.shape, body.users / rollout.workers, history, width)
         users = body.users / trainer.workers
-        update = update_work(costs.shape, users, history, width)
+        update = update_cost(costs.shape, users, history, width)
         rewards, beams = len(body.rewards), body.users * width * (costs.shape.levels * 8 + 30)
         parts = {
             "rollout": cost.decode.seconds(decode) * steps.slowdown(rollout, "decode"),

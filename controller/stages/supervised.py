@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder, row_moves, sequence
-from nonet.controller.predict import StageCosts, StagePrediction, train_work
+from nonet.controller.predict import StageCosts, StagePrediction, train_cost
 from nonet.controller.scenario import BatchSize, StageKind, StageOptions
 from nonet.options import Positive, Rate
 
@@ -88,7 +88,7 @@ class SupervisedKind(StageKind):
         share = facts.targeted.get(name, _TARGETED) if body.target else 1.0
         rank = events / trainer.workers * costs.steps.widest(users, trainer.workers)
         positions = rank * (1 + 1 / costs.scenario.data.history) + users / trainer.workers
-        work = train_work(costs.shape, positions, rank * share, body.ahead)
+        work = train_cost(costs.shape, positions, rank * share, body.ahead)
         parts = {
             "compute": cost.train.seconds(work) * costs.steps.slowdown(trainer, "train"),
             **costs.steps.sparse(rank, users / trainer.workers),

@@ -17,7 +17,7 @@ from nonet.controller.plan import MOST_THREADS
 from nonet.deploy.doctor.ranks import beside
 from nonet.deploy.doctor.reference_steps import decode_step, train_step, update_step
 from nonet.timing import Times
-from nonet.workers.runtime import Gang, join_process_group, leave
+from nonet.workers.runtime import Rendezvous, join_process_group, leave
 
 Points = dict[str, tuple[tuple[float, float], ...]]
 _STEPS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
@@ -51,7 +51,7 @@ def _crowd(ranks: int) -> dict[str, tuple[float, float]]:
 def crowd_rank(host: str, port: int, rank: int, ranks: int) -> dict[str, tuple[float, float]]:
     """One of the processes: (speed of threads, slowdown of lockstep) by kind; rank 0's are the ones that mean something."""
     torch.set_num_threads(1)
-    member = join_process_group(Gang(host, port, 0, ranks, 0), rank)
+    member = join_process_group(Rendezvous(host, port, 0, ranks, 0), rank)
     try:
         return {
             kind: _compared(make(*shape)[1], rank, min(ranks, MOST_THREADS), member.trainers)

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from nonet.controller.predict import Calibration, Line, Rates, Work, fit
+from nonet.controller.predict import Calibration, LinearCost, StepCost, UnitCosts, fit
 from nonet.deploy.doctor.contention import Points, measure_crowd
 from nonet.deploy.doctor.reference_steps import decode_step, train_step, update_step
 from nonet.deploy.doctor.transfer_costs import line, measure_calls, measure_exchange
 from nonet.embedding.tables import TableSpec
-from nonet.embedding.training import SparseWorld
+from nonet.embedding.training import ShardedTables
 from nonet.timing import median_s
 
 _DIM, _SEED = 32, 7
@@ -118,15 +118,17 @@ def _copy() -> float:
     return 2 * len(source) / _cpu_seconds(lambda: target.copy_(source)) / 1e9
 
 
-def timed(make: Callable[..., tuple[Work, Callable[[], None]]], shape: tuple[int, ...]) -> tuple[Work, float]:
+def timed(
+    make: Callable[..., tuple[StepCost, Callable[[], None]]], shape: tuple[int, ...]
+) -> tuple[StepCost, float]:
     """A step's work, and its CPU seconds."""
     work, step = make(*shape)
     return work, _cpu_seconds(step)
 
 
-def _lookup() -> tuple[Line, Line]:
+def _lookup() -> tuple[LinearCost, LinearCost]:
     """A pull and a push of a table in this process, at two sizes."""
-    world = SparseWorld(_TABLE, seed=_SEED)
+    world = ShardedTables(_TABLE, seed=_SEED)
     pulls, pushes = [], []
     steps = itertools.count(1)
     for keys in (200, 5000):
@@ -143,7 +145,7 @@ def _factors(found: Points) -> str:
     )
 
 
-def _told(rates: Rates) -> str:
+def _told(rates: UnitCosts) -> str:
     flops = f"{1e-9 / rates.flop_s:.3g} GFLOP/s" if rates.flop_s else "flops free"
     traffic = f"{1e-9 / rates.byte_s:.3g} GB/s" if rates.byte_s else "bytes free"
     return f"{rates.step_s * 1e3:.3g} ms a step, {rates.launch_s * 1e6:.3g} us a launch, {flops}, {traffic}"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.controller.predict import Shape, Work, decode_work, train_work, update_work
+from nonet.controller.predict import Shape, StepCost, decode_cost, train_cost, update_cost
 from nonet.models import build_model
 from nonet.models.generation import Trie, beam_search, log_prob
 from nonet.models.sid_decoder import sid_loss
@@ -28,7 +28,7 @@ _HISTORY = 45
 
 def train_step(
     width: int, layers: int, sequences: int, events: int, ahead: int
-) -> tuple[Work, Callable[[], None]]:
+) -> tuple[StepCost, Callable[[], None]]:
     """A supervised step: forward, backward, optimizer."""
     model, dense, trie, sids = probe_model(width, layers)
     batch, rows = probe_batch(sids, sequences, events)
@@ -41,11 +41,11 @@ def train_step(
 
     model.train()
     positions = sequences * (events + 1)
-    work = train_work(Shape(width, layers, _LEVELS, _CODES), positions, sequences * events, ahead)
+    work = train_cost(Shape(width, layers, _LEVELS, _CODES), positions, sequences * events, ahead)
     return work, step
 
 
-def decode_step(width: int, layers: int, users: int, beams: int) -> tuple[Work, Callable[[], None]]:
+def decode_step(width: int, layers: int, users: int, beams: int) -> tuple[StepCost, Callable[[], None]]:
     """A rollout."""
     model, _, trie, sids = probe_model(width, layers)
     batch, rows = probe_batch(sids, users, _HISTORY)
@@ -56,11 +56,11 @@ def decode_step(width: int, layers: int, users: int, beams: int) -> tuple[Work, 
         beam_search(model, model.prefill(batch, rows), trie, beams, forbidden=seen)
 
     model.eval()
-    work = decode_work(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
+    work = decode_cost(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
     return work, roll
 
 
-def update_step(width: int, layers: int, users: int, beams: int) -> tuple[Work, Callable[[], None]]:
+def update_step(width: int, layers: int, users: int, beams: int) -> tuple[StepCost, Callable[[], None]]:
     """An RL step of a trainer."""
     model, dense, trie, sids = probe_model(width, layers)
     batch, rows = probe_batch(sids, users, _HISTORY)
@@ -75,7 +75,7 @@ def update_step(width: int, layers: int, users: int, beams: int) -> tuple[Work, 
         dense.step(1e-4)
 
     model.eval()
-    work = update_work(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
+    work = update_cost(Shape(width, layers, _LEVELS, _CODES), users, _HISTORY, beams)
     return work, step
 
 

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nonet.controller.predict import Line
+from nonet.controller.predict import LinearCost
 from nonet.deploy.doctor.ranks import beside
 from nonet.embedding.exchange import Layout
 from nonet.embedding.reading import ReplicaReader, join_updates, make_update
 from nonet.embedding.tables import TableSpec
-from nonet.embedding.training import SparseWorld
+from nonet.embedding.training import ShardedTables
 from nonet.timing import Times, median_s
 from nonet.workers import buckets, pack, unpack
 from nonet.workers.runtime import (
     DistributeWorker,
-    Gang,
+    Rendezvous,
     Replicate,
     join_process_group,
     leave,
@@ -63,7 +63,7 @@ class Echo(DistributeWorker):
     @method()
     def fill(self, rows: int) -> None:
         """A table of so many rows, and an empty replica."""
-        self._world, self._replica = SparseWorld(_TABLE, seed=_SEED), ReplicaReader({"item": _DIM})
+        self._world, self._replica = ShardedTables(_TABLE, seed=_SEED), ReplicaReader({"item": _DIM})
         self._world.pull("item", torch.arange(rows))
 
     @method(collect="concat")
@@ -77,26 +77,26 @@ class Echo(DistributeWorker):
         return self._replica.apply(join_updates(updates))
 
 
-def line(points: Sequence[tuple[float, float]]) -> Line:
+def line(points: Sequence[tuple[float, float]]) -> LinearCost:
     """The line through two measures, neither part below zero."""
     (small, at_small), (large, at_large) = points
     unit = max(1e-12, (at_large - at_small) / (large - small))
-    return Line(max(0.0, at_small - small * unit), unit)
+    return LinearCost(max(0.0, at_small - small * unit), unit)
 
 
-def measure_exchange() -> tuple[Line, Line]:
+def measure_exchange() -> tuple[LinearCost, LinearCost]:
     """Pull + push of a table over two processes, and an all-reduce, each at two sizes; wall clock."""
     with beside(exchange_rank, 2) as (host, port):
         return exchange_rank(host, port, 0, 2)
 
 
-def exchange_rank(host: str, port: int, rank: int, ranks: int) -> tuple[Line, Line]:
+def exchange_rank(host: str, port: int, rank: int, ranks: int) -> tuple[LinearCost, LinearCost]:
     """One of the processes: pull + push of keys, and an all-reduce of bytes."""
     torch.set_num_threads(1)
-    member = join_process_group(Gang(host, port, 0, ranks, 0), rank)
+    member = join_process_group(Rendezvous(host, port, 0, ranks, 0), rank)
     try:
-        world = SparseWorld(
-            _TABLE, seed=_SEED, layout=Layout.fused(rank, ranks), group=member.everyone, local=True
+        world = ShardedTables(
+            _TABLE, seed=_SEED, layout=Layout.fused(rank, ranks), group=member.world_group, local=True
         )
         steps = itertools.count(1)
 
@@ -122,7 +122,7 @@ def exchange_rank(host: str, port: int, rank: int, ranks: int) -> tuple[Line, Li
         leave(member)
 
 
-def measure_calls() -> tuple[dict[str, Line], float]:
+def measure_calls() -> tuple[dict[str, LinearCost], float]:
     """Lines by name (call, hop, weights, publish), and the start of a worker that imports torch."""
     import ray
 
@@ -150,7 +150,7 @@ def measure_calls() -> tuple[dict[str, Line], float]:
             ray.shutdown()
 
 
-def _line(work: Callable[[int], Any], sizes: tuple[int, int]) -> Line:
+def _line(work: Callable[[int], Any], sizes: tuple[int, int]) -> LinearCost:
     return line([(size, median_s(lambda n=size: work(n), 9)) for size in sizes])
 
 

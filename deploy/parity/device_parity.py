@@ -26,7 +26,7 @@ from nonet.models.generation import Corpus
 from nonet.samples.batches import prompts
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.devices import HOST, PRECISIONS, Environment, device
-from nonet.workers.runtime import Hosts, Place, RoleSpec, Seat, WorkerGroup, ensure_ray
+from nonet.workers.runtime import ActorGroup, Place, RoleSpec, Seat, WorkerGroup, ensure_ray
 
 _WAIT_S = 600.0
 _READY_S = 30.0
@@ -35,7 +35,7 @@ _PROMPTS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ParitySide:
     """One of the two: a pool of the scenario (or the name of a device) and a precision."""
 
     name: str
@@ -97,12 +97,14 @@ def parse_limits(given: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def _sides(scenario: Scenario, pools: str, precision: str) -> list[Side]:
+def _sides(scenario: Scenario, pools: str, precision: str) -> list[ParitySide]:
     names, precisions = _pair("--pools", pools), _pair("--precision", precision)
     for word in precisions:
         if word not in PRECISIONS:
             raise ConfigError(f"--precision {word!r} is not one of {', '.join(PRECISIONS)}")
-    return [Side(name, _pool(scenario, name), word) for name, word in zip(names, precisions, strict=True)]
+    return [
+        ParitySide(name, _pool(scenario, name), word) for name, word in zip(names, precisions, strict=True)
+    ]
 
 
 def _pair(option: str, text: str) -> Sequence[str]:
@@ -127,7 +129,7 @@ def _pool(scenario: Scenario, name: str) -> Pool:
     return Pool(device=name)
 
 
-def _check_there(sides: Sequence[Side]) -> None:
+def _check_there(sides: Sequence[ParitySide]) -> None:
     """Raises PlacementError where the cluster has no such device at all, before anything is trained."""
     import ray
 
@@ -191,7 +193,7 @@ def _prompts(corpus: Corpus) -> tuple[np.ndarray, np.ndarray]:
 
 def _ask(
     scenario: Scenario,
-    sides: Sequence[Side],
+    sides: Sequence[ParitySide],
     material: Material,
     corpus: Corpus,
     users: np.ndarray,
@@ -211,7 +213,7 @@ def _ask(
 
 
 @contextmanager
-def _probe(scenario: Scenario, side: Side) -> Iterator[WorkerGroup]:
+def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
     """A worker of the side's pool: on its device, with its labels, in its environment."""
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -231,7 +233,7 @@ def _probe(scenario: Scenario, side: Side) -> Iterator[WorkerGroup]:
         env = side.pool.env.model_dump() if side.pool.env else None
         nodes = placement_group_table(spot)["bundles_to_node_id"].values()
         Environment.of(env).check(side.name, nodes)
-        hosts = Hosts(
+        hosts = ActorGroup(
             {"probe": RoleSpec(Probe, (run_setup(scenario), side.precision))},
             name=f"probe of {side.name}",
             seat=Seat(

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nonet.controller.groups import CONTROLLER, Pulse, orphan_timeout_s, reap, reap_run
+from nonet.controller.groups import CONTROLLER, Heartbeat, orphan_timeout_s, reap, reap_run
 from nonet.controller.record import Held, RunFolder, claim, leave_token, missing
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import preflight, read_copies, settled
@@ -45,7 +45,7 @@ class Run:
         self._all_ours = (
             "RAY_ADDRESS" not in os.environ
         )  # a shared cluster's processes are not below this one
-        self._lease = Pulse(self._renew, timeout_s / 6)
+        self._lease = Heartbeat(self._renew, timeout_s / 6)
 
     def _renew(self) -> None:
         """Tell the controller that its driver lives; never where Ray was shut down, for a call would join another cluster."""

@@ -1,5 +1,5 @@
 from .all_to_all import NOTHING as NOTHING
-from .all_to_all import Asked as Asked
+from .all_to_all import KeyRequest as KeyRequest
 from .all_to_all import Wire as Wire
 from .codecs import Codec as Codec
 from .codecs import codec as codec

@@ -35,7 +35,7 @@ Fill = Callable[[Tensor, Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KeyRequest:
     """What this rank is asked for: the header, keys [M] in rank order, how many each rank asks [W]."""
 
     header: Header
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Traffic:
+class ExchangeTraffic:
     """Bytes that this rank gave to the wire, headers and padding included, and the collectives it took part in."""
 
     key_bytes: int = 0
@@ -82,10 +82,10 @@ class Wire:
         self._may_be_local = local  # asked once, before the first exchange, which all ranks take part in
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._last = (0, 0)
-        self._pulled: dict[int, tuple[Asked, np.ndarray]] = {}
+        self._pulled: dict[int, tuple[KeyRequest, np.ndarray]] = {}
         self._nobody = [0] * layout.world
         self._buffers = {name: _Buffer() for name in ("given", "got", "more", "rows")}
-        self.traffic = Traffic()
+        self.traffic = ExchangeTraffic()
 
     def ask(
         self,
@@ -94,7 +94,7 @@ class Wire:
         same: bool = False,
         own: np.ndarray = _NO_KEYS,
         meanwhile: Callable[[], None] | None = None,
-    ) -> Asked:
+    ) -> KeyRequest:
         """Send keys to their owners; a shard gives None twice. `same`: the keys of this rank's last pull of the table.
 
         `own`: keys of the route that this rank looks up itself, in `meanwhile`, while the others' keys travel.
@@ -269,14 +269,16 @@ class Wire:
         left = np.concatenate([keys[:start], keys[start + counts[rank] :]])
         return left, [0 if other == rank else count for other, count in enumerate(counts)]
 
-    def _asked(self, header: Header, parts: list[np.ndarray], same: list[bool], own: np.ndarray) -> Asked:
+    def _asked(
+        self, header: Header, parts: list[np.ndarray], same: list[bool], own: np.ndarray
+    ) -> KeyRequest:
         if any(same):
             before, before_own = self._pulled[header.table]
             pulled = _cut(before.keys, before.counts)
             if len(before_own):
                 pulled[self._layout.rank] = before_own
             parts = [old if flag else part for old, part, flag in zip(pulled, parts, same, strict=True)]
-        asked = Asked(header, np.concatenate(parts), [len(part) for part in parts])
+        asked = KeyRequest(header, np.concatenate(parts), [len(part) for part in parts])
         if header.op in (PULL, READ):
             self._pulled[header.table] = asked, own
         return asked

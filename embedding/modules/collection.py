@@ -50,7 +50,7 @@ class TableConfig:
 
 
 class Rows(Protocol):
-    """Where rows come from and gradients go: a `SparseWorld`, tables in `LocalRows`, or a reader in `ReadRows`."""
+    """Where rows come from and gradients go: a `ShardedTables`, tables in `LocalRows`, or a reader in `ReadRows`."""
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor: ...
 

@@ -31,7 +31,7 @@ _HOT_ROOM = 8
 
 
 class Shard(Protocol):
-    """What holds the rows: a SparseWorld."""
+    """What holds the rows: a ShardedTables."""
 
     histories: dict[str, History]
 

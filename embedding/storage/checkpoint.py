@@ -20,8 +20,8 @@ from nonet.embedding import SLICES, slice_of
 from nonet.embedding.reading import wire_tables
 from nonet.embedding.storage.segments import Footer, SegmentWriter, check_spec, read_footer, read_segments
 from nonet.embedding.tables import ALL_SLICES, BaseTable, RowColumns, TableSpec, put
-from nonet.embedding.training import SparseWorld
-from nonet.embedding.versions import Room, open_all
+from nonet.embedding.training import ShardedTables
+from nonet.embedding.versions import ReadBuffers, open_all
 from nonet.errors import CheckpointError, ConfigError
 
 _SEGMENT_BYTES = 2 << 20
@@ -32,7 +32,7 @@ _NAME = re.compile(r"(\d+)-(\d+)\.seg")
 class Saving(Writing):
     """A save that is being written; `wait` until it is durable."""
 
-    def __init__(self, world: SparseWorld, folder: Path):
+    def __init__(self, world: ShardedTables, folder: Path):
         thread()  # before the snapshots ask for memory: a thread that starts while they do waits for it
         self._world, self._ranges = world, world.ranges
         self._snapshots = open_all(world.histories)
@@ -55,7 +55,7 @@ class Saving(Writing):
         many = _segment_slices(table)
         writer = SegmentWriter(path, name, table.spec, snapshot.step, self._ranges)
         # With an eighth to spare, for it must not grow while a step waits.
-        room = Room(table.spec, len(table) * many // SLICES * 9 // 8)
+        room = ReadBuffers(table.spec, len(table) * many // SLICES * 9 // 8)
         try:
             for block in self._ranges:
                 for start in range(block.start, block.stop, many):
@@ -67,12 +67,12 @@ class Saving(Writing):
             raise
 
 
-def save(world: SparseWorld, folder: Path) -> Saving:
+def save(world: ShardedTables, folder: Path) -> Saving:
     """Start to write this rank's rows under `folder`; call it between steps."""
     return Saving(world, folder)
 
 
-def load(world: SparseWorld, folder: Path) -> None:
+def load(world: ShardedTables, folder: Path) -> None:
     """Read the rows that this rank owns out of all shards' files. Raises CheckpointError; the tables are then empty.
 
     Raises ConfigError, and changes nothing, while a save or a published version of a table is open: it is made of these rows.

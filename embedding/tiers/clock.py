@@ -18,7 +18,7 @@ _LEAST_SLICES = 64
 _LOOK_ROWS = 1 << 14
 
 
-class Hand:
+class ClockEvictor:
     """A place among the slices of one table."""
 
     def __init__(self) -> None:

@@ -30,15 +30,15 @@ from nonet.embedding.tables import (
     make_table,
     take,
 )
-from nonet.embedding.tiers.clock import Hand, slices_with
+from nonet.embedding.tiers.clock import ClockEvictor, slices_with
 from nonet.embedding.tiers.device_cache import DeviceCache
 from nonet.embedding.tiers.disk_tier import ColdTier
 from nonet.embedding.tiers.hot_rows import HotRows
-from nonet.embedding.tiers.tiers import Tiers, Traffic
+from nonet.embedding.tiers.tiers import Tiers, TierTraffic
 
 
 def tiered(tiers: Tiers) -> Callable[[str, TableSpec, int], TieredTable]:
-    """What makes tables with these tiers, for `SparseWorld(make=...)`."""
+    """What makes tables with these tiers, for `ShardedTables(make=...)`."""
     return lambda name, spec, seed: TieredTable.over(make_table(name, spec, seed), tiers)
 
 
@@ -57,8 +57,8 @@ class TieredTable(BaseTable):
         self.host, self.hot, self.cold, self.host_rows = host, hot, cold, host_rows
         self.deleted = host.deleted
         self.step = host.step
-        self.traffic, self.promoted, self.demoted = Traffic(), 0, 0
-        self._hand = Hand()
+        self.traffic, self.promoted, self.demoted = TierTraffic(), 0, 0
+        self._evictor = ClockEvictor()
 
     @classmethod
     def over(cls, host: BaseTable, tiers: Tiers) -> TieredTable:
@@ -244,7 +244,7 @@ class TieredTable(BaseTable):
         """Send rows to disk until an eighth of the budget is free; not those on the device or of the batch at hand."""
         if self.cold is None or len(self.host) <= self.host_rows:
             return
-        for rows in self._hand.oldest(self.host, self.host_rows, needed, self.hot):
+        for rows in self._evictor.oldest(self.host, self.host_rows, needed, self.hot):
             self.cold.put(rows)
             self.host._delete(rows.key)
             self.demoted += len(rows.key)

@@ -82,7 +82,7 @@ def _rows(budget: int, row: int, tier: str) -> int:
 
 
 @dataclass
-class Traffic:
+class TierTraffic:
     """Distinct rows that training batches asked for, that came up from the host, and that went back changed."""
 
     wanted: int = 0

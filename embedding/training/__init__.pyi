@@ -1,7 +1,7 @@
 from .counters import COUNTED as COUNTED
-from .counters import Tally as Tally
+from .counters import TableCounters as TableCounters
 from .counters import added_up as added_up
 from .counters import since_then as since_then
-from .pipeline import Pipeline as Pipeline
+from .pipeline import PrefetchPipeline as PrefetchPipeline
 from .resharding import reshard as reshard
-from .sharded_tables import SparseWorld as SparseWorld
+from .sharded_tables import ShardedTables as ShardedTables

@@ -13,7 +13,7 @@ from nonet.embedding.tiers import TieredTable, report
 COUNTED = ("admitted", "refused", "evicted", "dropped", "absent")
 
 
-class Tally:
+class TableCounters:
     """Counts of the tables of one shard, from the moment it is made.
 
     rows       held now

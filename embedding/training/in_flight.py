@@ -19,16 +19,16 @@ from torch import Tensor
 
 from nonet.embedding.exchange import Codec, Route
 from nonet.embedding.tables import TableSpec, make_table, put_packed
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 
 
-def exact_window(world: SparseWorld) -> bool:
+def exact_window(world: ShardedTables) -> bool:
     """Whether rows can be carried: one trainer, and tables that neither refuse nor forget rows."""
     plain = all(spec.admits_all and not spec.evicts for spec in world.specs.values())
     return plain and len(world.layout.trainers) == 1
 
 
-class Plan:
+class FetchPlan:
     """Where a batch's keys go, which of them it must fetch, and which keys leave with it."""
 
     __slots__ = ("fetch", "leave", "route")
@@ -37,13 +37,13 @@ class Plan:
         self.route, self.fetch, self.leave = route, fetch, leave
 
 
-class Planner:
+class FetchPlanner:
     """Which keys each batch fetches; pure bookkeeping over keys, in the order of the batches."""
 
     def __init__(self, depth: int):
         self._recent: deque[np.ndarray] = deque(maxlen=depth)  # sorted
 
-    def plan(self, route: Route) -> Plan:
+    def plan(self, route: Route) -> FetchPlan:
         """The plan of the next batch."""
         recent, now = list(self._recent), np.sort(route.keys)
         full = len(recent) == self._recent.maxlen
@@ -52,10 +52,10 @@ class Planner:
         leave = left[_absent(left, [*between, now])]
         self._recent.append(now)
         # A key of the batch that leaves and of this one, and of none between, is fetched again: it is at its owner by then.
-        return Plan(route, fetch, leave)
+        return FetchPlan(route, fetch, leave)
 
 
-class Window:
+class InFlightRows:
     """The rows of one table that batches in flight have."""
 
     def __init__(self, name: str, spec: TableSpec, codec: Codec):
@@ -66,7 +66,7 @@ class Window:
     def __len__(self) -> int:
         return len(self._table)
 
-    def enter(self, plan: Plan, data: Tensor) -> None:
+    def enter(self, plan: FetchPlan, data: Tensor) -> None:
         """Take the fetched rows, bytes [fetched, B], in; let the leaving ones go."""
         with self._lock:
             if len(plan.leave):

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from nonet.deadlines import way_out
 from nonet.embedding.exchange import codec
-from nonet.embedding.training.in_flight import Plan, Planner, Window, exact_window, summed
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.in_flight import FetchPlan, FetchPlanner, InFlightRows, exact_window, summed
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DeadlineExceeded
 
 Read = Callable[[int], Any]  # number -> batch
@@ -39,11 +39,11 @@ class Flight:
     number: int
     data: Any
     keys: Mapping[str, Tensor]
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, FetchPlan] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Pipeline:
+class PrefetchPipeline:
     """Runs batches over a sparse world.
 
     `depth` is the most batches in flight, 1: none overlaps. `step` and `lr` give a batch's step and learning rate by table.
@@ -51,7 +51,7 @@ class Pipeline:
 
     def __init__(
         self,
-        world: SparseWorld,
+        world: ShardedTables,
         read: Read,
         keys: Keys,
         compute: Compute,
@@ -90,13 +90,13 @@ class Pipeline:
 class _Run:
     """One run's threads and queues."""
 
-    def __init__(self, pipeline: Pipeline, start: int, stop: int):
+    def __init__(self, pipeline: PrefetchPipeline, start: int, stop: int):
         self._pipeline, self._world = pipeline, pipeline._world
         self._numbers = range(start, stop)
         self._ahead = pipeline.depth if pipeline.carries else 1
         world = self._world
         self._windows = {
-            name: Window(name, spec, world.codec if world.layout.world > 1 else codec("fp32"))
+            name: InFlightRows(name, spec, world.codec if world.layout.world > 1 else codec("fp32"))
             for name, spec in world.specs.items()
             if pipeline.carries
         }
@@ -152,7 +152,7 @@ class _Run:
         return whole
 
     def _route(self) -> None:
-        planners = {name: Planner(self._pipeline.depth) for name in self._windows}
+        planners = {name: FetchPlanner(self._pipeline.depth) for name in self._windows}
         for number in self._numbers:
             flight = self._pipeline._flight(number)
             for table, keys in flight.keys.items() if planners else ():

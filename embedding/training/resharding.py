@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from nonet.embedding import SLICES, Move, SliceMap, within
+from nonet.embedding import SLICES, SliceMap, SliceMove, within
 from nonet.embedding.exchange import Route
 from nonet.errors import ConfigError, NonetError
 
 if TYPE_CHECKING:
     from nonet.embedding.tables import BaseTable
-    from nonet.embedding.training.sharded_tables import SparseWorld
+    from nonet.embedding.training.sharded_tables import ShardedTables
     from nonet.embedding.versions import History
 
 _WORDS = 4
@@ -37,7 +37,7 @@ def spread_over(slices: SliceMap, shards: Sequence[int]) -> SliceMap:
     return SliceMap(slices.shards, owners, slices.version)
 
 
-def reshard(world: SparseWorld, shards: Sequence[int], most: int = 2048) -> Iterator[int]:
+def reshard(world: ShardedTables, shards: Sequence[int], most: int = 2048) -> Iterator[int]:
     """On every trainer, between steps: move until `shards` hold all rows evenly; yields how many slices are left to move.
 
     Each round moves at most `most` slices; train and read between the rounds.
@@ -54,7 +54,7 @@ def reshard(world: SparseWorld, shards: Sequence[int], most: int = 2048) -> Iter
         yield int((world.slices.owners != target.owners).sum())
 
 
-def route_of(moves: Sequence[Move], shards: range, world: int) -> Route:
+def route_of(moves: Sequence[SliceMove], shards: range, world: int) -> Route:
     """The moves as keys for every shard: start, stop, source, target."""
     words = np.array(
         [(move.start, move.stop, move.source, move.target) for move in moves], dtype=np.int64
@@ -63,15 +63,15 @@ def route_of(moves: Sequence[Move], shards: range, world: int) -> Route:
     return Route(words, np.tile(words, len(shards)), counts, np.empty(0, dtype=np.int64))
 
 
-def moves_of(keys: np.ndarray, trainers: int) -> list[Move]:
+def moves_of(keys: np.ndarray, trainers: int) -> list[SliceMove]:
     """The moves that every trainer sent. Raises NonetError when they differ."""
     copies = keys.reshape(trainers, -1)
     if (copies != copies[0]).any():
         raise NonetError("trainers of the sparse world ask for different moves; all must reshard alike")
-    return [Move(*words) for words in copies[0].reshape(-1, _WORDS).tolist()]
+    return [SliceMove(*words) for words in copies[0].reshape(-1, _WORDS).tolist()]
 
 
-def check_moves(moves: Sequence[Move], slices: SliceMap) -> None:
+def check_moves(moves: Sequence[SliceMove], slices: SliceMap) -> None:
     """Raises ConfigError when a move is not one of this map."""
     for move in moves:
         inside = 0 <= move.start < move.stop <= SLICES and 0 <= move.target < slices.shards
@@ -79,7 +79,7 @@ def check_moves(moves: Sequence[Move], slices: SliceMap) -> None:
             raise ConfigError(f"{move} does not fit slice map {slices.version} of {slices.shards} shards")
 
 
-def given_rows(table: BaseTable, moves: Sequence[Move]) -> np.ndarray:
+def given_rows(table: BaseTable, moves: Sequence[SliceMove]) -> np.ndarray:
     """The rows of these moves, with everything they own, as Arrow bytes."""
     tables = [
         part
@@ -91,7 +91,7 @@ def given_rows(table: BaseTable, moves: Sequence[Move]) -> np.ndarray:
     return np.concatenate([step, *(_framed(part) for part in tables)])
 
 
-def leave(history: History, moves: Sequence[Move]) -> int:
+def leave(history: History, moves: Sequence[SliceMove]) -> int:
     """Forget the rows of these moves, but for the open snapshots; how many there were. What waits and went, goes too."""
     table, gone = history.table, 0
     slices = [range(move.start, move.stop) for move in moves]

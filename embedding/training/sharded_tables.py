@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nonet.embedding import Move, SliceMap
+from nonet.embedding import SliceMap, SliceMove
 from nonet.embedding.exchange import (
     MOVE,
     NOTHING,
@@ -28,8 +28,8 @@ from nonet.embedding.exchange import (
     READ,
     STOP,
     TAKE,
-    Asked,
     Header,
+    KeyRequest,
     Layout,
     Route,
     Router,
@@ -56,7 +56,7 @@ _SHARES, _FEW = (0.75, 0.95, 1.0), 256
 MakeTable = Callable[[str, TableSpec, int], SparseTable]
 
 
-class SparseWorld:
+class ShardedTables:
     """This rank's part of the sparse world; `tables` are the rows it holds (none on a rank that only trains).
 
     `wire` is the codec of rows and gradients between processes (fp32 is exact), `make` builds a table, `router` finds
@@ -183,7 +183,7 @@ class SparseWorld:
             return
         self._take_grads(self.wire.ask(header, plan), grads, plan.counts)
 
-    def move(self, moves: Sequence[Move]) -> None:
+    def move(self, moves: Sequence[SliceMove]) -> None:
         """Move slices between shards; every trainer calls it between steps. See `reshard`."""
         if not self.layout.trains:
             raise ConfigError(f"{self.layout} holds rows and does not train: it calls serve(), not move()")
@@ -192,11 +192,11 @@ class SparseWorld:
             self.wire.ask(self._header(MOVE), route_of(moves, self.layout.shards, self.layout.world))
         self._move(moves)
 
-    def _move(self, moves: Sequence[Move]) -> None:
+    def _move(self, moves: Sequence[SliceMove]) -> None:
         """Give, get and forget the rows of these moves, table by table, then go by the map after them."""
         first = self.layout.shards.start
         for name in self._names if self.layout.world > 1 else ():
-            given: list[list[Move]] = [[] for _ in range(self.layout.world)]
+            given: list[list[SliceMove]] = [[] for _ in range(self.layout.world)]
             for move in moves:
                 if self.layout.holds and move.source == self.shard:
                     given[first + move.target].append(move)
@@ -242,7 +242,7 @@ class SparseWorld:
         if self.layout.trains and self.layout.trainers != self.layout.shards:
             self.wire.ask(self._header(STOP), None)
 
-    def _answer_rows(self, asked: Asked, counts: list[int]) -> Tensor:
+    def _answer_rows(self, asked: KeyRequest, counts: list[int]) -> Tensor:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
         table = self._names[asked.header.table]
         if self.layout.holds:
@@ -251,13 +251,13 @@ class SparseWorld:
             answer = torch.empty(0, self.specs[table].dim)
         return self.wire.rows(answer, self.codec, asked.counts, counts)
 
-    def _take_grads(self, asked: Asked, grads: Tensor, counts: list[int]) -> None:
+    def _take_grads(self, asked: KeyRequest, grads: Tensor, counts: list[int]) -> None:
         table = self._names[asked.header.table]
         received = self.wire.rows(grads, self.codec, counts, asked.counts)
         if self.layout.holds:
             self._apply(table, asked.keys, received, asked.header.step, asked.header.lr)
 
-    def _answer_packed(self, asked: Asked, counts: list[int]) -> Tensor:
+    def _answer_packed(self, asked: KeyRequest, counts: list[int]) -> Tensor:
         table = self._names[asked.header.table]
         nothing = torch.empty(0, packed_bytes(self.specs[table]), dtype=torch.uint8)
         answer = self._packed(table, asked.keys) if self.layout.holds else nothing
@@ -273,7 +273,7 @@ class SparseWorld:
             rows = self.tables[table].lookup(keys, train=train)
         return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
 
-    def _stream(self, asked: Asked) -> None:
+    def _stream(self, asked: KeyRequest) -> None:
         """Send the rows that were asked for, the first ones while later ones are looked up."""
 
         def fill(rows: Tensor, tell: Callable[[int], None]) -> None:

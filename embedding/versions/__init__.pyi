@@ -1,4 +1,4 @@
-from .native_snapshot import Room as Room
+from .native_snapshot import ReadBuffers as ReadBuffers
 from .native_snapshot import write_out as write_out
 from .snapshot import History as History
 from .snapshot import Snapshot as Snapshot

@@ -49,7 +49,7 @@ class _Columns(ctypes.Structure):
     _fields_ = [(name, c_void_p) for name in ("key", "row", "state", "step", "seen", "uses")]
 
 
-class Room:
+class ReadBuffers:
     """Columns that pieces are read into, used again and again; they grow where a piece needs it."""
 
     def __init__(self, spec: TableSpec, rows: int = _LEAST_ROWS):
@@ -170,7 +170,7 @@ class Pieces:
         )
         return found
 
-    def read(self, slices: range, since: int | None, room: Room) -> None:
+    def read(self, slices: range, since: int | None, room: ReadBuffers) -> None:
         """Put the version's rows of these slices changed after step `since` into `room`, by slice and key."""
         after = _ALWAYS if since is None else since
         low, high = slices.start << _SHIFT, (slices.stop << _SHIFT) - 1

@@ -38,7 +38,7 @@ from nonet.embedding.tables import (
     take,
     waits,
 )
-from nonet.embedding.versions.native_snapshot import KeptRows, Pieces, Room
+from nonet.embedding.versions.native_snapshot import KeptRows, Pieces, ReadBuffers
 from nonet.errors import ConfigError, StaleVersion
 
 _READ_SLICES = 1 << 12
@@ -172,7 +172,7 @@ class Snapshot:
         self._moved = True
         self.born(keys)
 
-    def part(self, slices: range, since: int | None = None, room: Room | None = None) -> RowColumns:
+    def part(self, slices: range, since: int | None = None, room: ReadBuffers | None = None) -> RowColumns:
         """The rows of these slices changed after step `since`, by slice and key; each slice can be asked for once.
 
         Taken piece by piece, about 0.3 MB each, so that a training step never waits for long. Into `room` where given, and
@@ -180,7 +180,7 @@ class Snapshot:
         """
         old, parts = self._waiting(slices), []
         if self._pieces is not None:
-            room = Room(self.spec) if room is None else room
+            room = ReadBuffers(self.spec) if room is None else room
             for piece in self._cut(slices, 1):
                 with self._reading(patient=True):
                     self._pieces.read(piece, since, room)
@@ -222,7 +222,7 @@ class Snapshot:
         """
         every = [] if since is None else self.gone(ALL_SLICES, since)
         if self._pieces is not None:
-            room = Room(self.spec)
+            room = ReadBuffers(self.spec)
             for piece in self._cut(ALL_SLICES, 1):
                 with self._reading(patient=True):
                     self._pieces.read(piece, since, room)

@@ -63,7 +63,7 @@ class PredictedClick(Reward):
         label: np.ndarray,
     ) -> np.ndarray:
         from nonet.models.deepfm import missing
-        from nonet.samples.batches import Asked, bags_of, picked, ranges
+        from nonet.samples.batches import ClickQuestions, bags_of, picked, ranges
 
         setup, known = self.asked.setup, self.asked.known
         begin, end = offsets[row], offsets[row + 1]
@@ -73,7 +73,7 @@ class PredictedClick(Reward):
             name: np.where(user >= 0, values[np.maximum(user, 0)], missing(values))
             for name, values in known.columns.items()
         }
-        asked = Asked(
+        asked = ClickQuestions(
             user=user,
             item=item,
             liked=picked(past[last], cuts, label[last] == 1),

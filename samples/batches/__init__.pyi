@@ -4,8 +4,8 @@ from .batches import training_batch as training_batch
 from .batches import window_batch as window_batch
 from .batches import window_positions as window_positions
 from .chunks import bounded as bounded
-from .clicks import Asked as Asked
 from .clicks import ClickBatch as ClickBatch
+from .clicks import ClickQuestions as ClickQuestions
 from .clicks import Clicks as Clicks
 from .clicks import ItemFacts as ItemFacts
 from .clicks import Keys as Keys

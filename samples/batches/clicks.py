@@ -145,7 +145,7 @@ class Clicks:
         user, begin = seq.user[index], seq.offsets[seq.user[index]]
         past, cuts = ranges(np.maximum(begin, index - self.history), index)
         first = index == begin
-        asked = Asked(
+        asked = ClickQuestions(
             user=user,
             item=seq.item[index].astype(np.int64),
             liked=picked(seq.item[past], cuts, self.label[past] > 0),
@@ -160,7 +160,7 @@ class Clicks:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClickQuestions:
     """P questions: who, which item, after which liked and disliked ones, when (`since` the event before, -1: none)."""
 
     user: np.ndarray
@@ -174,7 +174,9 @@ class Asked:
     columns: Mapping[str, np.ndarray]
 
 
-def bags_of(asked: Asked, items: ItemFacts, features: Sequence[str], keys: Keys | None) -> dict[str, Jagged]:
+def bags_of(
+    asked: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: Keys | None
+) -> dict[str, Jagged]:
     """Each feature's bag of keys [P] for these questions, as tensors."""
     makers: dict[str, Any] = {
         "user": lambda: _one(asked.user, asked.user >= 0),

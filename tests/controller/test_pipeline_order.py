@@ -75,7 +75,7 @@ class Session:
         held_out = {"rl": 1, "valid": 1, "test": 1}
         counts = {"notice": "", "users": 1, "items": 1, "events": 1, "held_out": held_out}
         self.facts = {"data": counts, "tokenizer": {}}
-        self.history = SimpleNamespace(end_of=lambda stage: f"end of {stage}")
+        self.commits = SimpleNamespace(end_of=lambda stage: f"end of {stage}")
         nothing = lambda *_, **__: {}  # noqa: E731
         self.trace = SimpleNamespace(
             span=lambda *_, **__: contextlib.nullcontext(),
@@ -85,11 +85,11 @@ class Session:
             bytes_out=nothing,
         )
         group = SimpleNamespace(name="evaluator", roles=("evaluator",))
-        self.crew = SimpleNamespace(
+        self.groups = SimpleNamespace(
             hosts={},
             warning=lambda: self.warnings.pop() if self.warnings else "",
             binding=SimpleNamespace(groups=[group]),
-            moves=SimpleNamespace(counted=nothing),
+            offloader=SimpleNamespace(counted=nothing),
         )
         self.trainer = SimpleNamespace(published=nothing)
         self.plan, self.size, self.deadlines = None, nothing, DEFAULTS
@@ -127,7 +127,7 @@ class Recorder:
 def made(tmp_path, monkeypatch):
     """Make a pipeline whose stages do what `work` says of them: name -> a function of (session, tick)."""
     (tmp_path / "results").mkdir()
-    monkeypatch.setattr(pipeline, "rehearse", lambda session: None)
+    monkeypatch.setattr(pipeline, "smoke_test_rewards", lambda session: None)
 
     def make(work: dict[str, Any]) -> tuple[Pipeline, Session]:
         session = Session(RunFolder(tmp_path))

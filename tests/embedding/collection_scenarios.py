@@ -9,7 +9,7 @@ import torch.distributed as dist
 from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.modules.collection import EmbeddingBagCollection, EmbeddingCollection, TableConfig
 from nonet.embedding.tables.spec import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.random import rng
 from nonet.types import Jagged
 
@@ -22,7 +22,7 @@ STEPS, ROWS = 6, 32
 
 def world(layout, group=None):
     specs = {name: config.spec for name, config in CONFIGS.items()}
-    return SparseWorld(specs, seed=7, layout=layout, group=group)
+    return ShardedTables(specs, seed=7, layout=layout, group=group)
 
 
 def batch(step, part, parts):

@@ -6,12 +6,12 @@ import torch
 
 from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import WorkerLost
 
 
 def main(rank, world_size, folder):
-    world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.apart(rank, 2, 1), local=True)
+    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=Layout.apart(rank, 2, 1), local=True)
     keys = torch.arange(1000)
     try:
         if rank == 2:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.exchange.shared_memory import connect
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import WorkerLost
 
 
@@ -57,7 +57,7 @@ def streamed(rank, world):
 
 
 def trained(rank, local):
-    world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=local)
+    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=local)
     for step in range(1, 5):
         keys = torch.from_numpy(np.random.default_rng([step, rank]).zipf(1.3, 50 * step))
         rows = world.pull("item", keys)
@@ -67,7 +67,7 @@ def trained(rank, local):
 
 def lost(rank):
     """A rank that dies ends the others' waits long before the group's timeout."""
-    world = SparseWorld({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=True)
+    world = ShardedTables({"item": TableSpec(4)}, seed=7, layout=Layout.fused(rank, 3), local=True)
     world.pull("item", torch.arange(10))
     if rank == 2:
         os._exit(0)

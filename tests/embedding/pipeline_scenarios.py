@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.pipeline import Pipeline
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.pipeline import PrefetchPipeline
+from nonet.embedding.training.sharded_tables import ShardedTables
 
 SPECS = {
     "item": TableSpec(8, "adam", lr=0.1, init_scale=0.5),
@@ -34,7 +34,7 @@ def compute(number, data, rows):
 
 
 def trained(world, trainer=0, **options):
-    pipeline = Pipeline(
+    pipeline = PrefetchPipeline(
         world,
         lambda number: read(number, trainer),
         lambda data: data,
@@ -49,7 +49,7 @@ def trained(world, trainer=0, **options):
 
 
 def part_of(rank, trainers, shards, group=None, wire="fp32", **options):
-    world = SparseWorld(SPECS, seed=7, layout=Layout.apart(rank, trainers, shards), group=group, wire=wire)
+    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(rank, trainers, shards), group=group, wire=wire)
     if rank >= trainers:
         world.serve()
         return {"hash": {name: table.state_hash() for name, table in world.tables.items()}}

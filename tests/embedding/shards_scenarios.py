@@ -10,7 +10,7 @@ import torch.distributed as dist
 from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.slices import slice_of
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import NonetError
 
 SPECS = {
@@ -52,7 +52,7 @@ def hashes(world):
 def part_of(rank, trainers, shards, group, **options):
     if rank >= trainers + shards:
         return None
-    world = SparseWorld(SPECS, seed=7, layout=Layout.apart(rank, trainers, shards), group=group, **options)
+    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(rank, trainers, shards), group=group, **options)
     if rank < trainers:
         read = train(world, rank)
         world.stop()
@@ -61,13 +61,13 @@ def part_of(rank, trainers, shards, group, **options):
 
 
 def single():
-    world = SparseWorld(SPECS, seed=7)
+    world = ShardedTables(SPECS, seed=7)
     return {"read": train(world, 0), "rows": hashes(world)}
 
 
 def killed(rank, world_size):
     """A shard dies in the middle of a step; every other rank must say so, and name it."""
-    world = SparseWorld(SPECS, seed=7, layout=Layout.apart(rank, 2, world_size - 2))
+    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(rank, 2, world_size - 2))
     if rank == world_size - 1:
         world.wire.ask(None, None)  # takes part in the first half of a pull
         os.kill(os.getpid(), 9)

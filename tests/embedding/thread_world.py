@@ -7,7 +7,7 @@ import torch
 
 from nonet.embedding.exchange.all_to_all import Wire
 from nonet.embedding.exchange.layout import Layout
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 
 WAIT_S = 300
 
@@ -36,7 +36,7 @@ class ThreadWire(Wire):
         meeting.barrier.wait()
 
 
-class ThreadWorld(SparseWorld):
+class ThreadWorld(ShardedTables):
     def __init__(self, specs, layout, meeting, **options):
         super().__init__(specs, seed=7, layout=layout, **options)
         self.wire = ThreadWire(layout, list(specs), meeting)

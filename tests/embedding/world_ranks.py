@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import NonetError
 
 SPECS = {
@@ -59,7 +59,7 @@ def _owned(world, table):
 
 
 def run(layout, group=None):
-    world = SparseWorld(SPECS, seed=7, layout=layout, group=group)
+    world = ShardedTables(SPECS, seed=7, layout=layout, group=group)
     result = {}
     if layout.trains:
         train(world, layout.rank, len(layout.trainers))
@@ -72,7 +72,7 @@ def run(layout, group=None):
 
 def disagree(rank, group):
     """Two fused trainers that pull different tables."""
-    world = SparseWorld(SPECS, seed=7, layout=Layout.fused(rank, 2), group=group)
+    world = ShardedTables(SPECS, seed=7, layout=Layout.fused(rank, 2), group=group)
     try:
         world.pull(["item", "user"][rank], torch.tensor([1]))
     except NonetError as error:
@@ -84,7 +84,7 @@ def lose(rank):
     """A shard that has gone away."""
     if rank:
         return None
-    world = SparseWorld(SPECS, seed=7, layout=Layout.apart(0, 2, 1))
+    world = ShardedTables(SPECS, seed=7, layout=Layout.apart(0, 2, 1))
     try:
         world.pull("item", torch.tensor([1]))
     except NonetError as error:

@@ -54,13 +54,13 @@ class Rank:
                 ("trainer", rank, ask["trainers"]) if trains else ("embedding", apart, ask["shards"])
             )
             role.place = Place(role=name, rank=at, world=world, peers=peers)
-            role.settle(ttl)
-        self._meet()
+            role.set_ttl_steps(ttl)
+        self._join_process_group()
         if self.trainer:
             self.trainer.open(folders)
 
-    def _meet(self):
-        from nonet.workers.runtime.process_group import Gang
+    def _join_process_group(self):
+        from nonet.workers.runtime.process_group import Rendezvous
 
         trainers, shards = self.ask["trainers"], self.ask["shards"]
         if trainers + shards == 1:
@@ -74,7 +74,7 @@ class Rank:
         while not where.exists() and time.monotonic() < until:
             time.sleep(0.01)
         host, port = json.loads(where.read_text())
-        (self.trainer or self.shard).meet(Gang(host, port, 0, trainers, shards))
+        (self.trainer or self.shard).join_process_group(Rendezvous(host, port, 0, trainers, shards))
 
     def play(self):
         found = {"records": [], "counts": []}

@@ -32,7 +32,7 @@ class Ddp:
         self.options, self.model, self.learning, self.member = options, model, learning, member
         self.restart()
 
-    def meet(self, member: Membership) -> None:
+    def change_process_group(self, member: Membership) -> None:
         self.member = member
 
     def restart(self) -> None:
@@ -51,7 +51,7 @@ class Ddp:
         loss.backward()
 
     def clip(self) -> float:
-        if self.member.learners > 1:
+        if self.member.n_trainers > 1:
             self._sum_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm)
         return float(norm)
@@ -95,7 +95,7 @@ class Ddp:
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-    def held(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         return tensors_of(self.model, self.optimizer)
 
     def _sum_gradients(self) -> None:

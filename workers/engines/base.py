@@ -6,7 +6,7 @@ A trainer joins its process group, builds its model, makes the engine from both,
     backward*, clip, step            a training step; a rank whose share is empty may call no `backward`
     outline, tensors*                a version for rollouts, bucket by bucket
     snapshot, load                   a commit, written beside later steps
-    meet                             ranks came or went: the model stays, a commit may be loaded after it
+    change_process_group             ranks came or went: the model stays, a commit may be loaded after it
 
 Every rank makes every call but `backward` at the same time, so all of them may be collective.
 """
@@ -48,7 +48,7 @@ class EngineRuntime(Protocol):
     model: Module
     member: Membership
 
-    def meet(self, member: Membership) -> None:
+    def change_process_group(self, member: Membership) -> None:
         """Go on in another process group, between steps."""
         ...
 
@@ -88,7 +88,7 @@ class EngineRuntime(Protocol):
         """Read what a snapshot wrote, by whatever number of ranks; the optimizer too when the same stage goes on."""
         ...
 
-    def held(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """What this rank keeps on its device between steps: weights, gradients, optimizer."""
         ...
 

@@ -20,15 +20,15 @@ from nonet.embedding.reading import Answer, Publisher, make_update
 from nonet.embedding.storage import load, save
 from nonet.embedding.tables import BaseTable, TableSpec, make_table
 from nonet.embedding.tiers import TieredTable, Tiers
-from nonet.embedding.training import SparseWorld, Tally
+from nonet.embedding.training import ShardedTables, TableCounters
 from nonet.errors import ConfigError, StaleVersion
 from nonet.workers.devices import HOST, claim
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import (
     DistributeWorker,
-    Gang,
     Membership,
     PerRank,
+    Rendezvous,
     Replicate,
     join_process_group,
     leave,
@@ -43,8 +43,8 @@ class EmbeddingShard(DistributeWorker):
     def __init__(self, run: RunSetup):
         self.specs, self._tiers, self._deadlines = run.specs(), run.tiers, run.deadlines
         self._seed, self._wire, self._member = run.seed, run.wire, Membership(0, 1)
-        self.world_: SparseWorld | None = None
-        self._tally: Tally | None = None
+        self._tables: ShardedTables | None = None
+        self._counters: TableCounters | None = None
         self._publisher: Publisher | None = None
         self._steps: dict[int, int] = {}  # the version that replicas hold -> the last step in it
         self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
@@ -57,17 +57,17 @@ class EmbeddingShard(DistributeWorker):
                 raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
     @property
-    def sparse(self) -> SparseWorld:
+    def sparse(self) -> ShardedTables:
         """The shard's part of the sparse world; a world of one until a gang is joined."""
-        if self.world_ is None:
-            self._hold(SparseWorld(self.specs, seed=self._seed, make=self._made))
-        assert self.world_ is not None
-        return self.world_
+        if self._tables is None:
+            self._hold(ShardedTables(self.specs, seed=self._seed, make=self._made))
+        assert self._tables is not None
+        return self._tables
 
     def enter(self, layout: Layout, member: Membership) -> None:
         """Take this place in a sparse world; a fused trainer calls it with its own membership."""
-        group = member.everyone
-        world = SparseWorld(
+        group = member.world_group
+        world = ShardedTables(
             self.specs,
             seed=self._seed,
             layout=layout,
@@ -79,16 +79,19 @@ class EmbeddingShard(DistributeWorker):
         self._hold(world)
 
     @method(ttl_steps=Replicate)
-    def settle(self, ttl_steps: Mapping[str, int]) -> None:
+    def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
         """Times to live by table, known once the data is; before a gang is joined."""
         for name, steps in ttl_steps.items():
             self.specs[name] = replace(self.specs[name], ttl_steps=steps)
 
-    @method(gang=PerRank)
-    def meet(self, gang: Gang) -> None:
+    @method(rendezvous=PerRank)
+    def join_process_group(self, rendezvous: Rendezvous) -> None:
         """Join a gang as a shard apart from the trainers."""
-        self._member = join_process_group(gang, gang.trainers + self.rank)
-        self.enter(Layout.apart(gang.trainers + self.rank, gang.trainers, gang.shards), self._member)
+        self._member = join_process_group(rendezvous, rendezvous.trainers + self.rank)
+        self.enter(
+            Layout.apart(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
+            self._member,
+        )
 
     @method()
     def serve(self) -> int:
@@ -102,9 +105,9 @@ class EmbeddingShard(DistributeWorker):
 
     @method()
     def counts(self) -> dict[str, dict[str, int]]:
-        """What each table did since the last time asked; see Tally."""
-        self._tally = self._tally or Tally(self.sparse.tables)
-        return self._tally.take()
+        """What each table did since the last time asked; see TableCounters."""
+        self._counters = self._counters or TableCounters(self.sparse.tables)
+        return self._counters.take()
 
     @method()
     def save(self, folder: str, wait: bool = True) -> Written | None:
@@ -191,9 +194,9 @@ class EmbeddingShard(DistributeWorker):
         tiers = Tiers.of(spec, given, claim(self.device) if wants_device else HOST)
         return TieredTable.over(make_table(name, spec, seed), tiers)
 
-    def _hold(self, world: SparseWorld) -> None:
+    def _hold(self, world: ShardedTables) -> None:
         self._end_publishing()
-        self.world_, self._tally, self._steps = world, Tally(world.tables), {}
+        self._tables, self._counters, self._steps = world, TableCounters(world.tables), {}
 
     def _end_publishing(self) -> None:
         if self._publisher is not None:

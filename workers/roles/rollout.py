@@ -110,7 +110,7 @@ class Rollout(DistributeWorker):
         return chosen, positions
 
     @method(collect="first")
-    def probe(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def heldout_prompts(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """RL events of the users that RL never trains on, (users, positions): what rewards are compared on.
 
         All of them, or `most` drawn by the seed, the same ones whenever they are asked for.
@@ -125,7 +125,7 @@ class Rollout(DistributeWorker):
     @method(collect="first")
     def probes(self) -> int:
         """How many prompts there are to probe."""
-        return len(self.probe()[0])
+        return len(self.heldout_prompts()[0])
 
     @method(collect="concat", users=Shard, positions=Shard)
     def generate(
@@ -189,7 +189,7 @@ class Rollout(DistributeWorker):
         )
         return to_wire(rollouts) | {"user": np.asarray(users), "position": np.asarray(positions)}
 
-    def held(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """The model, which is the trainer's where they are fused."""
         return buffers_of(self._recommender.model) if hasattr(self, "_recommender") else ()
 

@@ -17,7 +17,7 @@ from nonet.types import SampleBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SparseBatch:
     """A batch, the keys of each table, and for each feature its table and where its rows are among the table's [N]."""
 
     batch: Any
@@ -29,7 +29,7 @@ class Asked:
         return {name: rows[table].index_select(0, at) for name, (table, at) in self.places.items()}
 
 
-def asked(batch: SampleBatch, features: Mapping[str, str], device: str) -> Asked:
+def asked(batch: SampleBatch, features: Mapping[str, str], device: str) -> SparseBatch:
     """The distinct keys that the features of each table have in a batch; places are on the device."""
     keys, places = {}, {}
     for table in dict.fromkeys(features.values()):
@@ -38,7 +38,7 @@ def asked(batch: SampleBatch, features: Mapping[str, str], device: str) -> Asked
         keys[table], inverse = torch.unique(torch.cat(each), return_inverse=True)
         for name, at in zip(names, inverse.split([len(part) for part in each]), strict=True):
             places[name] = table, at.to(device)
-    return Asked(batch, keys, places)
+    return SparseBatch(batch, keys, places)
 
 
 class Share:
@@ -63,7 +63,7 @@ class Share:
     def __len__(self) -> int:
         return len(self._makes)
 
-    def __iter__(self) -> Iterator[Asked]:
+    def __iter__(self) -> Iterator[SparseBatch]:
         """The chunks; the places of each are among the keys of all."""
         if self._only is not None:
             yield self._only
@@ -74,10 +74,10 @@ class Share:
                 name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))
                 for name, table in self._features.items()
             }
-            yield Asked(batch, self.keys, places)
+            yield SparseBatch(batch, self.keys, places)
 
 
-class Given:
+class PrefetchedRows:
     """Rows that were fetched before, as a source of an embedding collection; gradients stay here by table."""
 
     def __init__(self, rows: Mapping[str, Tensor]):

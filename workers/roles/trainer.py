@@ -23,7 +23,7 @@ from torch import Tensor
 from nonet.atomic import make_folder, write_whole
 from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
-from nonet.embedding.training import Pipeline, SparseWorld, reshard
+from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
 from nonet.errors import CheckpointError
 from nonet.models import build_model
 from nonet.models.generation import Corpus, log_prob, on
@@ -40,12 +40,12 @@ from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.roles.sparse_batch import Asked, Share
+from nonet.workers.roles.sparse_batch import Share, SparseBatch
 from nonet.workers.runtime import (
     DistributeWorker,
-    Gang,
     Membership,
     PerRank,
+    Rendezvous,
     Replicate,
     Shard,
     cut,
@@ -68,7 +68,7 @@ class Trainer(DistributeWorker):
         self.run = run
         self._member = Membership(0, 1)
         self._store: Any = None
-        self._sparse: SparseWorld | None = None
+        self._sparse: ShardedTables | None = None
         self._reference: Any = None
         self._engine: EngineRuntime | None = None
         self._began = 0.0
@@ -82,7 +82,7 @@ class Trainer(DistributeWorker):
         return self._built(model)
 
     @method(ttl_steps=Replicate)
-    def settle(self, ttl_steps: Mapping[str, int]) -> None:
+    def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
         """Times to live by table, known once the data is; before a gang is joined."""
         own = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
         tables = {name: {**spec, **own.get(name, {})} for name, spec in self.run.tables.items()}
@@ -96,29 +96,29 @@ class Trainer(DistributeWorker):
         host, port, self._store = open_store()
         return host, port
 
-    @method(gang=PerRank)
-    def meet(self, gang: Gang) -> None:
+    @method(rendezvous=PerRank)
+    def join_process_group(self, rendezvous: Rendezvous) -> None:
         """Join the gang, before there is a model or between stages; fused shards of this process take the same place."""
         claim(self.device)
         kind = device(self.device)
-        if gang.trainers > 1:  # gradients meet on the device
+        if rendezvous.trainers > 1:  # gradients meet on the device
             kind.check_collectives()
         self._member = join_process_group(
-            gang, self.rank, trainers_backend=kind.collectives() if gang.trainers > 1 else "gloo"
+            rendezvous, self.rank, trainers_backend=kind.collectives() if rendezvous.trainers > 1 else "gloo"
         )
         if self._engine is not None:
-            self._engine.meet(self._member)
-        if gang.shards:
-            self._sparse = SparseWorld(
+            self._engine.change_process_group(self._member)
+        if rendezvous.shards:
+            self._sparse = ShardedTables(
                 self._specs(),
                 seed=self.run.seed,
-                layout=Layout.apart(self.rank, gang.trainers, gang.shards),
-                group=self._member.everyone,
+                layout=Layout.apart(self.rank, rendezvous.trainers, rendezvous.shards),
+                group=self._member.world_group,
                 wire=self.run.wire,
                 local=True,
             )
         else:
-            self._shard.enter(Layout.fused(self.rank, gang.trainers), self._member)
+            self._shard.enter(Layout.fused(self.rank, rendezvous.trainers), self._member)
 
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
@@ -131,7 +131,7 @@ class Trainer(DistributeWorker):
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
         """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds."""
         self._began = time.perf_counter()
-        pipeline = Pipeline(
+        pipeline = PrefetchPipeline(
             self.sparse,
             lambda step: self._read(stage, step),
             lambda read: read.keys,
@@ -254,11 +254,11 @@ class Trainer(DistributeWorker):
             self._reference = self._frozen()
             load_model(self._reference, Path(folder) / "reference")
 
-    def held(self) -> Iterable[Tensor]:
+    def device_tensors(self) -> Iterable[Tensor]:
         """Model, gradients, optimizer and reference; the sparse rows live in host memory."""
         if self._engine is None:
             return []
-        mine = list(self._engine.held())
+        mine = list(self._engine.device_tensors())
         return mine + (tensors_of(self._reference) if self._reference is not None else [])
 
     def teardown(self) -> None:
@@ -283,7 +283,7 @@ class Trainer(DistributeWorker):
         return self.dense.model
 
     @property
-    def sparse(self) -> SparseWorld:
+    def sparse(self) -> ShardedTables:
         """This rank's part of the sparse world: a fused shard's, or its own as a trainer apart."""
         return self._sparse or self._shard.sparse
 
@@ -318,7 +318,7 @@ class Trainer(DistributeWorker):
     def _policy_loss(
         self,
         stage: StageSetup,
-        chunk: Asked,
+        chunk: SparseBatch,
         found: Mapping[str, Tensor],
         beams: Mapping[str, Any],
         advantage_UW: Tensor,

@@ -1,6 +1,6 @@
 from .actors import NAMESPACE as NAMESPACE
 from .actors import OWNED as OWNED
-from .actors import Hosts as Hosts
+from .actors import ActorGroup as ActorGroup
 from .actors import Life as Life
 from .actors import Seat as Seat
 from .actors import ensure_ray as ensure_ray
@@ -16,8 +16,8 @@ from .methods import method as method
 from .payload import cut as cut
 from .payload import join as join
 from .payload import shares as shares
-from .process_group import Gang as Gang
 from .process_group import Membership as Membership
+from .process_group import Rendezvous as Rendezvous
 from .process_group import join_process_group as join_process_group
 from .process_group import leave as leave
 from .process_group import open_store as open_store

@@ -1,4 +1,4 @@
-"""Hosts: the worker processes of one group, whatever roles they hold.
+"""ActorGroup: the worker processes of one group, whatever roles they hold.
 
 A group of a run is named and detached: it outlives a controller that is restarted, and ends itself when none speaks to it
 (docs/design.md, section 8). A group of a script belongs to the script's driver, as Ray's actors do.
@@ -24,7 +24,7 @@ from nonet.workers.devices import device as known_device
 from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.dispatch import Header, packed, task_name
 from nonet.workers.runtime.future import GroupFuture
-from nonet.workers.runtime.host import Host, RoleSpec
+from nonet.workers.runtime.host import RoleSpec, WorkerActor
 from nonet.workers.runtime.worker import Place
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Message:
     flats: Sequence[Sequence[Any]]
 
 
-class Hosts:
+class ActorGroup:
     """`workers` actors, each holding the same roles."""
 
     def __init__(
@@ -150,7 +150,7 @@ class Hosts:
             device=kind.torch_device(),
             deadline_s=self._deadlines.step,
         )
-        return Host.options(**options).remote(place, self._life.orphan_timeout_s)  # type: ignore[attr-defined]
+        return WorkerActor.options(**options).remote(place, self._life.orphan_timeout_s)  # type: ignore[attr-defined]
 
     def _build(self, ranks: Sequence[int]) -> list[Any]:
         where = [actor.where.remote() for actor in self.actors]
@@ -281,10 +281,10 @@ class Hosts:
         refs = [actor.move.remote(tuple(away)) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "move", "list").get(timeout_s)
 
-    def steady(self, threads: int) -> None:
+    def set_threads(self, threads: int) -> None:
         """Have every rank compute with so many torch threads, after what it is asked already; never waits."""
         for actor in self.actors:
-            actor.steady.remote(threads)
+            actor.set_threads.remote(threads)
 
     def dead(self) -> list[int]:
         """Ranks that do not answer a ping."""
@@ -297,7 +297,7 @@ class Hosts:
                 found.append(rank)
         return found
 
-    def say_stop(self) -> list[Any]:
+    def request_stop(self) -> list[Any]:
         """Ask every rank to tear down; references to their answers."""
         return [actor.stop.remote() for actor in self.actors]
 
@@ -309,7 +309,7 @@ class Hosts:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Tear down, then end every process of the group."""
-        refs = self.say_stop()
+        refs = self.request_stop()
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         self.kill()

@@ -26,7 +26,7 @@ from nonet.workers.runtime import payload as rows
 _COUNT_S = 30.0  # rows are counted by the hosts that have them, on a thread that only answers questions
 
 if TYPE_CHECKING:
-    from nonet.workers.runtime.actors import Hosts, Message
+    from nonet.workers.runtime.actors import ActorGroup, Message
 
 
 class GroupFuture:
@@ -38,7 +38,7 @@ class GroupFuture:
     def __init__(
         self,
         refs: list[Any],
-        hosts: Hosts,
+        hosts: ActorGroup,
         role: str,
         method: str,
         collect: str,

@@ -16,7 +16,7 @@ from typing import Any
 from nonet.deadlines import DEFAULTS, Deadline
 from nonet.errors import ConfigError
 from nonet.workers.runtime import payload as wire
-from nonet.workers.runtime.actors import Hosts, Life, Message, Seat
+from nonet.workers.runtime.actors import ActorGroup, Life, Message, Seat
 from nonet.workers.runtime.dispatch import Header, is_plain, spread
 from nonet.workers.runtime.future import GroupFuture, GroupStream
 from nonet.workers.runtime.host import RoleSpec
@@ -55,16 +55,16 @@ class WorkerGroup:
         specs = {role: RoleSpec(cls, args, kwargs)}
         deadlines = replace(DEFAULTS, step=Deadline(deadline_s, "the group's deadline_s"))
         life = Life(restarts=restarts)
-        self._bind(Hosts(specs, workers=workers, seat=seat, life=life, deadlines=deadlines), role)
+        self._bind(ActorGroup(specs, workers=workers, seat=seat, life=life, deadlines=deadlines), role)
 
     @classmethod
-    def of(cls, hosts: Hosts, role: str) -> WorkerGroup:
+    def of(cls, hosts: ActorGroup, role: str) -> WorkerGroup:
         """Hosts seen as one of the roles they hold."""
         group = cls.__new__(cls)
         group._bind(hosts, role)
         return group
 
-    def _bind(self, hosts: Hosts, role: str) -> None:
+    def _bind(self, hosts: ActorGroup, role: str) -> None:
         self.hosts, self.role, self.world = hosts, role, hosts.world
         self._cls = hosts.specs[role].cls
 

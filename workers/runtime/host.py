@@ -28,7 +28,7 @@ from nonet.workers.runtime import payload as rows
 from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.dispatch import arguments, named, unpacked
 from nonet.workers.runtime.methods import declared
-from nonet.workers.runtime.orphan_guard import Keeper
+from nonet.workers.runtime.orphan_guard import OrphanGuard
 from nonet.workers.runtime.timeline import Spans
 from nonet.workers.runtime.worker import DistributeWorker, Place
 
@@ -56,7 +56,7 @@ class Whereabouts:
 
 
 @ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2})  # pyright: ignore[reportCallIssue]
-class Host:
+class WorkerActor:
     """One worker process. `orphan_timeout_s`: it exits when it hears nothing from its controller for so long (0: never)."""
 
     def __init__(self, place: Place, orphan_timeout_s: float = 0.0):
@@ -70,7 +70,7 @@ class Host:
         self._socket.bind(("", 0))
         self._socket.listen(place.world + 8)
         self._where = self._whereabouts()
-        self._keeper = Keeper(orphan_timeout_s)
+        self._orphan_guard = OrphanGuard(orphan_timeout_s)
         self._residents: Residents | None = None
         self._unbuilt: WorkerFailed | None = None
 
@@ -147,7 +147,7 @@ class Host:
         return moved
 
     @ray.method(concurrency_group="work")
-    def steady(self, threads: int) -> None:
+    def set_threads(self, threads: int) -> None:
         """Compute with so many torch threads from now on; nothing where the roles hold no torch."""
         if self._place.threads:
             self._place = replace(self._place, threads=threads)
@@ -161,7 +161,7 @@ class Host:
     @ray.method(concurrency_group="control")
     def ping(self) -> str:
         """What the work thread is doing now, "" when idle. Tells the host that its controller lives."""
-        self._keeper.heard()
+        self._orphan_guard.heard()
         return self._busy
 
     @ray.method(concurrency_group="control")
@@ -260,7 +260,7 @@ class Host:
             raise self._failure(name, error) from None
         finally:
             self._busy = ""
-            self._keeper.heard()
+            self._orphan_guard.heard()
             self._spans.add(name, start, time.time(), result)
 
     def _failure(self, name: str, error: Exception) -> NonetError:

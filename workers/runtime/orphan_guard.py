@@ -1,4 +1,4 @@
-"""Keeper: ends an orphaned host. Detached actors outlive whoever made them; this is what keeps them from staying for ever.
+"""OrphanGuard: ends an orphaned host. Detached actors outlive whoever made them; this is what keeps them from staying for ever.
 
 A host that hears nothing from its controller for `timeout_s` removes the placement group it stands in, which ends all
 actors in it, and then itself, without a restart (docs/design.md, section 8).
@@ -12,13 +12,13 @@ import threading
 import time
 
 
-class Keeper:
+class OrphanGuard:
     """Counts the silence. `timeout_s` 0: waits for ever, as a group whose owner Ray itself watches does."""
 
     def __init__(self, timeout_s: float):
         self._timeout_s, self._last = timeout_s, time.monotonic()
         if timeout_s > 0:
-            threading.Thread(target=self._watch, name="keeper", daemon=True).start()
+            threading.Thread(target=self._watch, name="orphan guard", daemon=True).start()
 
     def heard(self) -> None:
         """The controller lives."""

@@ -18,7 +18,7 @@ from nonet.workers.runtime.worker import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class Rendezvous:
     """Where a gang meets: address, epoch, how many trainers and how many shards apart from them (0: fused); a step's deadline."""
 
     host: str
@@ -39,14 +39,14 @@ class Membership:
 
     rank: int
     world: int
-    everyone: Any = None
+    world_group: Any = None
     trainers: Any = None
     store: Any = field(default=None, repr=False)
-    learners: int = 1
+    n_trainers: int = 1
 
     def total(self, *values: float) -> list[float]:
         """Sums of these numbers over the trainer ranks, in float64."""
-        if self.learners == 1:
+        if self.n_trainers == 1:
             return list(values)
         import torch
 
@@ -65,7 +65,7 @@ def open_store() -> tuple[str, int, Any]:
 
 
 def join_process_group(
-    gang: Gang, rank: int, backend: str = "gloo", trainers_backend: str = "gloo"
+    rendezvous: Rendezvous, rank: int, backend: str = "gloo", trainers_backend: str = "gloo"
 ) -> Membership:
     """Meet the others; blocks until all are there or the deadline passes.
 
@@ -74,17 +74,17 @@ def join_process_group(
     """
     import torch.distributed as dist
 
-    timeout = datetime.timedelta(seconds=2 * gang.step_s)
-    store = dist.TCPStore(gang.host, gang.port, is_master=False, timeout=timeout)
+    timeout = datetime.timedelta(seconds=2 * rendezvous.step_s)
+    store = dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=timeout)
     if dist.is_initialized():
         dist.destroy_process_group()
-    prefixed = dist.PrefixStore(f"epoch-{gang.epoch}", store)
-    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=gang.world, timeout=timeout)
-    trainers = dist.new_group(list(range(gang.trainers)), timeout=timeout, backend=trainers_backend)
-    return Membership(rank, gang.world, dist.group.WORLD, trainers, store, gang.trainers)
+    prefixed = dist.PrefixStore(f"epoch-{rendezvous.epoch}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=rendezvous.world, timeout=timeout)
+    trainers = dist.new_group(list(range(rendezvous.trainers)), timeout=timeout, backend=trainers_backend)
+    return Membership(rank, rendezvous.world, dist.group.WORLD, trainers, store, rendezvous.trainers)
 
 
-def meet(place: Place) -> Any:
+def role_process_group(place: Place) -> Any:
     """The process group of one role's ranks, made on the first call: rank 0 serves the store on the socket it holds."""
     import torch.distributed as dist
 
@@ -103,7 +103,7 @@ def meet(place: Place) -> Any:
 
 def leave(membership: Membership) -> None:
     """Close the process group, if there is one."""
-    if membership.everyone is not None:
+    if membership.world_group is not None:
         import torch.distributed as dist
 
         dist.destroy_process_group()

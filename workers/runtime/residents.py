@@ -48,7 +48,10 @@ class Residents:
 
     def require(self, role: str) -> None:
         """Raises NotResident where the role's buffers wait in host memory; a role that has none on the device may always work."""
-        if role in self.away and type(self._roles[role]).held is not DistributeWorker.held:
+        if (
+            role in self.away
+            and type(self._roles[role]).device_tensors is not DistributeWorker.device_tensors
+        ):
             raise NotResident(
                 f"{self._who}: the buffers of {role!r} wait in host memory while another group works; the call did not run. "
                 "Let the session enter the phase it works in first"
@@ -72,7 +75,7 @@ class Residents:
         holders: dict[int, set[str]] = {}
         tensors: dict[int, Tensor] = {}
         for role, worker in self._roles.items():
-            for tensor in worker.held():
+            for tensor in worker.device_tensors():
                 storage = tensor.untyped_storage()
                 if storage.nbytes():
                     holders.setdefault(storage._cdata, set()).add(role)

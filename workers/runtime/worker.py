@@ -77,11 +77,11 @@ class DistributeWorker:
 
         Every rank must ask, in the same call. Raises ConfigError outside a group.
         """
-        from nonet.workers.runtime.process_group import meet
+        from nonet.workers.runtime.process_group import role_process_group
 
-        return meet(self.place)
+        return role_process_group(self.place)
 
-    def held(self) -> Iterable[Any]:
+    def device_tensors(self) -> Iterable[Any]:
         """Tensors that this role keeps on its device between calls: what moves to host memory when groups take turns."""
         return ()
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from views import RL, gpu_nodes, scenario
 
-from nonet.controller.groups import run_groups as crews
+from nonet.controller.groups import run_groups as run_groups_module
 from nonet.controller.plan.planner import plan
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.session.session import Session
@@ -36,43 +36,45 @@ class Binding:
 
 
 @pytest.fixture
-def crew(monkeypatch, tmp_path):
-    monkeypatch.setattr(crews, "Binding", Binding)
-    monkeypatch.setattr(crews.Crew, "_check_shared", lambda *_: None)  # asks Ray, which would start
+def run_groups(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_groups_module, "Binding", Binding)
+    monkeypatch.setattr(
+        run_groups_module.RunGroups, "_check_shared", lambda *_: None
+    )  # asks Ray, which would start
     made = plan(ASKED, gpu_nodes(1, memory_bytes=2 * GB))
-    crew = crews.Crew(ASKED, RunFolder(tmp_path), made, 0.0, None, "pretrain")  # type: ignore[arg-type]
-    crew._ttl_steps = {}
-    crew._open({}, ())
-    return crew
+    run_groups = run_groups_module.RunGroups(ASKED, RunFolder(tmp_path), made, 0.0, None, "pretrain")  # type: ignore[arg-type]
+    run_groups._ttl_steps = {}
+    run_groups._open({}, ())
+    return run_groups
 
 
-def test_rollouts_compute_the_chunk_that_the_plan_names(crew, monkeypatch):
-    chunk = crew.plan.chunk("rl", "rollout")
+def test_rollouts_compute_the_chunk_that_the_plan_names(run_groups, monkeypatch):
+    chunk = run_groups.plan.chunk("rl", "rollout")
     assert 1 <= chunk < 4096
     told = []
-    crew.rollout.group.__dict__["generate"] = lambda *args, **kwargs: told.append(kwargs["chunk"])
-    monkeypatch.setattr(crew.rollout, "here", lambda stage: None)
-    crew.rollout.generate(SimpleNamespace(stage="rl", step=0, users=[], positions=[]))
+    run_groups.rollout.group.__dict__["generate"] = lambda *args, **kwargs: told.append(kwargs["chunk"])
+    monkeypatch.setattr(run_groups.rollout, "ensure_on_device", lambda stage: None)
+    run_groups.rollout.generate(SimpleNamespace(stage="rl", step=0, users=[], positions=[]))
     assert told == [chunk]
 
 
-def test_every_wait_of_a_run_has_the_scenarios_deadlines(crew):
-    players = (crew.trainer, crew.rollout, *crew.rewards.values())
-    assert {(player.deadlines.step, player.deadlines.open) for player in players} == {(7.0, 9.0)}
-    assert crew.binding.deadlines.step == crew.moves._deadlines.step == 7.0
+def test_every_wait_of_a_run_has_the_scenarios_deadlines(run_groups):
+    handles = (run_groups.trainer, run_groups.rollout, *run_groups.rewards.values())
+    assert {(handle.deadlines.step, handle.deadlines.open) for handle in handles} == {(7.0, 9.0)}
+    assert run_groups.binding.deadlines.step == run_groups.offloader._deadlines.step == 7.0
 
 
-def test_every_group_of_a_run_is_watched_and_stacks_go_to_its_folder(crew, tmp_path):
-    assert {hosts.watchdog for hosts in crew.hosts.values()} == {crew._watchdog}
-    assert crew._watchdog._write([]).parent == tmp_path
+def test_every_group_of_a_run_is_watched_and_stacks_go_to_its_folder(run_groups, tmp_path):
+    assert {hosts.watchdog for hosts in run_groups.hosts.values()} == {run_groups._watchdog}
+    assert run_groups._watchdog._write([]).parent == tmp_path
 
 
-def test_stages_are_told_the_chunk_that_the_plan_names(crew):
+def test_stages_are_told_the_chunk_that_the_plan_names(run_groups):
     session = Session.__new__(Session)
-    session.scenario, session.plan = ASKED, crew.plan
+    session.scenario, session.plan = ASKED, run_groups.plan
     session.facts = {"artifacts": {}, "data": {"users": 100, "trained_events": 1000}}
-    session.crew = SimpleNamespace(open=lambda *_: None)  # type: ignore[assignment]
+    session.groups = SimpleNamespace(open=lambda *_: None)  # type: ignore[assignment]
     session.open()
     chunks = {name: setup.chunk for name, setup in session.stages.items()}
-    assert chunks == {name: crew.plan.chunk(name, "trainer") for name in ASKED.stages}
+    assert chunks == {name: run_groups.plan.chunk(name, "trainer") for name in ASKED.stages}
     assert chunks["pretrain"] < 1 << 14, "the device has little room"

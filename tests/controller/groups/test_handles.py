@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nonet.controller.groups.handles import Prompts, RewardPlayers, RolloutPlayer
+from nonet.controller.groups.handles import Prompts, RewardHandles, RolloutHandle
 from nonet.deadlines import Deadlines
 from nonet.errors import DeadlineExceeded
 
@@ -47,7 +47,7 @@ class Group:
 
 def rewards(log, late=False):
     groups = {"hit": Group("hit", log), "price": Group("price", log, late)}
-    return RewardPlayers(groups, {"hit": 60.0, "price": 1.5}, deadlines=DEADLINES)  # type: ignore[arg-type]
+    return RewardHandles(groups, {"hit": 60.0, "price": 1.5}, deadlines=DEADLINES)  # type: ignore[arg-type]
 
 
 def test_rewards_are_asked_before_the_beams_are_there_and_their_time_counts_from_then():
@@ -78,7 +78,7 @@ def test_a_reward_that_is_late_is_named_with_its_own_time():
 def test_beams_are_as_wide_as_their_stage_says():
     told = []
     group = SimpleNamespace(generate=lambda users, positions, **options: told.append(options["width"]))
-    rollout = RolloutPlayer(group, {"rl": {"width": 4}, "again": {"width": 9}})  # type: ignore[arg-type]
+    rollout = RolloutHandle(group, {"rl": {"width": 4}, "again": {"width": 9}})  # type: ignore[arg-type]
     for stage in ("again", "rl"):
         rollout.generate(Prompts(stage, 0, 0, np.arange(2), np.arange(2)))
     assert told == [9, 4]

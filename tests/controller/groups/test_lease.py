@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.controller.groups import lifetimes as life
-from nonet.controller.groups.lifetimes import Lease, Pulse, keep_alive, orphan_timeout_s
+from nonet.controller.groups.lifetimes import Heartbeat, Lease, keep_alive, orphan_timeout_s
 from nonet.errors import ConfigError
 
 WAIT_S = 30.0  # far more than any machine needs
@@ -39,18 +39,18 @@ def test_a_pulse_beats_on_after_an_error_and_stops_when_told():
             enough.set()
         raise RuntimeError("a worker did not answer")
 
-    pulse = Pulse(beat, 0.001)
+    heartbeat = Heartbeat(beat, 0.001)
     assert enough.wait(WAIT_S)
-    pulse.stop()
+    heartbeat.stop()
     for thread in threading.enumerate():
-        if thread.name == "pulse":
+        if thread.name == "heartbeat":
             thread.join(WAIT_S)
     after = len(beats)
-    assert pulse.warning() == (
+    assert heartbeat.warning() == (
         f"warning: {after} failed heartbeats: RuntimeError: a worker did not answer ({after})"
     )
-    assert pulse.warning() == "", "told once"
-    assert not any(thread.name == "pulse" for thread in threading.enumerate())
+    assert heartbeat.warning() == "", "told once"
+    assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
     assert len(beats) == after
 
 
@@ -63,10 +63,10 @@ def test_workers_that_did_not_answer_are_counted_by_name():
             enough.set()
         return silent or []
 
-    pulse = keep_alive({"trainer": SimpleNamespace(beat=beat)}, 0.006)
+    heartbeat = keep_alive({"trainer": SimpleNamespace(beat=beat)}, 0.006)
     assert enough.wait(WAIT_S)
-    pulse.stop()
-    said = pulse.warning()
+    heartbeat.stop()
+    said = heartbeat.warning()
     assert said == "warning: 3 failed heartbeats: trainer-0 did not answer (2), rollout-1 did not answer (1)"
 
 

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 from stand_ins import Group, Trace
 
-from nonet.controller.groups import run_groups as crews
-from nonet.controller.groups.run_groups import Crew
+from nonet.controller.groups import run_groups as run_groups_module
+from nonet.controller.groups.run_groups import RunGroups
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.run_files import data_setup
 
 BODY = {
-    "name": "crew",
+    "name": "groups",
     "seed": 9,
     "data": {
         "interactions": "events.parquet",
@@ -54,7 +54,7 @@ PLACES = {
 
 
 class Made:
-    """What the crew asked to be bound: specs of every role; its groups note their calls."""
+    """What a run asked to be bound: specs of every role; its groups note their calls."""
 
     def __init__(self, plan, specs, life, envs, *, stage, deadlines):
         self.specs, self.groups = (
@@ -68,30 +68,34 @@ class Made:
 
 
 @pytest.fixture
-def crew(tmp_path, monkeypatch):
+def run_groups(tmp_path, monkeypatch):
     calls: list = []
-    monkeypatch.setattr(crews, "Binding", Made)
+    monkeypatch.setattr(run_groups_module, "Binding", Made)
     monkeypatch.setattr(
-        crews, "Moves", lambda *_: SimpleNamespace(enter=lambda *phase: None, stages=frozenset())
+        run_groups_module,
+        "Offloader",
+        lambda *_: SimpleNamespace(enter=lambda *phase: None, stages=frozenset()),
     )
     monkeypatch.setattr(
-        crews.WorkerGroup,
+        run_groups_module.WorkerGroup,
         "of",
         lambda hosts, role: Group(calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]),
     )
-    monkeypatch.setattr(crews.Crew, "_check_shared", lambda *_: None)  # asks Ray, which would start
+    monkeypatch.setattr(
+        run_groups_module.RunGroups, "_check_shared", lambda *_: None
+    )  # asks Ray, which would start
     run = RunFolder(tmp_path)
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "own.py").write_text("")
     keep_copies(SCENARIO, tmp_path, run)
     plan = SimpleNamespace(ledger=None, groups_at=lambda stage: [], chunk=lambda stage, role: 64)
-    crew = Crew(SCENARIO, run, plan, 0.0, Trace(), "pretrain")
-    crew.calls = calls
-    return crew
+    run_groups = RunGroups(SCENARIO, run, plan, 0.0, Trace(), "pretrain")
+    run_groups.calls = calls
+    return run_groups
 
 
-def test_roles_are_told_what_the_scenario_says(crew, tmp_path):
-    specs = crew.binding.specs
+def test_roles_are_told_what_the_scenario_says(run_groups, tmp_path):
+    specs = run_groups.binding.specs
     setup = specs["evaluator"].args[1]
     assert (setup.metrics, setup.width, setup.target) == (("recall@5", "ndcg@5"), 30, "liked")
     assert specs["rl.reward.own"].args == (
@@ -106,42 +110,42 @@ def test_roles_are_told_what_the_scenario_says(crew, tmp_path):
     assert (runs[0].seed, runs[0].history) == (9, 7)
 
 
-def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_its_model(crew, tmp_path):
-    crew.open({"sids": "folder"}, {})
-    opened = [name for name, *_ in crew.calls if name.endswith(".open")]
+def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_its_model(run_groups, tmp_path):
+    run_groups.open({"sids": "folder"}, {})
+    opened = [name for name, *_ in run_groups.calls if name.endswith(".open")]
     assert set(opened) == {
         f"{role}.open" for role in ("trainer", "rollout", "evaluator", "rl.reward.hit", "rl.reward.own")
     }
     assert opened.index("trainer.open") < opened.index("rollout.open")
-    (evaluator,) = [arguments for name, arguments, _ in crew.calls if name == "evaluator.open"]
+    (evaluator,) = [arguments for name, arguments, _ in run_groups.calls if name == "evaluator.open"]
     assert evaluator == ({"sids": "folder"}, str(tmp_path / "results"))
-    assert crew.parameters == 5
-    assert crew.trainer.buckets == 3
+    assert run_groups.parameters == 5
+    assert run_groups.trainer.buckets == 3
 
 
-def test_the_gang_meets_before_the_model_is_built(crew, monkeypatch):
-    monkeypatch.setattr(crew, "_meet", lambda: crew.calls.append(("meet", (), {})))
-    crew.open({}, {"item": 40})
-    order = [name for name, *_ in crew.calls]
-    assert order.index("trainer.settle") < order.index("meet") < order.index("trainer.open")
+def test_the_gang_meets_before_the_model_is_built(run_groups, monkeypatch):
+    monkeypatch.setattr(run_groups, "_join_process_group", lambda: run_groups.calls.append(("join", (), {})))
+    run_groups.open({}, {"item": 40})
+    order = [name for name, *_ in run_groups.calls]
+    assert order.index("trainer.set_ttl_steps") < order.index("join") < order.index("trainer.open")
 
 
-def test_every_reward_has_its_own_time_out(crew):
-    crew.open({}, {})
-    assert crew.rewards["rl"]._timeouts_s == {"hit": 7.0, "own": 90.0}
+def test_every_reward_has_its_own_time_out(run_groups):
+    run_groups.open({}, {})
+    assert run_groups.rewards["rl"]._timeouts_s == {"hit": 7.0, "own": 90.0}
 
 
-def test_times_to_live_are_told_before_the_gang_meets(crew):
-    crew.open({}, {"item": 40})
-    assert [arguments for name, arguments, _ in crew.calls if name.endswith("settle")] == [
+def test_times_to_live_are_told_before_the_gang_meets(run_groups):
+    run_groups.open({}, {"item": 40})
+    assert [arguments for name, arguments, _ in run_groups.calls if name.endswith("set_ttl_steps")] == [
         ({"item": 40},)
     ] * 2
 
 
-def test_a_commit_is_loaded_by_trainers_and_shards(crew):
-    crew.open({}, {})
-    crew.load(Path("commit"), None)
-    loads = {name: arguments for name, arguments, _ in crew.calls if name.endswith(".load")}
+def test_a_commit_is_loaded_by_trainers_and_shards(run_groups):
+    run_groups.open({}, {})
+    run_groups.load(Path("commit"), None)
+    loads = {name: arguments for name, arguments, _ in run_groups.calls if name.endswith(".load")}
     assert loads == {"trainer.load": ("commit", None), "embedding.load": ("commit",)}
 
 

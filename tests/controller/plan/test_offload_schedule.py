@@ -4,7 +4,7 @@ import pytest
 from views import RL, gpu_nodes, scenario
 
 from nonet.controller.cluster.view import ClusterView, Node
-from nonet.controller.plan.offload_schedule import Move, Turns, pairs
+from nonet.controller.plan.offload_schedule import OffloadMove, OffloadSchedule, pairs
 from nonet.controller.plan.planner import plan
 from nonet.errors import PlacementError
 
@@ -21,16 +21,16 @@ def made(gigabytes: int):
 
 def test_groups_that_fit_together_never_move():
     ledger = made(80)
-    turns = Turns(ledger, "trainer")
+    turns = OffloadSchedule(ledger, "trainer")
     assert [turns.enter(*at) for at in pairs(ledger, "trainer")] == [[], [], [], [], []]
 
 
 def test_groups_that_take_turns_are_offloaded_before_the_other_comes_back():
     ledger = made(16)
-    turns = Turns(ledger, "trainer")
+    turns = OffloadSchedule(ledger, "trainer")
     moves = {at: turns.enter(*at) for at in pairs(ledger, "trainer")}
-    assert moves["rl", "rollout"] == [Move("trainer", "offload"), Move("rollout", "resume")]
-    back = [move for found in moves.values() for move in found if move == Move("trainer", "resume")]
+    assert moves["rl", "rollout"] == [OffloadMove("trainer", "offload"), OffloadMove("rollout", "resume")]
+    back = [move for found in moves.values() for move in found if move == OffloadMove("trainer", "resume")]
     assert back, "the trainer comes back for its update"
     for found in moves.values():
         assert [move.what for move in found] == sorted(move.what for move in found)
@@ -43,7 +43,7 @@ def test_groups_that_take_turns_are_offloaded_before_the_other_comes_back():
 
 def test_a_phase_the_ledger_does_not_know_is_refused():
     with pytest.raises(PlacementError, match="no phase rl/dance; it has pretrain/train, rl/rollout"):
-        Turns(made(16), "trainer").enter("rl", "dance")
+        OffloadSchedule(made(16), "trainer").enter("rl", "dance")
 
 
 # Bytes of the ring's decoder: 16 wide, one layer; 1.08 MB of weights, of which 1.05 are the depth decoder's hash.
@@ -75,7 +75,7 @@ COLLOCATED = {"trainer": {"pool": "small"}, "rollout": {"collocate": "trainer"}}
 def test_a_pool_that_says_its_memory_makes_a_bundle_on_cpu_a_device():
     assert not on_cpu("20MB", COLLOCATED).ledger.turns()
     ledger = on_cpu("6.2MB", COLLOCATED).ledger
-    turns = Turns(ledger, "trainer")
+    turns = OffloadSchedule(ledger, "trainer")
     moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in pairs(ledger, "trainer")}
     assert moves["rl", "rollout"] == [("trainer", "offload")]
     assert moves["rl", "update"] == [("rollout", "offload"), ("trainer", "resume")]
@@ -89,7 +89,7 @@ def test_of_a_trainer_fused_with_the_rollout_only_what_it_alone_holds_is_offload
         "nonet.controller.plan.memory._beams", lambda *_: 2.5e6
     )  # of one prompt: no chunk is smaller
     ledger = on_cpu("7.2MB", {"trainer": {"pool": "small"}}).ledger
-    turns = Turns(ledger, "trainer")
+    turns = OffloadSchedule(ledger, "trainer")
     moves = {at: [(m.unit, m.what) for m in turns.enter(*at)] for at in pairs(ledger, "trainer")}
     assert moves["rl", "rollout"] == [("trainer/trainer", "offload")]
     assert moves["rl", "score"] == [("trainer/trainer", "resume")], "without beams all of it fits"
@@ -104,7 +104,7 @@ def test_a_bundle_that_cannot_hold_one_of_its_groups_is_refused_with_its_numbers
 
 def test_a_group_made_anew_is_resident():
     ledger = on_cpu("6.2MB", COLLOCATED).ledger
-    turns = Turns(ledger, "trainer")
+    turns = OffloadSchedule(ledger, "trainer")
     turns.enter("rl", "update")
     assert turns.offloaded == {"rollout"}
     turns.made_anew("rollout")
@@ -112,7 +112,7 @@ def test_a_group_made_anew_is_resident():
 
 
 def test_work_that_the_ledger_did_not_account_for_brings_everybody_back():
-    turns = Turns(on_cpu("6.2MB", COLLOCATED).ledger, "trainer")
+    turns = OffloadSchedule(on_cpu("6.2MB", COLLOCATED).ledger, "trainer")
     turns.enter("rl", "rollout")
-    assert turns.leave() == [Move("trainer", "resume")]
+    assert turns.leave() == [OffloadMove("trainer", "resume")]
     assert turns.leave() == []

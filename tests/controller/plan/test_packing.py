@@ -4,7 +4,7 @@ import pytest
 from views import gpu_nodes, node
 
 from nonet.controller.cluster.view import ClusterView
-from nonet.controller.plan.packing import Capacity, Wanted
+from nonet.controller.plan.packing import Capacity, Request
 from nonet.controller.scenario.options import Topology
 from nonet.random import rng
 
@@ -19,10 +19,10 @@ def ask(
     resource: str = "GPU",
 ):
     topology = Topology(require=list(require), prefer=list(prefer))
-    return Wanted(resource, 1.0, least or workers, workers, {}, topology, gang)
+    return Request(resource, 1.0, least or workers, workers, {}, topology, gang)
 
 
-def put(capacity: Capacity, wanted: Wanted) -> tuple[dict[str, int], str] | None:
+def put(capacity: Capacity, wanted: Request) -> tuple[dict[str, int], str] | None:
     """Choose and take; counts by node and the level."""
     found = capacity.choose(wanted)
     if found is None:

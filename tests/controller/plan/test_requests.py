@@ -6,14 +6,14 @@ from views import RL, gpu_nodes, node, scenario
 from nonet.controller.cluster.view import ClusterView
 from nonet.controller.plan.placement import replan
 from nonet.controller.plan.planner import plan
-from nonet.controller.plan.requests import drafts
+from nonet.controller.plan.requests import group_requests
 from nonet.errors import ConfigError, PlacementError
 
 MANY = ClusterView((node("n0", CPU=8, GPU=4), node("n1", CPU=8, GPU=4), node("n2", CPU=8, NPU=4)))
 
 
 def names(**roles) -> dict[str, tuple[str, ...]]:
-    return {draft.name: draft.roles for draft in drafts(scenario(roles=roles))}
+    return {request.name: request.roles for request in group_requests(scenario(roles=roles))}
 
 
 def test_fusing_into_a_fused_role_lands_in_the_same_process():

@@ -9,8 +9,16 @@ import pytest
 from nonet.controller.cluster.view import ClusterView, Node
 from nonet.controller.plan.planner import plan
 from nonet.controller.predict import calibration
-from nonet.controller.predict.calibration import NOMINAL, Line
-from nonet.controller.predict.cost_model import Rates, Shape, Work, depth_work, fit, history_work, train_work
+from nonet.controller.predict.calibration import NOMINAL, LinearCost
+from nonet.controller.predict.cost_model import (
+    Shape,
+    StepCost,
+    UnitCosts,
+    depth_cost,
+    fit,
+    history_cost,
+    train_cost,
+)
 from nonet.controller.predict.plan_search import with_roles, with_staleness
 from nonet.controller.predict.prediction import DataFacts, predict
 from nonet.controller.scenario.scenario import load_scenario
@@ -48,22 +56,22 @@ def test_flops_are_those_that_torch_counts():
         state = model.states(batch, rows)
     counted = counter.get_total_flops()  # the fused attention kernel is not among them, nor in the work
     sparse = 2 * (4 * 30 + 4) * 32 * 64
-    assert history_work(Shape(64, 2, 3, 64), 4 * 31).flops + sparse == counted
+    assert history_cost(Shape(64, 2, 3, 64), 4 * 31).flops + sparse == counted
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         position, cuts = torch.arange(120)[:, None], torch.tensor([0, len(state)])
         list(model.depth.teacher_forced_logits(state, cuts, position, batch.sid, [torch.arange(120)] * 3))
-    assert depth_work(Shape(64, 2, 3, 64), 120, 120).flops == pytest.approx(
+    assert depth_cost(Shape(64, 2, 3, 64), 120, 120).flops == pytest.approx(
         counter.get_total_flops(), rel=0.05
     )
 
 
 def test_rates_are_found_again_and_never_negative():
-    true = Rates(1e-3, 2e-4, 3e-11, 2e-10)
+    true = UnitCosts(1e-3, 2e-4, 3e-11, 2e-10)
     shapes = [(64, 3, 800), (64, 1, 800), (64, 3, 200), (128, 2, 400), (32, 3, 800), (32, 5, 100)]
-    works = [train_work(Shape(width, layers, 3, 64), t, t, 3) for width, layers, t in shapes]
+    works = [train_cost(Shape(width, layers, 3, 64), t, t, 3) for width, layers, t in shapes]
     found = fit([(work, true.seconds(work)) for work in works])
     assert found.columns() == pytest.approx(true.columns(), rel=1e-3)
-    assert min(fit([(Work(1, 3, 1e9, 1e8), 0.1), (Work(1, 3, 2e9, 1e8), 0.05)]).columns()) >= 0
+    assert min(fit([(StepCost(1, 3, 1e9, 1e8), 0.1), (StepCost(1, 3, 2e9, 1e8), 0.05)]).columns()) >= 0
 
 
 def test_more_trainers_on_enough_cores_are_faster_and_on_one_core_are_not():
@@ -139,7 +147,7 @@ def test_threads_that_cost_more_than_they_bring_make_a_stage_slower():
 def test_rows_on_several_ranks_are_read_by_all_to_all_in_rl_as_well():
     assert "exchange" not in predicted()["rl"].parts
     two = predicted(trainer={"workers": 2})["rl"]
-    dear = replace(NOMINAL, exchange=Line(0.1, 0.0))
+    dear = replace(NOMINAL, exchange=LinearCost(0.1, 0.0))
     assert predicted(costs=dear, trainer={"workers": 2})["rl"].parts["exchange"] == pytest.approx(0.1)
     assert 0 < two.parts["exchange"] < 0.1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from participant import written
 
-from nonet.controller.record.commits import History
+from nonet.controller.record.commits import CommitLog
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.errors import CheckpointError, ConfigError
@@ -32,7 +32,7 @@ def run(tmp_path):
 
 
 def history(run, scenario="s", keep_last=9):
-    return History(run, scenario, keep_last)
+    return CommitLog(run, scenario, keep_last)
 
 
 def commit(past, stage, done, version=1):

@@ -60,17 +60,17 @@ class Never:
 
 
 def test_the_controllers_waits_are_as_long_as_the_scenario_says():
-    from nonet.controller.groups.handles import TrainerPlayer
+    from nonet.controller.groups.handles import TrainerHandle
     from nonet.workers.roles.settings import StageSetup
 
     told = deadlines(scenario(deadlines={"step": "7s", "reshard": "3h"}))
     waits: list = []
     group = Never(waits)
-    player = TrainerPlayer(group, group, deadlines=told)  # type: ignore[arg-type]
+    handle = TrainerHandle(group, group, deadlines=told)  # type: ignore[arg-type]
     stage = StageSetup("rl", 0, 30, 8, {}, 1.0)
-    player.begin(stage)
-    player.train(stage, 10, 20)
-    player.reshard([0])
+    handle.begin(stage)
+    handle.train(stage, 10, 20)
+    handle.reshard([0])
     along = ("counts", "replica_bytes")  # waited for together with what they come along with
     assert [wait for wait in waits if wait[0] not in along] == [
         ("begin", 7.0),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stand_ins import Group, Now, Trace
 
-from nonet.controller.groups.handles import EmbeddingPlayer, Prompts, RolloutPlayer, TrainerPlayer
+from nonet.controller.groups.handles import EmbeddingHandle, Prompts, RolloutHandle, TrainerHandle
 from nonet.controller.groups.publishing import publish
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
@@ -34,7 +34,7 @@ RL = StageSetup(
 
 
 class World:
-    """A session with its players over groups that note their calls in `calls`."""
+    """A session with its handles over groups that note their calls in `calls`."""
 
     def __init__(self, folder, apart=False):
         self.calls: list = []
@@ -68,7 +68,7 @@ class World:
         session.stages = {"pretrain": PRETRAIN, "rl": RL}
         session.facts = {"artifacts": {"sids": {"sha256": "a"}}}
         self.committed: list = []
-        session.history = SimpleNamespace(
+        session.commits = SimpleNamespace(
             applied=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
             begin=self._begin,
             finish=lambda written: self.calls.append(("finish", (written,), {})) or Path("commit"),
@@ -77,10 +77,10 @@ class World:
             open_step=None,
             forget_after=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
-        self.trainer = TrainerPlayer(self.group, self.shards, self._enter)
+        self.trainer = TrainerHandle(self.group, self.shards, self._enter)
         self.trainer.buckets = 2
-        self.rollout = RolloutPlayer(self.rollout_group, {"rl": {"width": 4}}, self._enter)
-        session.crew = SimpleNamespace(
+        self.rollout = RolloutHandle(self.rollout_group, {"rl": {"width": 4}}, self._enter)
+        session.groups = SimpleNamespace(
             trainer=self.trainer,
             rollout=self.rollout,
             due=lambda name: None,
@@ -187,7 +187,7 @@ def test_who_needs_a_whole_commit_waits_for_it(world, how):
     if how == "committed":
         world.group._answers["save"] = [None]
         assert session.commit(2) is None
-        world.session.history.newest = (Path("commit"), None)
+        world.session.commits.newest = (Path("commit"), None)
         assert session.committed() == Path("commit")
         assert ("trainer.saved", (True,), {}) in world.calls
     else:
@@ -202,8 +202,8 @@ def test_what_stops_the_writing_is_raised_at_the_next_step_or_at_the_end(world, 
     session, late = world.session, Answer()
     world.group._answers["save"], world.group._answers["saved"] = [None], late
     session.trace.close = lambda: None
-    session.crew.binding = SimpleNamespace(dead=list)
-    session.crew.stop = lambda at_once: world.calls.append(("stop", (at_once,), {}))
+    session.groups.binding = SimpleNamespace(dead=list)
+    session.groups.stop = lambda at_once: world.calls.append(("stop", (at_once,), {}))
     session.begin("pretrain")
     session.commit(2)
     session.commit(3)
@@ -225,7 +225,7 @@ def test_two_workers_that_write_one_file_are_an_error(world):
 def restored(world, manifest, artifacts=None):
     world.session.resume = True
     manifest.artifacts = artifacts or {"sids": "a"}
-    world.session.history.find = lambda: (Path("newest"), manifest)
+    world.session.commits.find = lambda: (Path("newest"), manifest)
     world.session.restore()
 
 
@@ -341,12 +341,12 @@ def test_a_stage_that_is_not_there_is_named(world):
 
 def test_rows_move_only_to_shards_there_are(world):
     world.shards.world = 3
-    player = EmbeddingPlayer(world.trainer)
-    assert player.reshard(2) == [{"item": 3}]
+    handle = EmbeddingHandle(world.trainer)
+    assert handle.reshard(2) == [{"item": 3}]
     assert world.call("trainer.reshard") == (([0, 1],), {})
     for wrong in ([3], [1, 1], [], 4):
         with pytest.raises(ConfigError, match="distinct shards out of the run's 3"):
-            player.reshard(wrong)
+            handle.reshard(wrong)
 
 
 def test_prompts_are_cut_over_the_rollouts(world):

@@ -9,12 +9,12 @@ import pytest
 from local_groups import LocalGroup
 from tests_ring import make_ring
 
-from nonet.controller.groups.handles import RewardPlayers, RolloutPlayer
+from nonet.controller.groups.handles import RewardHandles, RolloutHandle
 from nonet.controller.report import _rewards
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import reward_options, run_setup, stage_setups
-from nonet.controller.stages._loops import probe_rewards, rehearse
+from nonet.controller.stages._loops import probe_rewards, smoke_test_rewards
 from nonet.deadlines import DEFAULTS
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.reward import RewardWorker
@@ -48,15 +48,15 @@ def made(tmp_path_factory):
 
 def session_of(made, *changes):
     scenario, _ = load_scenario(made.folder / "ring.yaml", list(changes))
-    player = RolloutPlayer(LocalGroup(made.rollout), {"rl": {"width": 4}})  # type: ignore[arg-type]
-    player.version = 1
-    rewards = RewardPlayers(
+    handle = RolloutHandle(LocalGroup(made.rollout), {"rl": {"width": 4}})  # type: ignore[arg-type]
+    handle.version = 1
+    rewards = RewardHandles(
         {n: LocalGroup(w) for n, w in made.rewards.items()}, dict.fromkeys(made.rewards, 9.0)
     )  # type: ignore[arg-type]
     return SimpleNamespace(
         scenario=scenario,
         stages=stage_setups(scenario, made.facts["users"], made.facts["trained_events"]),
-        rollout=player,
+        rollout=handle,
         deadlines=DEFAULTS,
         publish=lambda name: None,
         rewards_of=lambda name: rewards,
@@ -71,7 +71,7 @@ def test_a_probe_asks_no_more_at_once_than_a_step_does_and_finds_the_same(made):
     whole = probe_rewards(session_of(made, "stages.rl.users=1000"), "rl")
     session = session_of(made, "stages.rl.users=5")
     parts = probe_rewards(session, "rl")
-    asked = len(made.rollout.probe()[0])
+    asked = len(made.rollout.heldout_prompts()[0])
     assert asked > 10
     assert sizes(session) == [5] * (asked // 5) + [asked % 5] * (asked % 5 > 0)
     assert {"hit", "own", "total", "user", "of"} == set(parts)
@@ -84,18 +84,18 @@ def test_the_probe_is_a_sample_that_is_the_same_before_and_after(made):
     session = session_of(made, "stages.rl.probe=7")
     before, after = probe_rewards(session, "rl"), probe_rewards(session, "rl")
     assert len(before["user"]) == 7
-    assert before["of"] == len(made.rollout.probe()[0])
+    assert before["of"] == len(made.rollout.heldout_prompts()[0])
     for name, values in before.items():
         np.testing.assert_array_equal(after[name], values)
-    users, positions = (set(map(tuple, np.stack(made.rollout.probe(n), 1))) for n in (7, None))
+    users, positions = (set(map(tuple, np.stack(made.rollout.heldout_prompts(n), 1))) for n in (7, None))
     assert users < positions, "drawn from the held-out users' RL events"
     assert set(before["user"]) <= set(made.rollout._held_out())
 
 
 def test_where_there_are_fewer_prompts_than_the_probe_wants_it_takes_all(made):
-    every = made.rollout.probe()
+    every = made.rollout.heldout_prompts()
     for most in (len(every[0]), 2000):
-        np.testing.assert_array_equal(made.rollout.probe(most), every)
+        np.testing.assert_array_equal(made.rollout.heldout_prompts(most), every)
 
 
 def test_the_report_says_how_many_of_how_many_prompts_rewards_were_compared_on(made, tmp_path):
@@ -104,11 +104,11 @@ def test_the_report_says_how_many_of_how_many_prompts_rewards_were_compared_on(m
         np.savez(tmp_path / f"rl.rewards.{when}.npz", **probe_rewards(session, "rl"))  # type: ignore[arg-type]
     report = _rewards(SimpleNamespace(results=tmp_path), session.scenario)  # type: ignore[arg-type]
     assert set(report["rewards"]) == {"hit", "own", "total"}
-    of = len(made.rollout.probe()[0])
+    of = len(made.rollout.heldout_prompts()[0])
     assert report["rewards_on"].startswith(f"7 prompts of {of}, drawn by the seed, of ")
 
 
 def test_a_rehearsal_asks_a_few_prompts(made):
     session = session_of(made)
-    rehearse(session)  # type: ignore[arg-type]
+    smoke_test_rewards(session)  # type: ignore[arg-type]
     assert sizes(session) == [8]

@@ -123,7 +123,7 @@ class PipelineSession:
     def __init__(self, run, restored=None):
         self.scenario, self.run, self.restored, self.seconds = SCENARIO, run, restored, {}
         self.stages, self.deadlines = dict.fromkeys(SCENARIO.stages), DEFAULTS
-        self.history = SimpleNamespace(end_of=lambda name: f"end of {name}")
+        self.commits = SimpleNamespace(end_of=lambda name: f"end of {name}")
         self.facts = {
             "data": {
                 "users": 1,
@@ -139,8 +139,8 @@ class PipelineSession:
             SimpleNamespace(span=self._span, collect_due=lambda hosts: None, collect=lambda hosts: None),
         )
         self.trace.idle = self.trace.bytes_out = dict
-        self.crew = SimpleNamespace(
-            warning=str, hosts={}, moves=SimpleNamespace(counted=dict), binding=SimpleNamespace(groups=[])
+        self.groups = SimpleNamespace(
+            warning=str, hosts={}, offloader=SimpleNamespace(counted=dict), binding=SimpleNamespace(groups=[])
         )
         self.trainer = SimpleNamespace(published=dict)
         self.evaluator = SimpleNamespace(
@@ -185,7 +185,7 @@ def play(tmp_path, monkeypatch):
     def played(restored=None, stop_in=None, folder="run"):
         session = PipelineSession(RunFolder(tmp_path / folder), restored)
         log = session.log
-        monkeypatch.setattr(pipelines, "rehearse", lambda session: log.append("rehearse"))
+        monkeypatch.setattr(pipelines, "smoke_test_rewards", lambda session: log.append("smoke_test_rewards"))
         monkeypatch.setattr(
             pipelines, "run_stage", lambda session, name, *_: log.append(("run", name)) or name != stop_in
         )
@@ -205,7 +205,7 @@ def play(tmp_path, monkeypatch):
 def test_stages_run_in_order_each_evaluated_at_its_end_and_rl_probed_around(play, tmp_path):
     log, ended = play()
     assert ended
-    assert log[0] == "rehearse"
+    assert log[0] == "smoke_test_rewards"
     assert {("baseline", "popularity"), ("baseline", "transition_counter")} <= set(log)
     steps = [step for step in log if step[0] in ("run", "probe", "evaluate")]
     assert steps == [

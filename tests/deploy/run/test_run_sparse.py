@@ -194,7 +194,7 @@ def _trained_and_published(s):
     s.begin("pretrain")
     s.trainer.train(s.stage, 0, 6)
     s.publish()
-    users, positions = s.rollout.group.probe().get(WAIT_S)
+    users, positions = s.rollout.group.heldout_prompts().get(WAIT_S)
     return Prompts("pretrain", 0, 0, users, positions)
 
 

@@ -104,17 +104,19 @@ def test_what_a_fused_trainer_alone_holds_takes_turns_with_the_rollout_bit_for_b
                 records.append(s.trainer.update(beams, s.reward.score(beams)))
                 s.publish()
                 s.commit(step)
-            return [{k: v for k, v in r.items() if k != "seconds"} for r in records], s.crew.moves.counted()
+            return [
+                {k: v for k, v in r.items() if k != "seconds"} for r in records
+            ], s.groups.offloader.counted()
 
     plain, none = by_hand("fused")
     real = sessions.plan_live
 
     def tight(scenario):
         made = real(scenario)
-        from nonet.controller.plan.memory_ledger import Line
+        from nonet.controller.plan.memory_ledger import LedgerLine
 
         lines = [
-            Line("rl", phase, "trainer", "CPU", {"trainer.weights": 1}, 0, away)
+            LedgerLine("rl", phase, "trainer", "CPU", {"trainer.weights": 1}, 0, away)
             for phase, away in (
                 ("rollout", ("trainer/trainer",)),
                 ("score", ("trainer/trainer",)),
@@ -176,7 +178,7 @@ def test_a_run_stopped_in_a_stage_of_its_own_roles_resumes_in_it_and_roles_come_
                 s.trainer.train(stage, step, step + 1)
                 s.commit(step)
     with nonet.Session(made, folder=ring, run=stopped, resume=True) as s:
-        assert {g.name for g in s.crew.binding.groups} >= {"trainer", "rollout"}
+        assert {g.name for g in s.groups.binding.groups} >= {"trainer", "rollout"}
         assert (s.restored.stage, s.restored.stage_step) == ("finetune", 6)
         stage = s.stages["finetune"]
         for step in range(s.begin("finetune"), stage.steps):

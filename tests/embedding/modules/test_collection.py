@@ -17,7 +17,7 @@ from nonet.embedding.modules.collection import (
 from nonet.embedding.reading.reader import LocalReader
 from nonet.embedding.tables.factory import make_table
 from nonet.embedding.tables.spec import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
 from nonet.types import Jagged
@@ -33,7 +33,7 @@ def tables(combiner="sum"):
 
 
 def world(configs, seed=3):
-    return SparseWorld({name: config.spec for name, config in configs.items()}, seed=seed)
+    return ShardedTables({name: config.spec for name, config in configs.items()}, seed=seed)
 
 
 def batch(bags=40, ids=50, seed=1, empty=0.3):

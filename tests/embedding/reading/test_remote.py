@@ -9,7 +9,7 @@ from nonet.embedding.reading.reader import ReplicaReader, join_updates
 from nonet.embedding.reading.remote import Published, RemoteReader
 from nonet.embedding.slices import SliceMap
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, StaleVersion
 
 SPECS = {"item": TableSpec(4, "adam", lr=0.1, default=0.25)}
@@ -21,7 +21,7 @@ class Shards:
 
     def __init__(self, count, specs=SPECS):
         self.slices = SliceMap(count)
-        self.worlds = [SparseWorld(specs, seed=7) for _ in range(count)]
+        self.worlds = [ShardedTables(specs, seed=7) for _ in range(count)]
         for number, world in enumerate(self.worlds):
             world.slices = self.slices
             world.__class__ = _of_shard(number)
@@ -53,7 +53,7 @@ class Shards:
 
 
 def _of_shard(number):
-    return type("ShardWorld", (SparseWorld,), {"ranges": property(lambda self: self.slices.ranges(number))})
+    return type("ShardWorld", (ShardedTables,), {"ranges": property(lambda self: self.slices.ranges(number))})
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_version_stays_open_until_the_last_call_that_reads_it_ends(shards, mon
 
 
 def test_a_publish_that_fails_leaves_no_version_open(monkeypatch):
-    world = SparseWorld(SPECS | {"user": SPECS["item"]}, seed=7)
+    world = ShardedTables(SPECS | {"user": SPECS["item"]}, seed=7)
     publisher, user = Publisher(world), world.histories["user"]
 
     def no_memory():
@@ -247,7 +247,7 @@ def test_a_publish_that_fails_leaves_no_version_open(monkeypatch):
 
 def test_what_cannot_be_read_is_named(shards):
     with pytest.raises(StaleVersion, match="nothing is published yet"):
-        Publisher(SparseWorld(SPECS, seed=1)).update()
+        Publisher(ShardedTables(SPECS, seed=1)).update()
     with pytest.raises(ConfigError, match="version 1 cannot be published after version 1"):
         shards.publish(1)
     with pytest.raises(StaleVersion, match="keys of table 'item' live on other shards by slice map 0"):

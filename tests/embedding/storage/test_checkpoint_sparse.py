@@ -14,7 +14,7 @@ from nonet.embedding.storage.segments import _text, checksum, checksum_numpy, re
 from nonet.embedding.tables.bulk import joined
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.embedding.versions.snapshot import History
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
 
@@ -29,14 +29,14 @@ class Shard:
     """A shard as a checkpoint sees one: its tables, histories and slices, without a process group."""
 
     def __init__(self, number, shards, specs=SPECS, make=None):
-        world = SparseWorld(specs, seed=7, **({"make": make} if make else {}))
+        world = ShardedTables(specs, seed=7, **({"make": make} if make else {}))
         self.tables, self.histories, self.shard = world.tables, world.histories, number
         self.slices = SliceMap(shards)
         self.ranges = self.slices.ranges(number)
 
 
 def trained(steps=4, world=None, first=1):
-    world = world or SparseWorld(SPECS, seed=7)
+    world = world or ShardedTables(SPECS, seed=7)
     for step in range(first, first + steps):
         for name, spec in SPECS.items():
             source = np.random.default_rng([step, spec.dim])
@@ -71,7 +71,7 @@ def of_shards(whole, shards, folder):
 def test_rows_saved_by_any_number_of_shards_load_into_any_number_bit_for_bit(tmp_path, written, read):
     whole = trained()
     of_shards(whole, written, tmp_path)
-    merged = SparseWorld(SPECS, seed=7)
+    merged = ShardedTables(SPECS, seed=7)
     held = 0
     for number in range(read):
         part = Shard(number, read)
@@ -98,7 +98,7 @@ def test_a_save_holds_the_version_at_which_it_began_while_training_goes_on(tmp_p
     assert sum(snapshot.kept_rows for snapshot in snapshots.values()) > 100
     from nonet.embedding.tables.bulk import put
 
-    again = SparseWorld(SPECS, seed=7)
+    again = ShardedTables(SPECS, seed=7)
     for name, table in again.tables.items():
         put(table, joined(parts[name], table.spec))
     assert hashes(again) == before
@@ -113,7 +113,7 @@ def test_a_background_save_of_a_table_in_use_loads_as_it_was(tmp_path):
     written = saving.wait(60)
     assert written == sealed(tmp_path, tmp_path.rglob("*.seg")), "hashed as it was written"
     assert len(written) == len(SPECS)
-    again = SparseWorld(SPECS, seed=7)
+    again = ShardedTables(SPECS, seed=7)
     load(again, tmp_path)
     assert hashes(again) == before
     assert not any(history._open for history in world.histories.values())
@@ -121,7 +121,7 @@ def test_a_background_save_of_a_table_in_use_loads_as_it_was(tmp_path):
 
 def test_a_reader_of_a_snapshot_sees_one_version(tmp_path):
     for make in (None, NumPyTable.of):
-        world = SparseWorld({"item": TableSpec(4)}, seed=7, **({"make": make} if make else {}))
+        world = ShardedTables({"item": TableSpec(4)}, seed=7, **({"make": make} if make else {}))
         keys = torch.arange(50)
         world.pull("item", keys)
         world.push("item", keys, torch.ones(50, 4), 1)
@@ -143,7 +143,7 @@ def test_a_reader_of_a_snapshot_sees_one_version(tmp_path):
 @pytest.mark.parametrize("make", [None, NumPyTable.of], ids=["best", "numpy"])
 def test_rows_that_went_are_gone_from_commits_and_replicas(tmp_path, make):
     specs = {"item": TableSpec(4, ttl_steps=3, admit_count=2)}
-    world = SparseWorld(specs, seed=7, **({"make": make} if make else {}))
+    world = ShardedTables(specs, seed=7, **({"make": make} if make else {}))
 
     def step(number, keys):
         keys = torch.tensor(keys)
@@ -156,7 +156,7 @@ def test_rows_that_went_are_gone_from_commits_and_replicas(tmp_path, make):
     for number in range(4, 14):
         step(number, [1, 9])
     save(world, tmp_path / "b").wait()
-    again = SparseWorld(specs, seed=7, **({"make": make} if make else {}))
+    again = ShardedTables(specs, seed=7, **({"make": make} if make else {}))
     load(again, tmp_path / "b")
     assert sorted(again.tables["item"].keys.tolist()) == [1, 9]
     assert again.tables["item"].state_hash() == world.tables["item"].state_hash()
@@ -169,7 +169,7 @@ def test_rows_that_went_are_gone_from_commits_and_replicas(tmp_path, make):
 
 
 def test_changes_since_a_step_are_not_told_once_it_is_forgotten_what_went():
-    world = SparseWorld({"item": TableSpec(4, ttl_steps=2)}, seed=7)
+    world = ShardedTables({"item": TableSpec(4, ttl_steps=2)}, seed=7)
     publisher, keys = Publisher(world), torch.tensor([[1, 2], [1, 3], [1, 3], [1, 3], [1, 4]])
     for step, asked in enumerate(keys, 1):
         world.pull("item", asked)
@@ -218,7 +218,7 @@ def test_a_shard_whose_file_is_missing_is_noticed(tmp_path):
     of_shards(trained(), 2, tmp_path)
     (tmp_path / "sparse" / "item" / "1-0.seg").unlink()
     with pytest.raises(CheckpointError, match="no file holds slices 0 to 65535 of table 'item' completely"):
-        load(SparseWorld(SPECS, seed=7), tmp_path)
+        load(ShardedTables(SPECS, seed=7), tmp_path)
     load(Shard(0, 2, {"item": SPECS["item"]}), tmp_path)
 
 
@@ -229,16 +229,16 @@ def test_a_file_that_is_no_whole_table_of_the_commit_is_refused(tmp_path, monkey
         table.step = 9
     save(later, tmp_path).wait()
     with pytest.raises(CheckpointError, match="holds changes from step None to 9, the others all rows of"):
-        load(SparseWorld(SPECS, seed=7), tmp_path)
+        load(ShardedTables(SPECS, seed=7), tmp_path)
     monkeypatch.setattr(segments, "_text", lambda footer: _text(replace(footer, since=3)))
     save(trained(), tmp_path / "changes").wait()
     with pytest.raises(CheckpointError, match="holds changes from step 3 to 4"):
-        load(SparseWorld(SPECS, seed=7), tmp_path / "changes")
+        load(ShardedTables(SPECS, seed=7), tmp_path / "changes")
 
 
 def test_rows_of_another_width_or_optimizer_are_refused(tmp_path):
     save(trained(), tmp_path).wait()
-    other = SparseWorld({"item": TableSpec(8, "sgd")}, seed=7)
+    other = ShardedTables({"item": TableSpec(8, "sgd")}, seed=7)
     with pytest.raises(CheckpointError, match="wants 8 and 0; was it saved with another dim or optimizer"):
         load(other, tmp_path)
 
@@ -317,13 +317,13 @@ def test_a_load_that_fails_leaves_every_table_empty(tmp_path):
 
 @pytest.mark.parametrize("make", [None, NumPyTable.of], ids=["best", "numpy"])
 def test_a_row_that_was_made_and_not_trained_does_not_move_the_step_on(tmp_path, make):
-    world = SparseWorld({"item": TableSpec(4)}, seed=7, **({"make": make} if make else {}))
+    world = ShardedTables({"item": TableSpec(4)}, seed=7, **({"make": make} if make else {}))
     keys = torch.arange(10)
     world.pull("item", keys)
     world.push("item", keys, torch.ones(10, 4), 5)
     world.pull("item", torch.arange(20))
     save(world, tmp_path).wait()
-    again = SparseWorld({"item": TableSpec(4)}, seed=7)
+    again = ShardedTables({"item": TableSpec(4)}, seed=7)
     load(again, tmp_path)
     assert again.tables["item"].step == world.tables["item"].step == 5
     assert hashes(again) == hashes(world)

@@ -15,7 +15,7 @@ from nonet.embedding.tables.protocol import SparseTable
 from nonet.embedding.tables.spec import TableSpec
 from nonet.embedding.tiers.tiered_table import TieredTable, tiered
 from nonet.embedding.tiers.tiers import Tiers, report
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
 
@@ -203,7 +203,7 @@ def test_a_sparse_world_trains_saves_and_reads_on_tiered_tables(tmp_path):
 
     spec = {"item": TableSpec(8, optimizer="adam")}
     tiers = Tiers(device_rows=40, host_rows=120, folder=str(tmp_path / "cold"))
-    world, alone = SparseWorld(spec, seed=7, make=tiered(tiers)), SparseWorld(spec, seed=7)
+    world, alone = ShardedTables(spec, seed=7, make=tiered(tiers)), ShardedTables(spec, seed=7)
     for step, keys, grads in batches(20, 8, KEYS):
         asked = torch.from_numpy(keys)
         assert torch.equal(world.pull("item", asked), alone.pull("item", asked))
@@ -215,7 +215,7 @@ def test_a_sparse_world_trains_saves_and_reads_on_tiered_tables(tmp_path):
             world.pull("item", torch.from_numpy(keys))
             world.push("item", torch.from_numpy(keys), grads, step)
     saving.wait()
-    again = SparseWorld(spec, seed=7)
+    again = ShardedTables(spec, seed=7)
     load(again, tmp_path / "saved")
     assert again.tables["item"].state_hash() == alone.tables["item"].state_hash()
     assert world.tables["item"].state_hash() != alone.tables["item"].state_hash()

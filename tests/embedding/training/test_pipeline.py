@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.in_flight import Planner, Window
-from nonet.embedding.training.pipeline import Pipeline
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.in_flight import FetchPlanner, InFlightRows
+from nonet.embedding.training.pipeline import PrefetchPipeline
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DeadlineExceeded
 
 
@@ -45,7 +45,7 @@ SPECS = {"item": TableSpec(4, "adagrad")}
 
 def pipeline(world, compute, **options):
     keys = {"item": torch.tensor([1, 2, 2, 9])}
-    return Pipeline(world, lambda number: number, lambda data: keys, compute, **options)
+    return PrefetchPipeline(world, lambda number: number, lambda data: keys, compute, **options)
 
 
 def ones(number, data, rows):
@@ -53,14 +53,14 @@ def ones(number, data, rows):
 
 
 def test_a_single_process_pipelines_its_own_table():
-    plain, deep = SparseWorld(SPECS, seed=1), SparseWorld(SPECS, seed=1)
+    plain, deep = ShardedTables(SPECS, seed=1), ShardedTables(SPECS, seed=1)
     assert (
         pipeline(plain, ones, depth=1).run(0, 6) == pipeline(deep, ones, depth=4).run(0, 6) == list(range(6))
     )
     assert plain.tables["item"].state_hash() == deep.tables["item"].state_hash()
 
 
-class CountedWire(SparseWorld):
+class CountedWire(ShardedTables):
     """Says how many batches were fetched and pushed, to those who wait for it."""
 
     def __init__(self):
@@ -99,7 +99,7 @@ def test_an_error_in_any_stage_ends_the_run_with_that_error(where):
     def fail(*_):
         raise ValueError(f"in {where}")
 
-    world = SparseWorld(SPECS, seed=1)
+    world = ShardedTables(SPECS, seed=1)
     running = pipeline(world, fail if where == "compute" else ones, depth=3, timeout_s=20)
     if where == "push":
         world.push_summed = fail  # type: ignore[method-assign]
@@ -117,7 +117,7 @@ def test_an_error_in_any_stage_ends_the_run_with_that_error(where):
 
 
 def test_nothing_changes_after_the_caller_has_the_error():
-    world, late, pushed = SparseWorld(SPECS, seed=1), threading.Event(), []
+    world, late, pushed = ShardedTables(SPECS, seed=1), threading.Event(), []
     push = world.push_summed
 
     def slow_push(*given):
@@ -139,8 +139,8 @@ def test_nothing_changes_after_the_caller_has_the_error():
 
 
 def test_rows_in_flight_are_not_read_while_others_enter(monkeypatch):
-    world = SparseWorld(SPECS, seed=1)
-    window, planner = Window("item", SPECS["item"], world.codec), Planner(1)
+    world = ShardedTables(SPECS, seed=1)
+    window, planner = InFlightRows("item", SPECS["item"], world.codec), FetchPlanner(1)
     plan = planner.plan(world.route(torch.arange(50)))
     data = world.take("item", plan.fetch)
     window.enter(plan, data)
@@ -164,7 +164,7 @@ def test_rows_in_flight_are_not_read_while_others_enter(monkeypatch):
 
 def test_a_stage_that_hangs_is_a_deadline_that_names_what_is_missing():
     let_go = threading.Event()
-    running = pipeline(SparseWorld(SPECS, seed=1), ones, depth=2, timeout_s=0.3)
+    running = pipeline(ShardedTables(SPECS, seed=1), ones, depth=2, timeout_s=0.3)
     running._read = lambda number: let_go.wait(20)
     with pytest.raises(DeadlineExceeded, match=r"batch 0 did not come within 0\.3 s"):
         running.run(0, 3)
@@ -173,11 +173,11 @@ def test_a_stage_that_hangs_is_a_deadline_that_names_what_is_missing():
 
 def test_a_pipeline_of_no_depth_is_refused():
     with pytest.raises(ConfigError, match="wants depth >= 1, got 0"):
-        pipeline(SparseWorld(SPECS, seed=1), ones, depth=0)
+        pipeline(ShardedTables(SPECS, seed=1), ones, depth=0)
 
 
 def test_rows_in_flight_stay_in_a_table_that_evicts():
-    world = SparseWorld({"item": TableSpec(4, evict="lru", budget_rows=128)}, seed=1)
+    world = ShardedTables({"item": TableSpec(4, evict="lru", budget_rows=128)}, seed=1)
 
     def keys(number):
         return {"item": torch.arange(number * 40, number * 40 + 40)}
@@ -185,7 +185,7 @@ def test_rows_in_flight_stay_in_a_table_that_evicts():
     def compute(number, data, rows):
         return {"item": torch.ones(40, 4)}, None
 
-    Pipeline(world, lambda n: n, keys, compute, depth=3).run(0, 30)
+    PrefetchPipeline(world, lambda n: n, keys, compute, depth=3).run(0, 30)
     assert world.tables["item"].evicted > 500
     assert world.tables["item"].dropped == 0
 
@@ -193,7 +193,7 @@ def test_rows_in_flight_stay_in_a_table_that_evicts():
 @pytest.mark.parametrize("wire", ["fp32", "fp16", "int8"])
 def test_a_world_of_one_has_no_wire_to_round_rows_for(wire):
     def trained(depth):
-        world = SparseWorld({"item": TableSpec(8)}, seed=1, wire=wire)
+        world = ShardedTables({"item": TableSpec(8)}, seed=1, wire=wire)
         seen = []
 
         def compute(number, data, rows):
@@ -201,7 +201,7 @@ def test_a_world_of_one_has_no_wire_to_round_rows_for(wire):
             return {"item": torch.sin(rows["item"] * 100 + number)}, None
 
         keys = lambda number: {"item": torch.arange(number % 3, number % 3 + 20)}  # noqa: E731
-        Pipeline(world, lambda n: n, keys, compute, depth=depth).run(0, 8)
+        PrefetchPipeline(world, lambda n: n, keys, compute, depth=depth).run(0, 8)
         return torch.stack(seen), world.tables["item"].state_hash()
 
     (alone, alone_hash), (ahead, ahead_hash) = trained(1), trained(3)

@@ -7,11 +7,11 @@ import torch
 from nonet.embedding.reading.publisher import Publisher
 from nonet.embedding.reading.reader import ReplicaReader, join_updates, make_update
 from nonet.embedding.reading.remote import Published, RemoteReader
-from nonet.embedding.slices import Move, SliceMap, slice_of
+from nonet.embedding.slices import SliceMap, SliceMove, slice_of
 from nonet.embedding.storage.checkpoint import load, save
 from nonet.embedding.tables.protocol import TableSpec
 from nonet.embedding.training.resharding import reshard, spread_over
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError
 
 SPECS = {"item": TableSpec(4, "adam", lr=0.1), "seen": TableSpec(2, "sgd", ttl_steps=6, admit_count=2)}
@@ -53,7 +53,7 @@ def finish(trainer, threads):
 
 
 def test_two_shards_become_three_and_five_and_one_between_steps_with_the_bits_of_one(thread_worlds):
-    single = SparseWorld(SPECS, seed=7)
+    single = ShardedTables(SPECS, seed=7)
     worlds, threads = thread_worlds.apart(SPECS, 1, SHARDS, slices=two_of_five())
     trainer, step = worlds[0], 0
     for shards in ([0, 1], [0, 1, 2], [0, 1, 2, 3, 4], [3]):
@@ -145,7 +145,7 @@ def test_a_save_begun_before_a_move_holds_the_version_before_it(thread_worlds, t
     for saving in savings:
         saving.wait(60)
     finish(trainer, threads)
-    again = SparseWorld(specs, seed=7)
+    again = ShardedTables(specs, seed=7)
     load(again, tmp_path)
     assert len(again.tables["item"]) == 3000
     assert torch.equal(again.pull("item", keys, train=False), before)
@@ -168,7 +168,7 @@ def test_a_shard_that_gave_slices_away_tells_nothing_more_of_their_keys(thread_w
     updates = [make_update(world.tables, 1) for world in (target, source)]
     replica.apply(join_updates(updates))
     step(key, 10)  # it is back
-    trainer.move([Move(0, 1 << 16, 1, 0)])
+    trainer.move([SliceMove(0, 1 << 16, 1, 0)])
     finish(trainer, threads)
     assert [len(world.tables["slow"]._waiting()[0]) for world in (target, source)] == [1, 0]
     updates = [make_update(world.tables, 2, base=1, since=3) for world in (target, source)]
@@ -178,8 +178,8 @@ def test_a_shard_that_gave_slices_away_tells_nothing_more_of_their_keys(thread_w
 
 
 def test_moves_that_do_not_fit_are_refused_before_anything_moves():
-    world = SparseWorld({"item": SPECS["item"]}, seed=7)
+    world = ShardedTables({"item": SPECS["item"]}, seed=7)
     with pytest.raises(ConfigError, match="does not fit slice map 0 of 1 shards"):
-        world.move([Move(0, 10, 0, 3)])
+        world.move([SliceMove(0, 10, 0, 3)])
     with pytest.raises(ConfigError, match=r"distinct shards 0 to 4, got \[0, 5\]; start more shards first"):
         spread_over(SliceMap(5), [0, 5])

@@ -10,7 +10,7 @@ import torch
 from nonet.embedding.exchange.header import PUSH, Header
 from nonet.embedding.exchange.layout import Layout
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DataError
 
 RANKS = Path(__file__).parents[1] / "world_ranks.py"
@@ -111,7 +111,7 @@ def test_a_header_keeps_its_learning_rate_to_the_bit():
 
 
 def test_a_single_process_needs_no_process_group_and_touches_its_own_table():
-    world = SparseWorld({"item": TableSpec(2, "sgd", lr=1.0, init_scale=0.0)}, seed=1)
+    world = ShardedTables({"item": TableSpec(2, "sgd", lr=1.0, init_scale=0.0)}, seed=1)
     keys = torch.tensor([4, 9])
     assert world.pull("item", keys).tolist() == [[0.0, 0.0], [0.0, 0.0]]
     world.push("item", keys, torch.tensor([[1.0, 2.0], [0.0, -1.0]]), step=1)
@@ -121,7 +121,7 @@ def test_a_single_process_needs_no_process_group_and_touches_its_own_table():
 
 
 def test_misuse_is_named():
-    world = SparseWorld({"item": TableSpec(2)}, seed=1)
+    world = ShardedTables({"item": TableSpec(2)}, seed=1)
     with pytest.raises(ConfigError, match="no sparse table 'itme'; there are: item"):
         world.pull("itme", torch.tensor([1]))
     with pytest.raises(DataError, match=r"wants gradients \(1, 2\), got \(1, 3\)"):
@@ -129,7 +129,7 @@ def test_misuse_is_named():
     with pytest.raises(ConfigError, match="only a shard apart serves"):
         world.serve()
     with pytest.raises(ConfigError, match=r"needs torch\.distributed"):
-        SparseWorld({"item": TableSpec(2)}, seed=1, layout=Layout.fused(0, 2))
+        ShardedTables({"item": TableSpec(2)}, seed=1, layout=Layout.fused(0, 2))
     with pytest.raises(ConfigError, match="rank 3 is not in a sparse world of 3"):
         Layout.apart(3, 2, 1)
     with pytest.raises(ConfigError, match="dim must be at least 1, got 0"):

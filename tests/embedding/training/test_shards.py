@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
+from nonet.embedding.training.sharded_tables import ShardedTables
 
 RANKS = 5
 
@@ -61,7 +61,7 @@ def test_a_shard_killed_mid_step_is_an_error_on_every_rank_that_names_it(ranks):
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_fused_ranks_read_and_train_the_rows_of_a_single_process(thread_worlds, world):
     specs = {"item": TableSpec(3, "sgd", lr=0.5, init_scale=0.5)}
-    single = SparseWorld(specs, seed=7)
+    single = ShardedTables(specs, seed=7)
     ranks = thread_worlds.fused(specs, world)
     keys = [
         torch.from_numpy(np.random.default_rng([1, rank]).zipf(1.3, 50 * rank) * 7_919)

@@ -11,8 +11,8 @@ from nonet.embedding.tables.base import ALL_SLICES
 from nonet.embedding.tables.bulk import joined
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import TableSpec
-from nonet.embedding.training.sharded_tables import SparseWorld
-from nonet.embedding.versions.native_snapshot import Pieces, Room
+from nonet.embedding.training.sharded_tables import ShardedTables
+from nonet.embedding.versions.native_snapshot import Pieces, ReadBuffers
 from nonet.embedding.versions.snapshot import StepLock
 
 KEYS = np.concatenate([np.arange(3000), [-1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]])
@@ -21,7 +21,7 @@ KEYS = np.concatenate([np.arange(3000), [-1, np.iinfo(np.int64).min, np.iinfo(np
 def worlds(**settings):
     """The same rows on the core and on NumPy."""
     spec = {"item": TableSpec(5, lr=0.1, **settings)}
-    return SparseWorld(spec, seed=7), SparseWorld(spec, seed=7, make=NumPyTable.of)
+    return ShardedTables(spec, seed=7), ShardedTables(spec, seed=7, make=NumPyTable.of)
 
 
 def train(world, step, seed, push=True):
@@ -154,7 +154,7 @@ def test_a_room_grows_by_what_is_there_and_is_used_again():
     for start in range(0, 20_000, 5000):
         world.pull("item", torch.arange(start, start + 5000))
     world.push("item", torch.arange(20_000), torch.ones(20_000, 5), 1)
-    snapshot, room = world.histories["item"].open(), Room(world.specs["item"])
+    snapshot, room = world.histories["item"].open(), ReadBuffers(world.specs["item"])
     pieces = Pieces.of(world.tables["item"], 1, np.zeros(1 << 16, dtype=bool))
     for slices in (range(30_000), range(30_000, 1 << 16)):
         pieces.read(slices, None, room)

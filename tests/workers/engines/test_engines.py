@@ -37,7 +37,7 @@ class Descent:
     def __init__(self, options, model, learning, member):
         self.options, self.model, self.learning, self.member = options, model, learning, member
 
-    def meet(self, member):
+    def change_process_group(self, member):
         self.member = member
 
     def restart(self):
@@ -75,7 +75,7 @@ class Descent:
     def load(self, folder, *, optimizer):
         load_model(self.model, folder)
 
-    def held(self):
+    def device_tensors(self):
         return self.model.parameters()
 
 
@@ -114,7 +114,7 @@ from nonet.workers.engines import Ddp, TrainEngine
 
 class Meets(Ddp):
     def __init__(self, options, model, learning, member):
-        assert dist.get_world_size(member.trainers) == member.learners == 2
+        assert dist.get_world_size(member.trainers) == member.n_trainers == 2
         super().__init__(options, model, learning, member)
 
 

@@ -83,7 +83,7 @@ class World:
         return found
 
     def generate(self, chunk=None, width=4):
-        users, positions = self.rollout.probe()
+        users, positions = self.rollout.heldout_prompts()
         return self.rollout.generate(
             users, positions, stage="rl", step=0, width=width, version=1, chunk=chunk
         )

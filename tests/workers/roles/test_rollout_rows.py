@@ -39,7 +39,7 @@ class World:
             role.open(folders)
         self.trainer.begin(self.stage)
         self.host = SimpleNamespace(read=SimpleNamespace(remote=lambda role, *asked: self.shard.read(*asked)))
-        self.asked = self.copies.probe()
+        self.asked = self.copies.heldout_prompts()
 
     def publish(self, version, have=None):
         self.send(self.copies, version)

@@ -13,7 +13,7 @@ import torch
 
 import nonet
 from nonet.errors import ConfigError, DeadlineExceeded, StaleVersion, WorkerFailed, WorkerLost
-from nonet.workers.runtime.actors import Hosts
+from nonet.workers.runtime.actors import ActorGroup
 from nonet.workers.runtime.host import RoleSpec
 
 
@@ -105,7 +105,7 @@ def test_a_worker_that_cannot_be_made_says_why_and_is_not_taken_for_a_dead_one(r
         (RoleSpec(Unmakeable, (10,)), "a budget of 10 bytes holds no row"),
         (RoleSpec(Unready), "setup raised ValueError: no such model"),
     ):
-        hosts = Hosts({"role": spec}, name="role")
+        hosts = ActorGroup({"role": spec}, name="role")
         try:
             with pytest.raises(WorkerFailed, match=said):  # asked before anybody waited for the group
                 nonet.WorkerGroup.of(hosts, "role").idle().get(300)

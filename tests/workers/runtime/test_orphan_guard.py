@@ -1,4 +1,4 @@
-"""The Keeper ends a host that hears nothing, and no other; without Ray."""
+"""The OrphanGuard ends a host that hears nothing, and no other; without Ray."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from nonet.workers.runtime import orphan_guard as keeper
-from nonet.workers.runtime.orphan_guard import Keeper
+from nonet.workers.runtime import orphan_guard
+from nonet.workers.runtime.orphan_guard import OrphanGuard
 
 WAIT_S = 30.0  # far more than any machine needs
 
@@ -16,18 +16,18 @@ WAIT_S = 30.0  # far more than any machine needs
 def ended(monkeypatch):
     """Set when an orphan was ended."""
     event = threading.Event()
-    monkeypatch.setattr(keeper, "end_orphan", event.set)
+    monkeypatch.setattr(orphan_guard, "end_orphan", event.set)
     return event
 
 
 def test_silence_ends_an_orphan(ended):
-    Keeper(0.05)
+    OrphanGuard(0.05)
     assert ended.wait(WAIT_S)
 
 
 def test_who_is_spoken_to_stays_and_ends_once_it_is_silent(ended, monkeypatch):
     now = [0.0]  # a clock that only the test moves: a busy machine is no silence
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(orphan_guard.time, "monotonic", lambda: now[0])
     pauses = threading.Semaphore(0)
     looked = threading.Semaphore(0)
 
@@ -35,8 +35,8 @@ def test_who_is_spoken_to_stays_and_ends_once_it_is_silent(ended, monkeypatch):
         looked.release()
         pauses.acquire(timeout=WAIT_S)
 
-    monkeypatch.setattr(keeper.time, "sleep", sleep)
-    there = Keeper(6.0)
+    monkeypatch.setattr(orphan_guard.time, "sleep", sleep)
+    there = OrphanGuard(6.0)
     for _ in range(4):
         assert looked.acquire(timeout=WAIT_S)
         now[0] += 5.0
@@ -51,6 +51,6 @@ def test_who_is_spoken_to_stays_and_ends_once_it_is_silent(ended, monkeypatch):
 
 def test_a_group_whose_owner_ray_watches_waits_for_ever(ended):
     before = threading.active_count()
-    Keeper(0.0)
+    OrphanGuard(0.0)
     assert threading.active_count() == before
     assert not ended.is_set()

@@ -25,12 +25,12 @@ class Holder(nonet.DistributeWorker):
     def total(self) -> float:
         return float(self.block.sum())
 
-    def held(self):
+    def device_tensors(self):
         return [self.block, *self.shared]
 
 
 def bytes_of(worker: Holder) -> list[int]:
-    return [tensor.untyped_storage().nbytes() for tensor in worker.held()]
+    return [tensor.untyped_storage().nbytes() for tensor in worker.device_tensors()]
 
 
 def fused() -> tuple[Residents, Holder, Holder]:

@@ -18,7 +18,7 @@ from nonet.models.generation import as_array, read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import Sequences
 from nonet.samples.sources import SampleRequest
-from nonet.workers.roles import Asked, Given, RunSetup, StageSetup, Trainer
+from nonet.workers.roles import PrefetchedRows, RunSetup, SparseBatch, StageSetup, Trainer
 from nonet.workers.runtime import Replicate, method
 
 
@@ -49,10 +49,10 @@ class ClickTrainer(Trainer):
         )
         return [*parts, lambda folder: save_clicks(folder, setup, clicks, items)]
 
-    def _read(self, stage: StageSetup, step: int) -> Asked:
+    def _read(self, stage: StageSetup, step: int) -> SparseBatch:
         (make,) = self._samples(stage).batch(step, self.rank, self.world)
         batch = make()
-        return Asked(batch, self._collection().asked(batch.bags), {})
+        return SparseBatch(batch, self._collection().asked(batch.bags), {})
 
     def _request(self, stage: StageSetup) -> SampleRequest:
         self._last = stage.target
@@ -70,13 +70,13 @@ class ClickTrainer(Trainer):
         )
 
     def _computed(
-        self, stage: StageSetup, step: int, read: Asked, rows: Mapping[str, Tensor]
+        self, stage: StageSetup, step: int, read: SparseBatch, rows: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         label, events = torch.from_numpy(read.batch.label), read.batch.step_rows
         self._draw_dropout(stage, step)
         self.model.train()
         bags = self._collection()
-        bags.source = given = Given(rows)
+        bags.source = given = PrefetchedRows(rows)
         loss, pooled = torch.zeros(()), bags(read.batch.bags, self.device)
         if len(label):  # a rank's share may be empty; it still meets the others
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
@@ -93,5 +93,5 @@ class ClickTrainer(Trainer):
 
     def _collection(self) -> EmbeddingBagCollection:
         if self._bags is None:
-            self._bags = EmbeddingBagCollection(click_setup(self.run).configs(), Given({}))
+            self._bags = EmbeddingBagCollection(click_setup(self.run).configs(), PrefetchedRows({}))
         return self._bags
