@@ -57,9 +57,9 @@ class RunGroups:
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
         self._results, self._buckets = str(run.results), 0
         ask = scenario.evaluate
-        asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
+        evaluate_setup = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-        specs = role_specs(scenario, run, asked)
+        specs = role_specs(scenario, run, evaluate_setup)
         self.deadlines = deadlines(scenario)
         self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
@@ -84,8 +84,8 @@ class RunGroups:
 
     def group(self, role: str) -> WorkerGroup:
         """The group that holds a role now. Raises KeyError."""
-        found = next(group.name for group in self.binding.groups if role in group.roles)
-        return WorkerGroup.of(self.hosts[found], role)
+        name = next(group.name for group in self.binding.groups if role in group.roles)
+        return WorkerGroup.of(self.hosts[name], role)
 
     def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
         """Open the artifacts everywhere and let the gang meet; the steps after which a table forgets a row, by table."""
@@ -94,12 +94,12 @@ class RunGroups:
 
     def due(self, stage: str) -> GroupChange:
         """What must change before a stage; nothing where its groups are there already."""
-        wanted = {group.name: group for group in self.plan.groups_at(stage)}
+        planned = {group.name: group for group in self.plan.groups_at(stage)}
         there = {group.name: group for group in self.binding.groups}
-        kept = {name for name, group in wanted.items() if name in there and _same(group, there[name])}
-        stops = tuple(name for name in there if name not in kept)
-        starts = tuple(group for name, group in wanted.items() if name not in kept)
-        other = tuple(wanted[name] for name in sorted(kept) if wanted[name] != there[name])
+        staying = {name for name, group in planned.items() if name in there and _same(group, there[name])}
+        stops = tuple(name for name in there if name not in staying)
+        starts = tuple(group for name, group in planned.items() if name not in staying)
+        other = tuple(planned[name] for name in sorted(staying) if planned[name] != there[name])
         return GroupChange(stops, starts, other)
 
     def change(self, due: GroupChange, folders: Mapping[str, str], commit: Path | None) -> None:

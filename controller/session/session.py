@@ -163,11 +163,11 @@ class Session:
             data = data_setup(self.scenario, self.folder, start and start.known)
             group = self.groups.group("tokenise")
             group.hosts.ready()
-            found = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
+            facts = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
             if start is not None:
-                found["init"] = start.as_dict() | found.get("init", {})
-            self.run.write_json("results/tokenise.json", found)
-            self.facts = found
+                facts["init"] = start.as_dict() | facts.get("init", {})
+            self.run.write_json("results/tokenise.json", facts)
+            self.facts = facts
         return self.facts
 
     def open(self) -> None:

@@ -50,9 +50,9 @@ class EmbeddingShard(DistributeWorker):
         self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
 
     def setup(self) -> None:
-        for name, given in self._tiers.items():
+        for name, options in self._tiers.items():
             try:
-                Tiers.of(self.specs[name], given).check(self.specs[name])
+                Tiers.of(self.specs[name], options).check(self.specs[name])
             except ConfigError as error:
                 raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
@@ -181,17 +181,17 @@ class EmbeddingShard(DistributeWorker):
 
     def _forget_deletes(self) -> None:
         """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""
-        held = min(self._steps.values(), default=None)
+        oldest = min(self._steps.values(), default=None)
         for table in self.sparse.tables.values():
-            table.deleted.forget(table.step if held is None else min(held, table.step))
+            table.deleted.forget(table.step if oldest is None else min(oldest, table.step))
 
     def _made(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
         """A table, in the tiers that the scenario gives it."""
         if name not in self._tiers:
             return make_table(name, spec, seed)
-        given = self._tiers[name]
-        wants_device = given.get("device_rows") or given.get("device_bytes")
-        tiers = Tiers.of(spec, given, claim(self.device) if wants_device else HOST)
+        options = self._tiers[name]
+        wants_device = options.get("device_rows") or options.get("device_bytes")
+        tiers = Tiers.of(spec, options, claim(self.device) if wants_device else HOST)
         return TieredTable.over(make_table(name, spec, seed), tiers)
 
     def _hold(self, world: ShardedTables) -> None:

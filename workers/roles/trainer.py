@@ -353,7 +353,9 @@ class Trainer(DistributeWorker):
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """One dense step on rows [M, D] by table; their gradients, and the step's record."""
         self.model.train()
-        leaves = {table: found.detach().to(self.device).requires_grad_() for table, found in rows.items()}
+        leaves = {
+            table: table_rows.detach().to(self.device).requires_grad_() for table, table_rows in rows.items()
+        }
         total, mine = self._member.total(float(read.targets))[0], 0.0
         for number, chunk in enumerate(read):
             self._draw_dropout(stage, step, number)
