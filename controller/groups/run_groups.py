@@ -1,7 +1,8 @@
 """RunGroups: the groups of a run as handles, bound, opened, and changed between stages.
 
 A stage that names roles of its own gets the groups of its re-plan: what is the same stays where it is, the rest ends and starts
-anew, opens the artifacts, meets in a new gang epoch and is loaded from the newest commit. Groups that don't fit on their
+anew, opens the artifacts, joins a process group of a new epoch and is loaded from the newest
+commit. Groups that don't fit on their
 device together take turns by `Offloader`, which handles enter phase by phase.
 """
 
@@ -88,7 +89,7 @@ class RunGroups:
         return WorkerGroup.of(self.hosts[name], role)
 
     def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
-        """Open the artifacts everywhere and let the gang meet; the steps after which a table forgets a row, by table."""
+        """Open the artifacts everywhere and join the process group; the steps after which a table forgets a row, by table."""
         self._ttl_steps = ttl_steps
         self._open(folders, {group.name for group in self.binding.groups})
 
@@ -135,7 +136,7 @@ class RunGroups:
             raise
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
-        """Make the handles anew; where the gang is new it meets, then groups that are fresh open the artifacts."""
+        """Make the handles anew; a changed process group is joined anew, then groups that are fresh open the artifacts."""
         for name in fresh:
             self.hosts[name].ready()
         self.offloader.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
@@ -179,7 +180,7 @@ class RunGroups:
             hosts.watchdog = self._watchdog
 
     def _join_process_group(self) -> None:
-        """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""
+        """Trainers and shards in one process group; those of an older one refuse its calls from now on."""
         if self._epoch:
             for name in sorted(self._trainers_and_shards()):
                 self.hosts[name].advance(self._epoch)

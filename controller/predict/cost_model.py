@@ -53,7 +53,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """What each number of a StepCost costs: seconds a step, a launch, a flop, a byte."""
+    """Seconds that each number of a StepCost takes: a step, a launch, a flop, a byte."""
 
     step_s: float = 0.0
     launch_s: float = 0.0

@@ -171,7 +171,7 @@ class Session:
         return self.facts
 
     def open(self) -> None:
-        """Open the artifacts everywhere, let gangs meet."""
+        """Open the artifacts everywhere, join process groups."""
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
         first = self.facts["init"]["step"] if "init" in self.facts else 0

@@ -58,7 +58,7 @@ class EmbeddingShard(DistributeWorker):
 
     @property
     def sparse(self) -> ShardedTables:
-        """The shard's part of the sparse world; a world of one until a gang is joined."""
+        """The shard's part of the sharded tables; of one process until it joins a process group."""
         if self._tables is None:
             self._hold(ShardedTables(self.specs, seed=self._seed, make=self._made))
         assert self._tables is not None
@@ -80,13 +80,13 @@ class EmbeddingShard(DistributeWorker):
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
-        """Times to live by table, known once the data is; before a gang is joined."""
+        """Times to live by table, known once the data is; before a process group is joined."""
         for name, steps in ttl_steps.items():
             self.specs[name] = replace(self.specs[name], ttl_steps=steps)
 
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:
-        """Join a gang as a shard apart from the trainers."""
+        """Join the process group as a shard apart from the trainers."""
         self._member = join_process_group(rendezvous, rendezvous.trainers + self.rank)
         self.enter(
             Layout.apart(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
