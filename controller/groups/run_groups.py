@@ -1,9 +1,8 @@
 """RunGroups: the groups of a run as handles, bound, opened, and changed between stages.
 
 A stage that names roles of its own gets the groups of its re-plan: what is the same stays where it is, the rest ends and starts
-anew, opens the artifacts, joins a process group of a new epoch and is loaded from the newest
-commit. Groups that don't fit on their
-device together take turns by `Offloader`, which handles enter phase by phase.
+anew, opens the artifacts, joins a process group of a new epoch and is loaded from the newest commit.
+Groups that don't fit on their device together take turns by `Offloader`, which handles enter phase by phase.
 """
 
 from __future__ import annotations
