@@ -135,9 +135,9 @@ class Pipeline:
 
     def _evaluate(self, name: str, method: str, *args: str) -> None:
         """Ask the evaluator, which works beside the stages; what a run before had found is shown as it is."""
-        found = self.session.run.read_json(f"results/{name}.json")
-        if found is not None and (self.session.run.results / f"{name}.npz").exists():
-            self._show(name, found)
+        result = self.session.run.read_json(f"results/{name}.json")
+        if result is not None and (self.session.run.results / f"{name}.npz").exists():
+            self._show(name, result)
             return
         self._asked.append((name, getattr(self.session.evaluator, method)(*args), time.time()))
 
@@ -145,15 +145,15 @@ class Pipeline:
         """Keep and show the evaluator's answers, in the order they were asked for; all of them when `wait`."""
         while self._asked and (wait or self._asked[0][1].done()):
             name, future, began = self._asked.pop(0)
-            found = future.get(self.session.deadlines.evaluate)
-            self.session.run.write_json(f"results/{name}.json", found)
+            result = future.get(self.session.deadlines.evaluate)
+            self.session.run.write_json(f"results/{name}.json", result)
             self._timed(f"evaluate {name}", time.time() - began)
-            self._show(name, found)
+            self._show(name, result)
 
-    def _show(self, name: str, found: dict[str, Any]) -> None:
+    def _show(self, name: str, result: dict[str, Any]) -> None:
         users = self._shown_users()
-        self.recorder.event("result", name=name, metrics=headline(found), shown=found["shown"], users=users)
-        for how, parts in found["detail"].get("test", {}).items():
+        self.recorder.event("result", name=name, metrics=headline(result), shown=result["shown"], users=users)
+        for how, parts in result["detail"].get("test", {}).items():
             values = {f"{name}/{key}": value for key, value in parts["all"].items()}
             self.recorder.metrics(f"evaluate/{how}", 0, values, role="evaluator")
 

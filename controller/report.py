@@ -34,7 +34,7 @@ def make_report(
     baselines = baselines_of(scenario)
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
-    results = {name: found for name, found in results.items() if found}
+    results = {name: result for name, result in results.items() if result}
     report = {
         "run": run.id,
         "name": scenario.name,
@@ -43,7 +43,7 @@ def make_report(
         "data": facts["data"],
         "stages": {name: headline(results[name]) for name in scenario.stages if name in results},
         "baselines": {name: headline(results[name]) for name in baselines if name in results},
-        "detail": {name: found["detail"] for name, found in results.items()},
+        "detail": {name: result["detail"] for name, result in results.items()},
         "paired": comparison.get("paired", {}),
         **_rewards(run, scenario),
         "tokenizer": facts["tokenizer"],
@@ -76,9 +76,9 @@ def _receipt(
         return {"note": f"no prediction: {type(error).__name__}: {error}", "stages": {}}
 
 
-def headline(found: Mapping[str, Any]) -> dict[str, float]:
+def headline(result: Mapping[str, Any]) -> dict[str, float]:
     """The numbers a subject is known by: test, exhaustive, all held-out events."""
-    return found["detail"].get("test", {}).get("exhaustive", {}).get("all", {})
+    return result["detail"].get("test", {}).get("exhaustive", {}).get("all", {})
 
 
 def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
@@ -116,14 +116,14 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
 
 def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        user | {"recommended": {name: found["shown"][index] for name, found in results.items()}}
+        user | {"recommended": {name: result["shown"][index] for name, result in results.items()}}
         for index, user in enumerate(shown)
     ]
 
 
 def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
     """Rows that each table holds, and what it admitted, refused, evicted and read as default over the whole run."""
-    found: dict[str, dict[str, int]] = {
+    counts_by_table: dict[str, dict[str, int]] = {
         name: dict.fromkeys(("rows", *COUNTED), 0) for name in scenario.sparse.tables
     }
     seen: dict[tuple[str, int, str], int] = {}
@@ -132,9 +132,9 @@ def _sparse(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, int]]:
             seen[record["stage"], record["step"], record["name"]] = int(record["value"])
     for (_, _, name), value in seen.items():
         table, _, what = name.rpartition(".")
-        counts = found[table]
+        counts = counts_by_table[table]
         counts[what] = counts[what] + value if what in COUNTED else value
-    return found
+    return counts_by_table
 
 
 def _absent(run: RunFolder) -> int:

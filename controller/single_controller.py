@@ -143,8 +143,8 @@ class SingleController:
             self._recorder.event("note", text=f"{lost}; going on from {where}")
 
     def _commit(self) -> Path | None:
-        found = Checkpoints(self._run.checkpoints).newest()
-        return found[0] if found else None
+        newest = Checkpoints(self._run.checkpoints).newest()
+        return newest[0] if newest else None
 
     def _clear_away(self) -> bool:
         """End what is left of a broken part of the run. Whether there is a commit to go on from; if not, the journal is void."""

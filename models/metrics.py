@@ -34,8 +34,8 @@ MISSED = 1 << 30
 def parse_metric(name: str) -> tuple[str, int | None]:
     """`recall@10` -> ("recall", 10); `coverage` may stand without a number, all that was recommended
     counts then."""
-    found = re.fullmatch(r"([a-z_]+)(?:@(\d+))?", str(name).strip())
-    kind, k = (found[1], int(found[2]) if found[2] else None) if found else (str(name), None)
+    match = re.fullmatch(r"([a-z_]+)(?:@(\d+))?", str(name).strip())
+    kind, k = (match[1], int(match[2]) if match[2] else None) if match else (str(name), None)
     if kind not in _NAMES:
         raise ConfigError(
             f"evaluate.metrics: unknown metric {name!r}; there are {listed(f'{m}@k' for m in _NAMES)}."

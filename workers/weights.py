@@ -57,7 +57,7 @@ Bucket = Sequence[Piece]
 
 def buckets(named: Mapping[str, Tensor], most_bytes: int) -> list[Bucket]:
     """Tensors, in their order, as buckets of at most so many bytes. Only names, shapes and dtypes count: meta ones will do."""
-    found: list[list[Piece]] = []
+    filled: list[list[Piece]] = []
     room = 0
     for name, tensor in named.items():
         width = tensor.element_size()
@@ -65,12 +65,12 @@ def buckets(named: Mapping[str, Tensor], most_bytes: int) -> list[Bucket]:
         for start in range(0, tensor.numel(), longest):
             piece = Piece(name, start, min(start + longest, tensor.numel()))
             size = (piece.stop - start) * width
-            if not found or size > room:
-                found.append([])
+            if not filled or size > room:
+                filled.append([])
                 room = most_bytes
-            found[-1].append(piece)
+            filled[-1].append(piece)
             room -= size
-    return [tuple(bucket) for bucket in found]
+    return [tuple(bucket) for bucket in filled]
 
 
 def outline(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -116,11 +116,11 @@ class Incoming:
 
     def swap(self, version: int) -> None:
         """Take the version over. Raises StaleVersion, with the model as it was, where some of it has not come."""
-        wanted = sum(tensor.numel() for tensor in self._model.state_dict().values())
+        expected = sum(tensor.numel() for tensor in self._model.state_dict().values())
         came = sum(self._came.values()) if version == self._version else 0
-        if came != wanted:
+        if came != expected:
             raise StaleVersion(
-                f"weights of version {version} are not whole: {came:,} of {wanted:,} came; publish it again"
+                f"weights of version {version} are not whole: {came:,} of {expected:,} came; publish it again"
             )
         self._model.load_state_dict(self._shadow)
         self._version, self._shadow, self._came = None, {}, {}

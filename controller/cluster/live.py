@@ -34,12 +34,12 @@ _NOT_DEVICES = ("CPU", "memory", "object_store_memory")
 def live_view() -> ClusterView:
     """The nodes of the Ray this process is connected to, what is free now, and who holds the rest."""
     free = ray_state.available_resources_per_node()  # the public API has only the cluster's sum
-    held = tuple(_held())
+    holdings = tuple(_held())
     taken: dict[tuple[str, str], float] = defaultdict(float)
-    for one in held:
+    for one in holdings:
         taken[one.node, one.resource] += one.amount
     nodes = (_node(node, free.get(node["NodeID"], {}), taken) for node in ray.nodes() if node["Alive"])
-    return ClusterView(tuple(nodes), held)
+    return ClusterView(tuple(nodes), holdings)
 
 
 def settled_view(timeout_s: float) -> ClusterView:
@@ -48,8 +48,8 @@ def settled_view(timeout_s: float) -> ClusterView:
     while True:
         view = live_view()
         taken: dict[tuple[str, str], float] = defaultdict(float)
-        for held in view.held:
-            taken[held.node, held.resource] += held.amount
+        for holding in view.held:
+            taken[holding.node, holding.resource] += holding.amount
         late = any(
             node.free[name] + taken[node.id, name] < node.total[name] - 1e-6
             for node in view.nodes

@@ -88,8 +88,8 @@ class Binding:
                 self._end(stops)
                 names = {self._life.name_of(name) for name in stops}
                 _until(lambda: not names & {left.rpartition("-")[0] for left in self._left()}, GONE_S)
-            kept = tuple(group for group in self.groups if group.name not in stops)
-            self.groups = (*kept, *starts)
+            staying = tuple(group for group in self.groups if group.name not in stops)
+            self.groups = (*staying, *starts)
             for group in starts:
                 if not group.shares:
                     self._groups[group.name] = _reserve(group, self._life)
@@ -202,10 +202,10 @@ def _reserve(group: GroupPlan, life: Life) -> PlacementGroup:
 def _states(groups: Mapping[str, PlacementGroup]) -> dict[str, tuple[str, str]]:
     """Each group's state and what the scheduler last said of it, in one call for all."""
     table = placement_group_table()
-    found = {name: table.get(group.id.hex(), {}) for name, group in groups.items()}
+    rows = {name: table.get(group.id.hex(), {}) for name, group in groups.items()}
     return {
         name: (row.get("state", "REMOVED"), row.get("stats", {}).get("scheduling_state", ""))
-        for name, row in found.items()
+        for name, row in rows.items()
     }
 
 

@@ -148,14 +148,14 @@ class EmbeddingHandle:
         readers go on with the published version; the rows of each shard after it. Raises ConfigError where there are
         not so many shards."""
         world = self._trainer.shards.world
-        wanted = list(range(shards)) if isinstance(shards, int) else list(shards)
-        if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(world)):
+        targets = list(range(shards)) if isinstance(shards, int) else list(shards)
+        if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(range(world)):
             raise ConfigError(
-                f"reshard wants distinct shards out of the run's {world} (0 to {world - 1}), got {wanted}; "
+                f"reshard wants distinct shards out of the run's {world} (0 to {world - 1}), got {targets}; "
                 "start with more: roles.embedding.workers"
             )
         if world > 1:
-            self._trainer.reshard(wanted)
+            self._trainer.reshard(targets)
         return self.rows()
 
 
@@ -234,5 +234,5 @@ class RewardHandles:
 
     def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
         """Each reward's mean score a beam by prompt [U]."""
-        asked = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
-        return {name: future.get(self.deadlines.step) for name, future in asked.items()}
+        means = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
+        return {name: future.get(self.deadlines.step) for name, future in means.items()}

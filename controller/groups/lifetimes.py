@@ -77,9 +77,9 @@ class Heartbeat:
     def warning(self) -> str:
         """How many beats failed since the last time asked, and why; "" where none did."""
         with self._lock:
-            found, self._problems = self._problems, Counter()
-        why = ", ".join(f"{what} ({count})" for what, count in found.most_common(_SHOWN))
-        return f"warning: {found.total()} failed heartbeats: {why}" if found else ""
+            problems, self._problems = self._problems, Counter()
+        why = ", ".join(f"{what} ({count})" for what, count in problems.most_common(_SHOWN))
+        return f"warning: {problems.total()} failed heartbeats: {why}" if problems else ""
 
     def stop(self) -> None:
         """No further beat."""
@@ -131,8 +131,8 @@ def reap() -> list[str]:
     """End what runs without a controller left behind; the runs it belonged to. Runs that are conducted are left alone."""
     names = list(_named_actors())
     conducted = {name.rsplit("/", 1)[0] for name in names if name.endswith(f"/{CONTROLLER}")}
-    found = {name.rsplit("/", 1)[0] for name in (*names, *_groups()) if "/" in name}
-    return [run for run in sorted(found - conducted) if reap_run(run)]
+    runs = {name.rsplit("/", 1)[0] for name in (*names, *_groups()) if "/" in name}
+    return [run for run in sorted(runs - conducted) if reap_run(run)]
 
 
 def _named_actors() -> Iterator[str]:

@@ -46,7 +46,7 @@ class Offloader:
 
     def counted(self) -> dict[str, dict[str, Any]]:
         """By unit: how many offloads and resumes, bytes and seconds of all of them."""
-        return {unit: dict(found) for unit, found in sorted(self._counted.items())}
+        return {unit: dict(counts) for unit, counts in sorted(self._counted.items())}
 
     def _carry_out(self, move: OffloadMove, away: set[str], phase: str) -> None:
         began, hosts = time.time(), self._hosts[move.group]
@@ -57,7 +57,7 @@ class Offloader:
         size = sum(getattr(each, move.what) for each in moved)
         ended = time.time()
         self._trace.add(CONTROLLER, move.what, began, ended, unit=move.unit, bytes=size, phase=phase)
-        found = self._counted.setdefault(move.unit, {"offload": 0, "resume": 0, "bytes": 0, "seconds": 0.0})
-        found[move.what] += 1
-        found["bytes"] += size
-        found["seconds"] = round(found["seconds"] + ended - began, 4)
+        counts = self._counted.setdefault(move.unit, {"offload": 0, "resume": 0, "bytes": 0, "seconds": 0.0})
+        counts[move.what] += 1
+        counts["bytes"] += size
+        counts["seconds"] = round(counts["seconds"] + ended - began, 4)

@@ -1,8 +1,8 @@
 """RunGroups: the groups of a run as handles, bound, opened, and changed between stages.
 
 A stage that names roles of its own gets the groups of its re-plan: what is the same stays where it is, the rest ends and starts
-anew, opens the artifacts, meets in a new gang epoch and is loaded from the newest commit. Groups that don't fit on their
-device together take turns by `Offloader`, which handles enter phase by phase.
+anew, opens the artifacts, joins a process group of a new epoch and is loaded from the newest commit.
+Groups that don't fit on their device together take turns by `Offloader`, which handles enter phase by phase.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class RunGroups:
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
         self._results, self._buckets = str(run.results), 0
         ask = scenario.evaluate
-        asked = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
+        evaluate_setup = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-        specs = role_specs(scenario, run, asked)
+        specs = role_specs(scenario, run, evaluate_setup)
         self.deadlines = deadlines(scenario)
         self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
@@ -84,22 +84,22 @@ class RunGroups:
 
     def group(self, role: str) -> WorkerGroup:
         """The group that holds a role now. Raises KeyError."""
-        found = next(group.name for group in self.binding.groups if role in group.roles)
-        return WorkerGroup.of(self.hosts[found], role)
+        name = next(group.name for group in self.binding.groups if role in group.roles)
+        return WorkerGroup.of(self.hosts[name], role)
 
     def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
-        """Open the artifacts everywhere and let the gang meet; the steps after which a table forgets a row, by table."""
+        """Open the artifacts everywhere and join the process group; the steps after which a table forgets a row, by table."""
         self._ttl_steps = ttl_steps
         self._open(folders, {group.name for group in self.binding.groups})
 
     def due(self, stage: str) -> GroupChange:
         """What must change before a stage; nothing where its groups are there already."""
-        wanted = {group.name: group for group in self.plan.groups_at(stage)}
+        planned = {group.name: group for group in self.plan.groups_at(stage)}
         there = {group.name: group for group in self.binding.groups}
-        kept = {name for name, group in wanted.items() if name in there and _same(group, there[name])}
-        stops = tuple(name for name in there if name not in kept)
-        starts = tuple(group for name, group in wanted.items() if name not in kept)
-        other = tuple(wanted[name] for name in sorted(kept) if wanted[name] != there[name])
+        staying = {name for name, group in planned.items() if name in there and _same(group, there[name])}
+        stops = tuple(name for name in there if name not in staying)
+        starts = tuple(group for name, group in planned.items() if name not in staying)
+        other = tuple(planned[name] for name in sorted(staying) if planned[name] != there[name])
         return GroupChange(stops, starts, other)
 
     def change(self, due: GroupChange, folders: Mapping[str, str], commit: Path | None) -> None:
@@ -135,7 +135,7 @@ class RunGroups:
             raise
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
-        """Make the handles anew; where the gang is new it meets, then groups that are fresh open the artifacts."""
+        """Make the handles anew; a changed process group is joined anew, then groups that are fresh open the artifacts."""
         for name in fresh:
             self.hosts[name].ready()
         self.offloader.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
@@ -179,7 +179,7 @@ class RunGroups:
             hosts.watchdog = self._watchdog
 
     def _join_process_group(self) -> None:
-        """Trainers and shards in one gang; those that were in an older one refuse its calls from now on."""
+        """Trainers and shards in one process group; those of an older one refuse its calls from now on."""
         if self._epoch:
             for name in sorted(self._trainers_and_shards()):
                 self.hosts[name].advance(self._epoch)

@@ -156,14 +156,14 @@ def _fitting(
     def needs(bytes_each: float) -> dict[str, Need]:
         return {g.name: need(scenario, stage, g.roles, g.workers, size, bytes_each) for g in groups}
 
-    found = needs(budget)
-    rest = sum(found[g.name].idle_bytes for g in groups if g not in busy)
+    whole = needs(budget)
+    rest = sum(whole[g.name].idle_bytes for g in groups if g not in busy)
     if not budget or not rest:
-        return found
+        return whole
     beside = needs(max(1.0, budget - rest / max(1, len(busy))))
     usual = {g.name: usual_share(scenario, stage, g.workers, size) for g in busy}
     small = any(chunk < usual[g.name] for g in busy for chunk in beside[g.name].chunks.values())
-    return found if small else beside
+    return whole if small else beside
 
 
 def _parts(
@@ -249,8 +249,8 @@ def _host_bytes(view: ClusterView, node: str) -> float:
 
 def _note(chunks: dict[str, int], needs: Mapping[str, Need], working: tuple[str, ...] | None) -> None:
     """Keep the smallest chunk of the phases in which a role works; None: of a host, where all do."""
-    for group, found in needs.items():
-        for role, chunk in found.chunks.items():
+    for group, group_need in needs.items():
+        for role, chunk in group_need.chunks.items():
             if working is None or role in working:
                 name = f"{group}.{role}"
                 chunks[name] = min(chunk, chunks.get(name, chunk))
@@ -261,7 +261,7 @@ def _refusal(line: LedgerLine, scenario: Scenario) -> str:
     for key, value in line.parts.items():
         group, part = key.rsplit(".", 1)
         by_group.setdefault(group, []).append((part, value))
-    told = "; ".join(
+    shares = "; ".join(
         f"{group} {gigabytes(sum(v for _, v in parts))} ({', '.join(f'{p} {gigabytes(v)}' for p, v in parts)})"
         for group, parts in by_group.items()
     )
@@ -279,7 +279,7 @@ def _refusal(line: LedgerLine, scenario: Scenario) -> str:
     what = f"node {line.example}" if line.resource == MEMORY else f"each {each} of group {line.place!r}"
     return (
         f"stage {line.stage}, {line.phase}: {what} would hold {gigabytes(line.needed)}, "
-        f"{gigabytes(line.capacity)} can be used: {told}. {way_out}"
+        f"{gigabytes(line.capacity)} can be used: {shares}. {way_out}"
     )
 
 

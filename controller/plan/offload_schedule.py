@@ -43,12 +43,12 @@ class OffloadSchedule:
     def enter(self, stage: str, phase: str) -> list[OffloadMove]:
         """The moves that a phase needs, in the order to carry them out. Raises PlacementError for an unknown phase."""
         line = self._line(stage, phase)
-        wanted = set(line.offloaded)
-        working = {key.rsplit(".", 1)[0] for key in line.parts} - wanted
-        back = {unit for unit in self.offloaded - wanted if unit.partition("/")[0] in working}
-        moves = [OffloadMove(unit, "offload") for unit in sorted(wanted - self.offloaded)]
+        offloaded = set(line.offloaded)
+        working = {key.rsplit(".", 1)[0] for key in line.parts} - offloaded
+        back = {unit for unit in self.offloaded - offloaded if unit.partition("/")[0] in working}
+        moves = [OffloadMove(unit, "offload") for unit in sorted(offloaded - self.offloaded)]
         moves += [OffloadMove(unit, "resume") for unit in sorted(back)]
-        self.offloaded = (self.offloaded | wanted) - back
+        self.offloaded = (self.offloaded | offloaded) - back
         return moves
 
     def leave(self) -> list[OffloadMove]:

@@ -112,12 +112,12 @@ class Capacity:
             return [rooms]
         if level == "device_domain":
             return [[room] for room in (self._one_domain(room, request) for room in rooms) if room]
-        found: dict[Domain, list[NodeSlots]] = defaultdict(list)
+        domains: dict[Domain, list[NodeSlots]] = defaultdict(list)
         for room in rooms:
             name = domain(room.node, level)
             if name is not None:
-                found[name].append(room)
-        return list(found.values())
+                domains[name].append(room)
+        return list(domains.values())
 
     def _one_domain(self, room: NodeSlots, request: Request) -> NodeSlots | None:
         """The part of a node's free devices that lies in one device domain, as far as that is known.
@@ -143,10 +143,10 @@ class Capacity:
         sized = [(sum(room.slots for room in rooms), rooms) for rooms in domains]
         whole = [(total, rooms) for total, rooms in sized if total >= request.most]
         if whole:
-            return min(whole, key=lambda found: (found[0], found[1][0].full, found[1][0].order))[1]
+            return min(whole, key=lambda choice: (choice[0], choice[1][0].full, choice[1][0].order))[1]
         some = [(total, rooms) for total, rooms in sized if total >= request.least]
         if some and last:
-            return max(some, key=lambda found: (found[0], -found[1][0].order))[1]
+            return max(some, key=lambda choice: (choice[0], -choice[1][0].order))[1]
         return None
 
     def _pack(self, rooms: Sequence[NodeSlots], count: int, gang: bool) -> Choice:

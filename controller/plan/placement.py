@@ -55,18 +55,18 @@ class GroupPlan:
 
 
 def place_groups(
-    wanted: list[GroupRequest], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
+    requests: list[GroupRequest], capacity: Capacity, view: ClusterView, kept: tuple[GroupPlan, ...]
 ) -> tuple[GroupPlan, ...]:
     """Groups in the order of their requests, taken from `capacity`; those in `kept` stay where they are."""
-    found = {group.name: group for group in kept}
-    todo = sorted((d for d in wanted if not d.shares and d.name not in found), key=_hardness)
+    placed = {group.name: group for group in kept}
+    todo = sorted((d for d in requests if not d.shares and d.name not in placed), key=_hardness)
     for index, request in enumerate(todo):
-        found[request.name] = _place(request, todo[index + 1 :], capacity, view, tuple(found.values()))
-    for request in wanted:
-        if request.shares and request.name not in found:
-            host = found[request.shares]
-            found[request.name] = _group(request, host.nodes, host.level, {})
-    return tuple(found[request.name] for request in wanted)
+        placed[request.name] = _place(request, todo[index + 1 :], capacity, view, tuple(placed.values()))
+    for request in requests:
+        if request.shares and request.name not in placed:
+            host = placed[request.shares]
+            placed[request.name] = _group(request, host.nodes, host.level, {})
+    return tuple(placed[request.name] for request in requests)
 
 
 def _hardness(request: GroupRequest) -> tuple[bool, bool, bool, bool, float]:
@@ -127,9 +127,11 @@ def _group(
     )
 
 
-def with_threads(groups: tuple[GroupPlan, ...], view: ClusterView, given: int) -> tuple[GroupPlan, ...]:
+def with_threads(
+    groups: tuple[GroupPlan, ...], view: ClusterView, threads_given: int
+) -> tuple[GroupPlan, ...]:
     """The same count for every torch role, so that fused and separate runs give the same bits."""
-    threads = given or _threads(groups, view)
+    threads = threads_given or _threads(groups, view)
     return tuple(replace(group, threads=threads) if group.threads else group for group in groups)
 
 
@@ -162,8 +164,8 @@ class StageChange:
 
     def after(self, before: Iterable[GroupPlan]) -> tuple[GroupPlan, ...]:
         """The groups that there are once this is done, those that stay with the threads they then have."""
-        kept = (group for group in before if group.name not in self.stops)
-        return (*(replace(g, threads=self.threads if g.threads else 0) for g in kept), *self.starts)
+        staying = (group for group in before if group.name not in self.stops)
+        return (*(replace(g, threads=self.threads if g.threads else 0) for g in staying), *self.starts)
 
 
 def replan(
@@ -180,14 +182,14 @@ def make_changes(
     scenario: Scenario, groups: tuple[GroupPlan, ...], capacity: Capacity, view: ClusterView, threads: int
 ) -> tuple[tuple[StageChange, ...], dict[str, tuple[GroupPlan, ...]]]:
     """Re-plans before the stages that name roles of their own, and back after them; and the groups of every stage."""
-    found, by_stage, now, own = [], {}, groups, False
+    changes, by_stage, now, own = [], {}, groups, False
     for stage, body in scenario.stages.items():
         if body.roles or own:
             change, now = _change(scenario, stage, now, capacity, view, threads)
             if change.stops or change.starts:
-                found.append(change)
+                changes.append(change)
         by_stage[stage], own = now, bool(body.roles)
-    return tuple(found), by_stage
+    return tuple(changes), by_stage
 
 
 def _change(
@@ -198,18 +200,18 @@ def _change(
     view: ClusterView,
     threads: int,
 ) -> tuple[StageChange, tuple[GroupPlan, ...]]:
-    wanted = group_requests(scenario, stage)
-    by_name = {request.name: request for request in wanted}
+    requests = group_requests(scenario, stage)
+    by_name = {request.name: request for request in requests}
     alive = {node.id for node in view.nodes}
-    kept = tuple(g for g in now if _stays(g, by_name.get(g.name), alive))
-    kept = tuple(g for g in kept if not g.shares or g.shares in {k.name for k in kept})
-    stops = tuple(g for g in now if g not in kept)
+    staying = tuple(g for g in now if _stays(g, by_name.get(g.name), alive))
+    staying = tuple(g for g in staying if not g.shares or g.shares in {k.name for k in staying})
+    stops = tuple(g for g in now if g not in staying)
     for group in stops:
         for node in (n for n in group.nodes if n in alive):
             for resource, amount in group.bundle.items():
                 capacity.take(node, resource, -amount)
-    after = with_threads(place_groups(wanted, capacity, view, kept), view, threads)
-    names = {group.name for group in kept}
+    after = with_threads(place_groups(requests, capacity, view, staying), view, threads)
+    names = {group.name for group in staying}
     starts = tuple(group for group in after if group.name not in names)
     counts = max((group.threads for group in after), default=0)
     return StageChange(stage or "", tuple(group.name for group in stops), starts, counts), after

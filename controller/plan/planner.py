@@ -139,14 +139,14 @@ def _used(groups: tuple[GroupPlan, ...], changes: tuple[StageChange, ...]) -> se
 
 def _left(view: ClusterView, capacity: Capacity) -> dict[str, tuple[int, int]]:
     """Nodes whose devices of a kind are all free after the plan, of how many there are."""
-    found: dict[str, tuple[int, int]] = {}
+    whole_by_resource: dict[str, tuple[int, int]] = {}
     for node in view.nodes:
         for resource in sorted({*node.devices, "GPU", "NPU"} & set(node.total)):
             total = node.total[resource]
             if total:
-                whole, of = found.get(resource, (0, 0))
-                found[resource] = (whole + (capacity.free(node.id, resource) >= total), of + 1)
-    return dict(sorted(found.items()))
+                whole, of = whole_by_resource.get(resource, (0, 0))
+                whole_by_resource[resource] = (whole + (capacity.free(node.id, resource) >= total), of + 1)
+    return dict(sorted(whole_by_resource.items()))
 
 
 def make_stages(

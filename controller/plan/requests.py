@@ -59,15 +59,17 @@ def group_requests(scenario: Scenario, stage: str | None = None) -> list[GroupRe
     for name in order:
         if hosts[name][1]:
             sharers.setdefault(hosts[hosts[name][1]][0], []).append(name)
-    found = []
+    requests = []
     for name in order:
         if not fused[name]:
             continue
         beside = [other for role in fused[name] for other in kinds[role].beside]
-        held = (*fused[name], *beside)
+        group_roles = (*fused[name], *beside)
         under = hosts[name][1] and hosts[hosts[name][1]][0]
-        found.append(_draft(scenario, roles, name, held, len(sharers.get(under or name, ())), under))
-    return found + list(_light(scenario))
+        requests.append(
+            _draft(scenario, roles, name, group_roles, len(sharers.get(under or name, ())), under)
+        )
+    return requests + list(_light(scenario))
 
 
 def roles_of(scenario: Scenario, stage: str | None = None) -> dict[str, Role]:
@@ -104,18 +106,23 @@ def _host(name: str, roles: Mapping[str, Role]) -> tuple[str, str]:
 
 
 def _draft(
-    scenario: Scenario, roles: Mapping[str, Role], name: str, held: tuple[str, ...], sharers: int, under: str
+    scenario: Scenario,
+    roles: Mapping[str, Role],
+    name: str,
+    group_roles: tuple[str, ...],
+    sharers: int,
+    under: str,
 ) -> GroupRequest:
     host = under or name
     role = roles[host]
-    for other in (r for r in held if r in roles and r != host):
+    for other in (r for r in group_roles if r in roles and r != host):
         _same("pool", other, roles[other].pool, host, role.pool or "cpu")
         if "workers" in roles[other].model_fields_set:
             _same("workers", other, roles[other].workers, host, role.workers)
     least, most = _range(role.workers)
     pool = scenario.pools.get(role.pool or "cpu", Pool())
     resource = device(pool.device).resource or "CPU"
-    kinds = [roles[name].kind(name) for name in held if name in roles]
+    kinds = [roles[name].kind(name) for name in group_roles if name in roles]
     gang = any(kind.gang for kind in kinds) or role.topology != Topology()
     light = all(kind.light for kind in kinds)
     cpus = LIGHT_CPUS if light else TORCH_CPUS
@@ -123,7 +130,7 @@ def _draft(
     bundle = cpus * (1 + sharers) if resource == "CPU" else 1.0
     return GroupRequest(
         name,
-        held,
+        group_roles,
         role.pool or "cpu",
         pool.device,
         resource,

@@ -28,29 +28,29 @@ def shortage(
     total = sum(node.total.get(request.resource, 0.0) for node in nodes)
     before = sum(node.free.get(request.resource, 0.0) for node in nodes)
     left = capacity.total_free(request.resource, nodes)
-    asked = request.least * request.bundle
+    needed = request.least * request.bundle
     text = (
-        f"group {request.name!r} (pool {request.pool}) needs {asked:g} {request.resource}{_labels(request)}{_near(request)}, "
+        f"group {request.name!r} (pool {request.pool}) needs {needed:g} {request.resource}{_labels(request)}{_near(request)}, "
         f"the cluster has {total:g} in {len(nodes)} of {len(view.nodes)} nodes, {before:g} free before this plan"
     )
     if left < before - 1e-6:
         text += f", {left:g} free after its other groups"
-    held = holders(view, request.resource, ids)
+    held_by_holder = holders(view, request.resource, ids)
     mine = Counter[str]()
     for group in done:
         amount = sum(group.bundle.get(request.resource, 0.0) for node in group.nodes if node in ids)
         if amount:
             mine[f"this plan's {group.name}"] += amount  # type: ignore[assignment]
-    return f"{text}. {held_by({**held, **mine})}{_way_out(request, capacity, view, left)}"
+    return f"{text}. {held_by({**held_by_holder, **mine})}{_way_out(request, capacity, view, left)}"
 
 
 def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str, float]:
     """Amount of a resource that each holder has on these nodes, the largest first."""
-    among, found = set(nodes), Counter[str]()
+    among, taken = set(nodes), Counter[str]()
     for held in view.held:
         if held.resource == resource and held.node in among:
-            found[held.by] += held.amount  # type: ignore[assignment]
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            taken[held.by] += held.amount  # type: ignore[assignment]
+    return dict(sorted(taken.items(), key=lambda item: (-item[1], item[0])))
 
 
 def held_by(held: Mapping[str, float]) -> str:
@@ -96,24 +96,24 @@ def _way_out(request: GroupRequest, capacity: Capacity, view: ClusterView, left:
 
 def taken_since(group: GroupPlan, view: ClusterView) -> str:
     """The message for a planned group whose room somebody took before it was bound; `view` is how things stand."""
-    asked = group.workers * group.bundle[group.resource]
-    wanted: Counter[str] = Counter(group.nodes)
+    planned = group.workers * group.bundle[group.resource]
+    planned_by_node: Counter[str] = Counter(group.nodes)
     short = []
-    for name, count in wanted.items():
+    for name, count in planned_by_node.items():
         node = next((node for node in view.nodes if node.id == name), None)
         free = node.free.get(group.resource, 0.0) if node else 0.0
         if free < count * group.bundle[group.resource] - 1e-6:
             short.append((name, free, node))
-    told = ", ".join(
+    waiting = ", ".join(
         f"node {name[:8]} has {free:g} free of {node.total.get(group.resource, 0.0):g}"
         if node
         else f"node {name[:8]} is gone"
         for name, free, node in short[:_NAMED]
     )
-    held = holders(view, group.resource, [name for name, _, _ in short] or list(wanted))
+    held = holders(view, group.resource, [name for name, _, _ in short] or list(planned_by_node))
     return (
-        f"group {group.name!r} (pool {group.pool}) was planned {asked:g} {group.resource} on {len(wanted)} nodes, and somebody "
-        f"took them before it was bound: {told or 'the scheduler has not placed it'}; in all nodes "
+        f"group {group.name!r} (pool {group.pool}) was planned {planned:g} {group.resource} on {len(planned_by_node)} nodes, "
+        f"and somebody took them before it was bound: {waiting or 'the scheduler has not placed it'}; in all nodes "
         f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. {held_by(held)}"
         "Nothing was kept. Start it again to plan on what is free now, lower its workers, or free what is held."
     )

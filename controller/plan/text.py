@@ -36,8 +36,10 @@ def plan_text(plan: Any) -> str:
     lines += ["", "memory, the fullest phase of each stage", *memory] if memory else []
     lines += _work(plan)
     if plan.left:
-        told = ", ".join(f"{whole} of {of} {resource} nodes" for resource, (whole, of) in plan.left.items())
-        lines += ["", f"left whole for others: {told}"]
+        whole_nodes = ", ".join(
+            f"{whole} of {of} {resource} nodes" for resource, (whole, of) in plan.left.items()
+        )
+        lines += ["", f"left whole for others: {whole_nodes}"]
     return "\n".join([*lines, *(["", *plan.notes] if plan.notes else [])])
 
 
@@ -54,14 +56,14 @@ def _work(plan: Any) -> list[str]:
 def _stage_work(stage: Any) -> Iterator[str]:
     first = stage.name
     for part in stage.flops:
-        told = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
+        line = f"{part.group} {part.count / 1e12:,.{0 if part.count >= 1e13 else 2}f} TFLOP"
         if part.resource != "CPU":
             step_s = part.count / (_TFLOPS * 1e12 * part.devices)
             whole = (
                 f", {_count(stage.steps)} steps {step_s * stage.steps / 3600:.2g} h" if stage.steps else ""
             )
-            told += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
-        yield f"  {first:<10} {told}"
+            line += f" on {part.devices:g} {part.resource}: {step_s:.2g} s{whole}"
+        yield f"  {first:<10} {line}"
         first = ""
     for what, moved, way in stage.moves:
         yield f"  {'':<10} moves {what}: {gigabytes(moved)} {way}"
@@ -95,8 +97,8 @@ def _group_row(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
 def _spots(counts: Counter[str]) -> str:
     """ "gpu-00..gpu-03 x8": runs of nodes with the same count, in the order of ranks."""
     runs = []
-    for count, found in groupby(counts, key=lambda node: counts[node]):
-        nodes = list(found)
+    for count, run in groupby(counts, key=lambda node: counts[node]):
+        nodes = list(run)
         name = (
             nodes[0]
             if len(nodes) == 1
@@ -122,12 +124,12 @@ def _memory(ledger: Ledger) -> Iterator[str]:
     for line in ledger.lines:
         by_place[line.place].setdefault(line.stage, ledger.peak(line.stage, line.place))
     for place, by_stage in by_place.items():
-        told: dict[str, list[str]] = defaultdict(list)
+        stages_by_line: dict[str, list[str]] = defaultdict(list)
         for stage, line in by_stage.items():
-            told[_line(place, line)].append(
+            stages_by_line[_line(place, line)].append(
                 stage if line.phase in ("host", "train") else f"{stage} ({line.phase})"
             )
-        for text, stages in told.items():
+        for text, stages in stages_by_line.items():
             yield f"  {', '.join(stages)}: {text}"
     for line in ledger.turns():
         yield f"  {line.stage} ({line.phase}): {', '.join(line.offloaded)} wait in host memory, they take turns"

@@ -32,19 +32,19 @@ def cluster_words(view: ClusterView) -> str:
         for resource in node.total:
             if ":" not in resource and "memory" not in resource:
                 counted[resource] += 1
-    told = []
+    resources = []
     for resource in sorted(counted, key=lambda name: (name == "CPU", name)):
         total, free = view.total(resource), view.free(resource)
-        told.append(f"{total:g} {resource}" + (f" ({free:g} free)" if free < total else ""))
+        resources.append(f"{total:g} {resource}" + (f" ({free:g} free)" if free < total else ""))
     memory = view.total(MEMORY)
-    return ", ".join([f"{len(view.nodes)} node{'s' if len(view.nodes) > 1 else ''}", *told]) + (
+    return ", ".join([f"{len(view.nodes)} node{'s' if len(view.nodes) > 1 else ''}", *resources]) + (
         f", {gigabytes(memory)}" if memory else ""
     )
 
 
 def pool_words(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, str]:
     """Each pool that is used and says something: its device, labels, environment."""
-    found = {}
+    words_by_pool = {}
     for name, pool in scenario.pools.items():
         if name in {group.pool for group in groups}:
             words = [pool.device, *(f"{key}={value}" for key, value in pool.labels.items())]
@@ -52,8 +52,8 @@ def pool_words(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> dict[str, s
             if names := env.pop("vars", None):
                 words.append(f"vars {', '.join(names)}")  # values are never shown
             words += [f"{key} {value}" for key, value in env.items() if value]
-            found[name] = ", ".join(words)
-    return found
+            words_by_pool[name] = ", ".join(words)
+    return words_by_pool
 
 
 def _not_run(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
@@ -148,11 +148,11 @@ def _placed(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
             continue
         if isinstance(role.workers, Elastic):
             yield f"{group.name}: {group.workers} of {role.workers.min}..{role.workers.max} workers fit"
-        wanted = [*role.topology.require, *role.topology.prefer]
-        if wanted and group.level not in wanted:
+        levels = [*role.topology.require, *role.topology.prefer]
+        if levels and group.level not in levels:
             where = f"within one {group.level}" if group.level else "without a common level"
-            yield f"{group.name}: no {' or '.join(wanted)} holds {group.workers} workers now; placed {where}"
-        elif wanted:
+            yield f"{group.name}: no {' or '.join(levels)} holds {group.workers} workers now; placed {where}"
+        elif levels:
             yield f"{group.name}: all in one {group.level.replace('_', ' ')}"
 
 

@@ -73,8 +73,8 @@ class Calibration:
 
     def factor(self, kind: str) -> float:
         """What predictions of this kind of stage are multiplied by: the median of the newest runs, in logarithms."""
-        found = self.seen.get(kind)
-        return math.exp(statistics.median(map(math.log, found))) if found else 1.0
+        errors = self.seen.get(kind)
+        return math.exp(statistics.median(map(math.log, errors))) if errors else 1.0
 
     def slowdown(self, kind: str, processes: float, threads: float, cores: float) -> float:
         """How much longer a "train", "update" or "decode" step takes than alone: so many processes, and threads of all, on cores.
@@ -98,15 +98,15 @@ class Calibration:
 
 def _at(points: Iterable[tuple[float, float]], where: float) -> float:
     """Between measured points by a straight line, beyond the last as the last; 1 at 1."""
-    found = [(1.0, 1.0), *points]
-    where = min(max(1.0, where), max(found)[0])
-    below, above = max(p for p in found if p[0] <= where), min(p for p in found if p[0] >= where)
+    curve = [(1.0, 1.0), *points]
+    where = min(max(1.0, where), max(curve)[0])
+    below, above = max(p for p in curve if p[0] <= where), min(p for p in curve if p[0] >= where)
     share = (where - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
     return below[1] + share * (above[1] - below[1])
 
 
-def _points(found: Iterable[Iterable[float]]) -> tuple[tuple[float, float], ...]:
-    return tuple((float(count), float(factor)) for count, factor in found)
+def _points(pairs: Iterable[Iterable[float]]) -> tuple[tuple[float, float], ...]:
+    return tuple((float(count), float(factor)) for count, factor in pairs)
 
 
 def sound(error: float) -> bool:
@@ -148,17 +148,17 @@ def load() -> Calibration:
     if not file.exists():
         return NOMINAL
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found.pop("format") != _FORMAT:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored.pop("format") != _FORMAT:
             raise ValueError(f"format is not {_FORMAT}")
-        rates = {name: UnitCosts(**found.pop(name)) for name in ("train", "update", "decode")}
-        lines = {name: LinearCost(**found.pop(name)) for name in _LINES}
+        rates = {name: UnitCosts(**stored.pop(name)) for name in ("train", "update", "decode")}
+        lines = {name: LinearCost(**stored.pop(name)) for name in _LINES}
         threads, crowded = (
-            {kind: _points(points) for kind, points in found.pop(name).items()}
+            {kind: _points(points) for kind, points in stored.pop(name).items()}
             for name in ("threads", "crowded")
         )
-        seen = {kind: tuple(map(float, errors)) for kind, errors in found.pop("seen").items()}
-        return Calibration(**rates, **lines, **found, crowded=crowded, threads=threads, seen=seen)
+        seen = {kind: tuple(map(float, errors)) for kind, errors in stored.pop("seen").items()}
+        return Calibration(**rates, **lines, **stored, crowded=crowded, threads=threads, seen=seen)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file} is no calibration ({error}): write it again with `nonet doctor --calibrate`"

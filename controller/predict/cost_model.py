@@ -53,7 +53,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """What each number of a StepCost costs: seconds a step, a launch, a flop, a byte."""
+    """Seconds that each number of a StepCost takes: a step, a launch, a flop, a byte."""
 
     step_s: float = 0.0
     launch_s: float = 0.0
@@ -117,15 +117,15 @@ def fit(probes: Sequence[tuple[StepCost, float]]) -> UnitCosts:
     import numpy as np
 
     matrix = np.array([work.columns() for work, _ in probes])
-    seconds = np.array([found for _, found in probes])
+    seconds = np.array([measured for _, measured in probes])
     scale = np.maximum(np.abs(matrix).max(0), 1e-30)
     rows, ones = matrix / scale / seconds[:, None], np.ones(len(probes))
     active = [column for column in range(4) if np.abs(matrix[:, column]).max() > 0]
     while active:
-        found, *_ = np.linalg.lstsq(rows[:, active], ones, rcond=None)
-        if (found >= 0).all():
+        costs, *_ = np.linalg.lstsq(rows[:, active], ones, rcond=None)
+        if (costs >= 0).all():
             answer = np.zeros(4)
-            answer[active] = found / scale[active]
+            answer[active] = costs / scale[active]
             return UnitCosts(*answer.tolist())
-        active.pop(int(found.argmin()))
+        active.pop(int(costs.argmin()))
     return UnitCosts()

@@ -84,11 +84,11 @@ class Search:
 
 def search(scenario: Scenario, view: ClusterView, facts: DataFacts, calibration: Calibration) -> Search:
     """Plan and predict every variant; of equally fast ones that with the fewest processes comes first."""
-    found = [
+    tried = [
         _tried(scenario, name, roles, staleness, view, facts, calibration)
         for name, roles, staleness in variants(scenario, view)
     ]
-    return Search(scenario, tuple(sorted(found, key=lambda v: (v.wall_s, v.workers, v.staleness, v.name))))
+    return Search(scenario, tuple(sorted(tried, key=lambda v: (v.wall_s, v.workers, v.staleness, v.name))))
 
 
 def variants(scenario: Scenario, view: ClusterView) -> Iterator[tuple[str, dict[str, Any], int]]:
@@ -133,9 +133,9 @@ def _role(name: str, how: str) -> dict[str, Any]:
 
 def with_roles(scenario: Scenario, roles: dict[str, Any]) -> Scenario:
     """The scenario with these roles in place of its own of the same names; the shipped roles start afresh."""
-    kept = {n: r for n, r in scenario.roles.items() if n not in shipped_roles()}
+    own = {n: r for n, r in scenario.roles.items() if n not in shipped_roles()}
     made = {name: Role.model_validate(body) for name, body in roles.items()}
-    return scenario.model_copy(update={"roles": {**made, **kept}})
+    return scenario.model_copy(update={"roles": {**made, **own}})
 
 
 def with_staleness(scenario: Scenario, staleness: int) -> Scenario:

@@ -37,31 +37,31 @@ def make_receipt(
         return {"note": str(error), "stages": {}}
     stages, errors = {}, {}
     for stage in predicted.stages:
-        found = [rate for rate in rates.get(stage.stage, ()) if rate > 0]
-        if not found:
+        positive_rates = [rate for rate in rates.get(stage.stage, ()) if rate > 0]
+        if not positive_rates:
             continue
-        measured = statistics.median(found)
-        doubt = _doubt(found, stage.rows_per_s / measured)
+        measured = statistics.median(positive_rates)
+        doubt = _doubt(positive_rates, stage.rows_per_s / measured)
         stages[stage.stage] = _line(stage, measured) | {"learned": doubt or "yes"}
         if not doubt:
             errors.setdefault(stage.kind, []).append(stage.rows_per_s / measured)
     if errors and costs is not calibration.NOMINAL:
-        means = {kind: statistics.geometric_mean(found) for kind, found in errors.items()}
+        means = {kind: statistics.geometric_mean(kind_errors) for kind, kind_errors in errors.items()}
         calibration.save(costs.learned(means))
     return {"source": predicted.source, "runs_learned": costs.runs, "stages": stages}
 
 
 def measured_rates(metrics: Path) -> dict[str, list[float]]:
     """rows/s of every call by stage, from a run's metrics.jsonl; a step written twice by a resume counts once."""
-    found: dict[str, dict[int, float]] = {}
+    values_by_stage: dict[str, dict[int, float]] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
         except ValueError:  # torn by a kill; its step was run and written again
             continue
         if record["name"] == "rows/s":
-            found.setdefault(record["stage"], {})[record["step"]] = record["value"]
-    return {stage: list(values.values()) for stage, values in found.items()}
+            values_by_stage.setdefault(record["stage"], {})[record["step"]] = record["value"]
+    return {stage: list(values.values()) for stage, values in values_by_stage.items()}
 
 
 def facts_of(data: Mapping[str, Any]) -> DataFacts:
@@ -78,14 +78,14 @@ def receipt_text(receipt: Mapping[str, Any]) -> str:
     """Lines for the end of a run: predicted beside measured; empty without a prediction."""
     stages = receipt.get("stages", {})
     lines = [
-        f"{name:<12} predicted {found['predicted_rows_per_s']:>9,.0f} rows/s  measured "
-        f"{found['measured_rows_per_s']:>9,.0f}  ({found['error']:+.0%})"
-        for name, found in stages.items()
+        f"{name:<12} predicted {row['predicted_rows_per_s']:>9,.0f} rows/s  measured "
+        f"{row['measured_rows_per_s']:>9,.0f}  ({row['error']:+.0%})"
+        for name, row in stages.items()
     ]
     doubts = [
-        f"not learned from {name}: {found['learned']}"
-        for name, found in stages.items()
-        if found.get("learned", "yes") != "yes"
+        f"not learned from {name}: {row['learned']}"
+        for name, row in stages.items()
+        if row.get("learned", "yes") != "yes"
     ]
     return "\n".join([*lines, *doubts, f"costs: {receipt['source']}"]) if lines else ""
 

@@ -12,17 +12,17 @@ from nonet.controller.predict.plan_search import Search, Variant
 from nonet.controller.predict.prediction import Prediction, StagePrediction
 
 
-def prediction_text(found: Prediction) -> str:
+def prediction_text(prediction: Prediction) -> str:
     """Lines a stage, and the whole."""
     lines = ["predicted"]
-    for stage in found.stages:
+    for stage in prediction.stages:
         lines += [f"  {stage.stage:<10} {_speed(stage)}", f"  {'':<10} {_step(stage)}"]
-    if found.evaluate_s:
-        lines.append(f"  {'evaluate':<10} adds {found.evaluate_s:.1f} s")
+    if prediction.evaluate_s:
+        lines.append(f"  {'evaluate':<10} adds {prediction.evaluate_s:.1f} s")
     return "\n".join(
         [
             *lines,
-            f"  {found.wall_s:.0f} s in all, {found.start_s:.0f} s of it starting; costs: {found.source}",
+            f"  {prediction.wall_s:.0f} s in all, {prediction.start_s:.0f} s of it starting; costs: {prediction.source}",
         ]
     )
 
@@ -52,11 +52,11 @@ def search_text(search: Search, most: int = _SHOWN) -> str:
     choice, beyond = search.choice, search.beyond
     shown = [group[0] for group in alike.values()][:most]
     shown += [variant for variant in (choice,) if variant and variant not in shown]
-    told = {id(group[0]): len(group) - 1 for group in alike.values()}
+    alike_more = {id(group[0]): len(group) - 1 for group in alike.values()}
     wide = max((len(_rates(variant)) for variant in shown), default=0)
     lines = [f"{'predicted':>10}  {'rows/s by stage'.ljust(wide)}  variant"]
     for variant in shown:
-        mark = f"  (and {told[id(variant)]} more alike)" if told.get(id(variant)) else ""
+        mark = f"  (and {alike_more[id(variant)]} more alike)" if alike_more.get(id(variant)) else ""
         mark += "  <- the choice" if variant is choice else "" if variant.runs else "  (planned only)"
         lines.append(f"{variant.wall_s:>8.1f} s  {_rates(variant).ljust(wide)}  {variant.name}{mark}")
     slower = sum(variant.wall_s > max(v.wall_s for v in shown) for variant in ranked)
@@ -69,10 +69,10 @@ def search_text(search: Search, most: int = _SHOWN) -> str:
 
 def _alike(ranked: list[Variant]) -> dict[tuple[float, bool], list[Variant]]:
     """Variants of the same predicted time that run, or don't, together: the first has the fewest processes."""
-    found: dict[tuple[float, bool], list[Variant]] = {}
+    by_time: dict[tuple[float, bool], list[Variant]] = {}
     for variant in ranked:
-        found.setdefault((round(variant.wall_s, 3), variant.runs), []).append(variant)
-    return found
+        by_time.setdefault((round(variant.wall_s, 3), variant.runs), []).append(variant)
+    return by_time
 
 
 def search_dict(search: Search) -> list[dict[str, Any]]:

@@ -127,8 +127,8 @@ class Checkpoints:
 
     def _folders(self) -> list[Path]:
         """By step; of one step, what was put aside comes before what is in its place."""
-        found = [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
-        return sorted(found, key=lambda path: (_step(path), "." not in path.name))
+        folders = [path for path in self.root.glob("step-*") if _STEP.fullmatch(path.name)]
+        return sorted(folders, key=lambda path: (_step(path), "." not in path.name))
 
     def _whole(self, path: Path) -> Manifest | None:
         try:
@@ -153,10 +153,10 @@ def read_manifest(path: Path) -> Manifest:
 
 def _digest_of(path: Path) -> str:
     """sha256 of a file. A process reads a file once while its inode, size and times stay: a resume asks several times."""
-    found = path.stat()
-    if time.time() - max(found.st_mtime, found.st_ctime) < _SETTLED_S:
+    stat = path.stat()
+    if time.time() - max(stat.st_mtime, stat.st_ctime) < _SETTLED_S:
         return _digest(path)
-    return _remembered(path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return _remembered(path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @lru_cache(maxsize=4096)

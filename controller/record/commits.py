@@ -85,14 +85,14 @@ class CommitLog:
 
     def find(self) -> tuple[Path, Manifest]:
         """The commit to go on from. Raises ConfigError where there is none, CheckpointError where it is of another scenario."""
-        found = self.newest or self.checkpoints.newest()
-        if found is None:
+        newest = self.newest or self.checkpoints.newest()
+        if newest is None:
             raise ConfigError(f"{self._run.path} has no whole commit to resume from; run it afresh")
-        path, manifest = found
+        path, manifest = newest
         if manifest.scenario != self._scenario:
             raise CheckpointError(f"{path} was trained from another scenario than {self._run.path} holds")
-        self.newest = found
-        return found
+        self.newest = newest
+        return newest
 
     def forget_after(self, manifest: Manifest, stages: Sequence[str]) -> None:
         """Drop commits, results and journal records that the restored commit does not know of."""

@@ -75,22 +75,22 @@ def _sign(file: Path) -> Path:
 def _clear(file: Path) -> None:
     """Take a dead holder's file away. Raises ConfigError where the holder lives, or may live."""
     try:
-        found = file.read_text()
+        owner = file.read_text()
     except FileNotFoundError:
         return
-    host, _, rest = found.partition(" ")
+    host, _, rest = owner.partition(" ")
     pid = rest.partition(" ")[0]
     if host != socket.gethostname() or not pid.isdecimal():
         raise ConfigError(
             f"{file.parent} is held by process {pid or '?'} of host {host or '?'}, on a filesystem without locks; "
             f"where that process is gone, remove {file}"
         )
-    if _name(int(pid)) == found:
+    if _name(int(pid)) == owner:
         raise ConfigError(f"{file.parent} is being run by process {pid}; wait for its end, or stop it first")
     aside = file.with_name(f"{HOLDER}.{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
         os.rename(file, aside)
-        if aside.read_text() == found:
+        if aside.read_text() == owner:
             aside.unlink()
         else:  # somebody signed between the two calls
             os.rename(aside, file)

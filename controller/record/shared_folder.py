@@ -65,8 +65,8 @@ def check_shared(run: RunFolder, groups: Iterable[Reaching], nodes: Collection[s
         for pause_s in _PAUSES_S:
             time.sleep(pause_s)
             answers = [(group, group.reach(str(file), token)) for group in waiting]
-            problems = [problem for _, found in answers for problem in found if problem]
-            waiting = [group for group, found in answers if any(found)]
+            problems = [problem for _, said in answers for problem in said if problem]
+            waiting = [group for group, said in answers if any(said)]
             if not waiting:
                 return
     finally:

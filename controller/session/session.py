@@ -163,15 +163,15 @@ class Session:
             data = data_setup(self.scenario, self.folder, start and start.known)
             group = self.groups.group("tokenise")
             group.hosts.ready()
-            found = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
+            facts = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
             if start is not None:
-                found["init"] = start.as_dict() | found.get("init", {})
-            self.run.write_json("results/tokenise.json", found)
-            self.facts = found
+                facts["init"] = start.as_dict() | facts.get("init", {})
+            self.run.write_json("results/tokenise.json", facts)
+            self.facts = facts
         return self.facts
 
     def open(self) -> None:
-        """Open the artifacts everywhere, let gangs meet."""
+        """Open the artifacts everywhere, join process groups."""
         self._folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         trained = self.facts["data"]["trained_events"]
         first = self.facts["init"]["step"] if "init" in self.facts else 0

@@ -40,12 +40,12 @@ def check(scenario: Scenario, folder: Path) -> None:
     for name in scenario.stages:
         if name in taken:
             raise ConfigError(f"stages.{name}: {', '.join(taken)} are names of every run; choose another")
-    asked: list[tuple[str, str]] = []
+    reward_columns: list[tuple[str, str]] = []
     for _, name, options in reward_options(scenario):
         target = find_reward(options.use or name, folder, name=name)
         _check_reward(target, name, options)
-        asked += [(name, column) for column in columns_of(target)]
-    _check_data(scenario, folder, asked)
+        reward_columns += [(name, column) for column in columns_of(target)]
+    _check_data(scenario, folder, reward_columns)
 
 
 def _check_reward(target: Any, name: str, options: Any) -> None:
@@ -66,8 +66,8 @@ def _check_tiers(scenario: Scenario) -> None:
             raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
 
-def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str]]) -> None:
-    """`asked`: (reward, column of the items)."""
+def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple[str, str]]) -> None:
+    """`reward_columns`: (reward, column of the items)."""
     start = warm_start(scenario)
     data = data_setup(scenario, folder, start and start.known)
     seq, items = data.build()
@@ -81,7 +81,7 @@ def _check_data(scenario: Scenario, folder: Path, asked: Sequence[tuple[str, str
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
             f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
-    for name, column in asked:
+    for name, column in reward_columns:
         if column not in items.column_names:
             there = items.column_names
             raise ConfigError(

@@ -62,10 +62,10 @@ class LogisticRegression:
         best, least, start = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
         for penalty in sorted(PENALTIES, reverse=True) if asked is not None else PENALTIES[2:3]:
             start = _solve(matrix, label, penalty, start)
-            found = cls(keys, start[:-1].clone(), float(start[-1]), penalty)
-            loss = 0.0 if asked is None else float(_loss(asked @ found.weight + found.bias, want))
+            fitted = cls(keys, start[:-1].clone(), float(start[-1]), penalty)
+            loss = 0.0 if asked is None else float(_loss(asked @ fitted.weight + fitted.bias, want))
             if loss < least:
-                best, least = found, loss
+                best, least = fitted, loss
         assert best is not None
         return best
 
@@ -112,10 +112,10 @@ def _matrix(bags: Mapping[str, Jagged], keys: Mapping[str, np.ndarray]) -> Tenso
         lengths, count = np.diff(offsets), len(offsets) - 1
         row = np.repeat(np.arange(count), lengths)
         at = np.minimum(np.searchsorted(known, ids), max(len(known) - 1, 0))
-        held = known[at] == ids if len(known) else np.zeros(len(ids), bool)
-        rows.append(row[held])
-        columns.append(at[held] + width)
-        values.append((1.0 / lengths[row])[held])
+        there = known[at] == ids if len(known) else np.zeros(len(ids), bool)
+        rows.append(row[there])
+        columns.append(at[there] + width)
+        values.append((1.0 / lengths[row])[there])
         width += len(known)
     where: Any = np.stack([np.concatenate(rows), np.concatenate(columns)])
     matrix = torch.sparse_coo_tensor(

@@ -52,7 +52,7 @@ def paired_clicks(
     _, place = np.unique(user_P, return_inverse=True)
     users, draw = int(place.max()) + 1, rng(seed, "bootstrap")
     losses = log_losses(a, label_P) - log_losses(b, label_P)
-    found: dict[str, list[np.ndarray]] = {"auc": [], "log_loss": []}
+    differences: dict[str, list[np.ndarray]] = {"auc": [], "log_loss": []}
     some = max(1, _CHUNK // len(place))
     for start in range(0, resamples, some):
         count = min(some, resamples - start)
@@ -60,10 +60,10 @@ def paired_clicks(
         times = np.zeros((count, users))
         np.add.at(times, (np.arange(count)[:, None], drawn), 1.0)
         weight_RP = times[:, place]
-        found["auc"].append(_aucs(a, label_P, weight_RP) - _aucs(b, label_P, weight_RP))
-        found["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
+        differences["auc"].append(_aucs(a, label_P, weight_RP) - _aucs(b, label_P, weight_RP))
+        differences["log_loss"].append(weight_RP @ losses / weight_RP.sum(1))
     whole = {"auc": auc(a, label_P) - auc(b, label_P), "log_loss": float(losses.mean())}
-    bounds = {name: np.quantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in found.items()}
+    bounds = {name: np.quantile(np.concatenate(parts), [0.025, 0.975]) for name, parts in differences.items()}
     return {
         name: {"diff": whole[name], "low": float(low), "high": float(high)}
         for name, (low, high) in bounds.items()

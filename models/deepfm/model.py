@@ -118,14 +118,16 @@ class ClickModel:
         self.bags = EmbeddingBagCollection(configs, ReadRows(reader)).eval()
         self.model = self.setup.build().eval()
         self.model.load_state_dict(load_file(folder / "dense" / "model.safetensors"))
-        held = np.load(folder / _EVENTS)
+        stored = np.load(folder / _EVENTS)
         self.items = ItemFacts(
-            Jagged(held["category"], held["category_offsets"]), held["year"], tuple(config["categories"])
+            Jagged(stored["category"], stored["category_offsets"]),
+            stored["year"],
+            tuple(config["categories"]),
         )
-        self.keys = self._keys(held["user_id"], held["item_id"]) if config.get("keys") == "ids" else None
-        columns = {name: held[f"column:{name}"] for name in config["columns"]}
+        self.keys = self._keys(stored["user_id"], stored["item_id"]) if config.get("keys") == "ids" else None
+        columns = {name: stored[f"column:{name}"] for name in config["columns"]}
         self.known = Known(
-            held["item_id"], held["user_id"], config["rate"], held["pair"], held["liked"], columns
+            stored["item_id"], stored["user_id"], config["rate"], stored["pair"], stored["liked"], columns
         )
 
     def _keys(self, user_id: np.ndarray, item_id: np.ndarray) -> Keys:

@@ -102,8 +102,10 @@ class Trie:
         """
         key = (name, level, str(device))
         if key not in self._tensors:
-            held = getattr(self, name)
-            array = held(level) if callable(held) else held[level] if isinstance(held, list) else held
+            levels = getattr(self, name)
+            array = (
+                levels(level) if callable(levels) else levels[level] if isinstance(levels, list) else levels
+            )
             self._tensors[key] = torch.from_numpy(np.asarray(array)).to(device)
         return self._tensors[key]
 

@@ -193,10 +193,10 @@ class SidDecoder(nn.Module):
         out = []
         for name, dim in self.features.items():
             by_event = name == "item" or isinstance(batch.context.get(name), Jagged)
-            wanted = (len(batch.item.values) if by_event else len(batch.item), dim)
-            if tuple(rows[name].shape) != wanted:
+            shape = (len(batch.item.values) if by_event else len(batch.item), dim)
+            if tuple(rows[name].shape) != shape:
                 raise DataError(
-                    f"rows of {name!r} are {list(rows[name].shape)}; this batch wants {list(wanted)}."
+                    f"rows of {name!r} are {list(rows[name].shape)}; this batch wants {list(shape)}."
                 )
             out.append((self.row[f"of_{name}"](rows[name]), by_event))
         return out

@@ -63,7 +63,7 @@ class DepthAttention(DepthDecoder):
         state_MAD = state_TD.index_select(0, position_MA.flatten()).unflatten(0, position_MA.shape)
         states = [state_MAD.index_select(0, choice) for choice in choices]
         prefixes = [sid_ML[choice, :level][:, None] for level, choice in enumerate(choices)]
-        asked = torch.cat(
+        query_RD = torch.cat(
             [self._asked(*each, level) for level, each in enumerate(zip(states, prefixes, strict=True))]
         )
         target_R = torch.cat(list(choices))
@@ -72,7 +72,7 @@ class DepthAttention(DepthDecoder):
         )
         order_R = (target_R * len(choices) + level_R).argsort()  # packed rows lie by sequence, so by target
         seen_RAD = self._seen(
-            asked[order_R], target_R[order_R], level_R[order_R], state_TD, cuts_B1, position_MA, sid_ML
+            query_RD[order_R], target_R[order_R], level_R[order_R], state_TD, cuts_B1, position_MA, sid_ML
         )
         seen_RAD = torch.empty_like(seen_RAD).index_copy(0, order_R, seen_RAD)
         parts = seen_RAD.split([len(choice) for choice in choices])
@@ -123,12 +123,12 @@ class DepthAttention(DepthDecoder):
 
     def _asked(self, state: Tensor, prefix: Tensor, level: int) -> Tensor:
         """Queries [.., D], not turned: one state for each prefix, or one of the two broadcast over the second dimension."""
-        asked = self.query[level](state)
+        query = self.query[level](state)
         if level == 0:
-            return asked
+            return query
         tables = self.sought[level]
         codes = [table(prefix[..., place]) for place, table in enumerate(tables)]  # type: ignore[arg-type]
-        return asked + sum(codes[1:], codes[0])  # codes first: for all prompts at once where they share them
+        return query + sum(codes[1:], codes[0])  # codes first: for all prompts at once where they share them
 
     def _history(self, state_TD: Tensor, cuts_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [T, H, E] of the states, each turned by its place in its sequence."""

@@ -55,11 +55,11 @@ def tokenise(
     """
     use = config.get("use", "rq_kmeans")
     if use == "file":
-        found = _finished(*read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False)
+        from_file = _finished(*read_sids(folder / config["path"], items["item_id"].to_pylist()), always=False)
         if known is None:
-            return found
-        codes = known.check(found.sids, found.codes, seq.keys_of_items(np.arange(len(items))))
-        return _of_known(found.sids, codes, known, seq)
+            return from_file
+        codes = known.check(from_file.sids, from_file.codes, seq.keys_of_items(np.arange(len(items))))
+        return _of_known(from_file.sids, codes, known, seq)
     if use != "rq_kmeans":
         raise ConfigError(f"tokenizer: use: {use!r} is unknown; there are: file, rq_kmeans.")
     spec = config.get("vectors", _VECTORS)

@@ -224,11 +224,11 @@ def _parquet(path: Path, items: pa.Table) -> np.ndarray:
             f"tokenizer.vectors: {path} has no column item_id; it has {', '.join(table.column_names)}."
         )
     place = {item: row for row, item in enumerate(table["item_id"].to_pylist())}
-    wanted = items["item_id"].to_pylist()
-    missing = [item for item in wanted if item not in place]
+    item_ids = items["item_id"].to_pylist()
+    missing = [item for item in item_ids if item not in place]
     if missing:
         raise DataError(
-            f"tokenizer.vectors: {path} lacks {len(missing)} of {len(wanted)} items, first {missing[:5]}. "
+            f"tokenizer.vectors: {path} lacks {len(missing)} of {len(item_ids)} items, first {missing[:5]}. "
             "Add their vectors."
         )
     rest = [name for name in table.column_names if name != "item_id"]
@@ -241,7 +241,7 @@ def _parquet(path: Path, items: pa.Table) -> np.ndarray:
         block = np.stack(rows)
     else:
         block = np.stack([table[name].cast(pa.float32()).to_numpy() for name in rest], 1)
-    return block[[place[item] for item in wanted]]
+    return block[[place[item] for item in item_ids]]
 
 
 def _standardised(block: np.ndarray) -> np.ndarray:

@@ -237,16 +237,16 @@ def _named(module: ModuleType, attribute: str, title: str) -> Any:
 
 
 def _only(module: ModuleType, title: str) -> Any:
-    found = _rewards_of(module)
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
+    rewards = _rewards_of(module)
+    if len(rewards) == 1:
+        return next(iter(rewards.values()))
+    if not rewards:
         raise ConfigError(
             f"{title}: it defines no reward. Mark a function with @nonet.reward or inherit from nonet.Reward."
         )
     raise ConfigError(
-        f"{title}: it defines {len(found)} rewards ({', '.join(found)}). Say which: "
-        f"file.py:{next(iter(found))}."
+        f"{title}: it defines {len(rewards)} rewards ({', '.join(rewards)}). Say which: "
+        f"file.py:{next(iter(rewards))}."
     )
 
 

@@ -73,7 +73,7 @@ class PredictedClick(Reward):
             name: np.where(user >= 0, values[np.maximum(user, 0)], missing(values))
             for name, values in known.columns.items()
         }
-        asked = ClickQuestions(
+        questions = ClickQuestions(
             user=user,
             item=item,
             liked=picked(past[last], cuts, label[last] == 1),
@@ -84,28 +84,28 @@ class PredictedClick(Reward):
             timeless=np.ones(len(row), bool),
             columns=columns,
         )
-        bags: dict[str, Jagged] = bags_of(asked, self.asked.items, tuple(setup.features), self.asked.keys)
+        bags: dict[str, Jagged] = bags_of(questions, self.asked.items, tuple(setup.features), self.asked.keys)
         return self.asked.chances(bags)
 
 
-def _places(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Where each asked id stands among the known ones, -1 where it is not; ids of another kind are not there."""
-    asked = np.asarray(asked)
-    if (known.dtype.kind == "U") != (asked.dtype.kind in "UO"):
-        return np.full(asked.shape, -1, np.int64)
-    asked = asked.astype(np.str_) if asked.dtype == object else asked
+def _places(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Where each id stands among the known ones, -1 where it is not; ids of another kind are not there."""
+    ids = np.asarray(ids)
+    if (known.dtype.kind == "U") != (ids.dtype.kind in "UO"):
+        return np.full(ids.shape, -1, np.int64)
+    ids = ids.astype(np.str_) if ids.dtype == object else ids
     order = np.argsort(known, kind="stable")
-    at = np.minimum(np.searchsorted(known, asked, sorter=order), max(len(known) - 1, 0))
-    return np.where(known[order[at]] == asked, order[at], -1)
+    at = np.minimum(np.searchsorted(known, ids, sorter=order), max(len(known) - 1, 0))
+    return np.where(known[order[at]] == ids, order[at], -1)
 
 
 def _commit(folder: Path) -> Path:
     """A commit's folder from itself or its run's. Raises ConfigError, also when it holds no click model."""
     commits = sorted((folder / "checkpoints").glob("step-*"))
-    found = commits[-1] if commits else folder
-    if not (found / "clicks" / "model.json").is_file():
+    commit = commits[-1] if commits else folder
+    if not (commit / "clicks" / "model.json").is_file():
         raise ConfigError(
             f"reward ctr: {folder} holds no click model; give a run of a click model (nonet run ctr), or a commit of it, "
             "such as runs/<id>/checkpoints/step-000123"
         )
-    return found
+    return commit

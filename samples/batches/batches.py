@@ -42,8 +42,10 @@ def training_batch(
     events] bool masks the loss (a stage's `target:` condition) and leaves the history whole; windows it leaves
     without a target are dropped. uid: stage/epoch/row:position of the window's first block event.
     """
-    found = taught_windows(seq, rows, history=history, stage=stage, epoch=epoch, seed=seed, target=target)
-    return window_batch(seq, sids_IL, found, stage=stage, epoch=epoch, target=target)
+    window_parts = taught_windows(
+        seq, rows, history=history, stage=stage, epoch=epoch, seed=seed, target=target
+    )
+    return window_batch(seq, sids_IL, window_parts, stage=stage, epoch=epoch, target=target)
 
 
 def taught_windows(
@@ -65,17 +67,23 @@ def taught_windows(
     return row[some], block[some], stop[some]
 
 
-def window_positions(seq: Sequences, found: Windows) -> np.ndarray:
+def window_positions(seq: Sequences, window_parts: Windows) -> np.ndarray:
     """Positions [B] that a model has for each window: its start, the event that leads it in, and its block."""
-    row, block, stop = found
+    row, block, stop = window_parts
     return 1 + (block > seq.offsets[row]) + stop - block
 
 
 def window_batch(
-    seq: Sequences, sids_IL: np.ndarray, found: Windows, *, stage: str, epoch: int, target: np.ndarray | None
+    seq: Sequences,
+    sids_IL: np.ndarray,
+    window_parts: Windows,
+    *,
+    stage: str,
+    epoch: int,
+    target: np.ndarray | None,
 ) -> SampleBatch:
     """Windows as a batch; see `training_batch`."""
-    row, block, stop = found
+    row, block, stop = window_parts
     led = block > seq.offsets[row]
     index, offsets = ranges(block - led, stop)
     mask = np.ones(len(index), bool) if target is None else target[index]

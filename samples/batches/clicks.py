@@ -145,7 +145,7 @@ class Clicks:
         user, begin = seq.user[index], seq.offsets[seq.user[index]]
         past, cuts = ranges(np.maximum(begin, index - self.history), index)
         first = index == begin
-        asked = ClickQuestions(
+        questions = ClickQuestions(
             user=user,
             item=seq.item[index].astype(np.int64),
             liked=picked(seq.item[past], cuts, self.label[past] > 0),
@@ -156,7 +156,7 @@ class Clicks:
             timeless=np.zeros(len(index), bool) if timeless is None else timeless,
             columns={name: values[index] for name, values in seq.columns.items()},
         )
-        return bags_of(asked, self.items, self.features, self.keys)
+        return bags_of(questions, self.items, self.features, self.keys)
 
 
 @dataclass(frozen=True)
@@ -175,35 +175,35 @@ class ClickQuestions:
 
 
 def bags_of(
-    asked: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: Keys | None
+    questions: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: Keys | None
 ) -> dict[str, Jagged]:
     """Each feature's bag of keys [P] for these questions, as tensors."""
     makers: dict[str, Any] = {
-        "user": lambda: _one(asked.user, asked.user >= 0),
-        "item": lambda: _one(asked.item),
-        "categories": lambda: _taken(items.categories, asked.item),
-        "year": lambda: _one(items.year[asked.item]),
-        "liked": lambda: asked.liked,
-        "disliked": lambda: asked.disliked,
-        "hour": lambda: _one(asked.time // 3600 % 24, ~asked.timeless),
-        "weekday": lambda: _one(asked.time // 86400 % 7, ~asked.timeless),
-        "recency": lambda: _one(_log2(asked.since), ~asked.timeless),
-        "activity": lambda: _one(_log2(asked.activity)),
-        "taste": lambda: _one(_share(np.diff(asked.liked.offsets), np.diff(asked.disliked.offsets))),
+        "user": lambda: _one(questions.user, questions.user >= 0),
+        "item": lambda: _one(questions.item),
+        "categories": lambda: _taken(items.categories, questions.item),
+        "year": lambda: _one(items.year[questions.item]),
+        "liked": lambda: questions.liked,
+        "disliked": lambda: questions.disliked,
+        "hour": lambda: _one(questions.time // 3600 % 24, ~questions.timeless),
+        "weekday": lambda: _one(questions.time // 86400 % 7, ~questions.timeless),
+        "recency": lambda: _one(_log2(questions.since), ~questions.timeless),
+        "activity": lambda: _one(_log2(questions.activity)),
+        "taste": lambda: _one(_share(np.diff(questions.liked.offsets), np.diff(questions.disliked.offsets))),
     }
-    found = {}
+    bags = {}
     for name in features:
-        bag = makers[name]() if name in makers else _column(asked.columns.get(name), len(asked.item))
+        bag = makers[name]() if name in makers else _column(questions.columns.get(name), len(questions.item))
         values = np.asarray(bag.values, np.int64)
         key_N = values + _space(name) if keys is None else keys.of(name, values)
-        found[name] = Jagged(torch.from_numpy(key_N), torch.from_numpy(bag.offsets))
-    return found
+        bags[name] = Jagged(torch.from_numpy(key_N), torch.from_numpy(bag.offsets))
+    return bags
 
 
 def picked(values: np.ndarray, offsets: np.ndarray, keep: np.ndarray) -> Jagged:
     """The values [N] of each bag where `keep` [N]."""
-    kept = np.concatenate([[0], np.cumsum(keep)])
-    return Jagged(values[keep].astype(np.int64), kept[offsets].astype(np.int64))
+    kept_before = np.concatenate([[0], np.cumsum(keep)])
+    return Jagged(values[keep].astype(np.int64), kept_before[offsets].astype(np.int64))
 
 
 def _one(values: np.ndarray, there: np.ndarray | None = None) -> Jagged:

@@ -74,17 +74,17 @@ def _times(path: Path | None, users: list[str], lengths: np.ndarray) -> tuple[np
                 f"sequences {path}: line {number + 1} has {got}, wanted user {user} and {length} times as "
                 "in sequences.txt."
             )
-    given = whole_numbers([time for line in lines[: len(users)] for time in line], f"sequences {path}")
+    read_times = whole_numbers([time for line in lines[: len(users)] for time in line], f"sequences {path}")
     row = np.repeat(np.arange(len(lengths)), lengths)
     late = np.iinfo(np.int64).max
     earliest = np.full(len(lengths), late)
-    np.minimum.at(earliest, row, np.where(given < 0, late, given))
-    known = np.where(given < 0, np.where(earliest == late, 0, earliest)[row], given)
+    np.minimum.at(earliest, row, np.where(read_times < 0, late, read_times))
+    known = np.where(read_times < 0, np.where(earliest == late, 0, earliest)[row], read_times)
     span = (
         int(known.max(initial=0)) + 1
     )  # lifts every user above the one before it, so one running maximum serves all
     time = np.maximum.accumulate(known + row * span) - row * span
-    return time, int((time != given).sum())
+    return time, int((time != read_times).sum())
 
 
 def _with_text(items: pa.Table, path: Path) -> pa.Table:

@@ -200,9 +200,9 @@ def _values(column: pa.ChunkedArray) -> np.ndarray:
     return column.cast(pa.float32(), safe=False).to_numpy().astype(np.float32)
 
 
-def _item_table(items: pa.Table, kept: np.ndarray, trained: np.ndarray) -> pa.Table:
+def _item_table(items: pa.Table, keep_I: np.ndarray, trained: np.ndarray) -> pa.Table:
     """Kept items with `item` (dense index) and `events` (TRAIN events); title and categories always there."""
-    table = items.filter(pa.array(kept))
+    table = items.filter(pa.array(keep_I))
     out = {"item": pa.array(np.arange(len(table))), "item_id": table["item_id"]}
     ids = table["item_id"].cast(pa.string())
     out["title"] = pc.coalesce(table["title"], ids) if "title" in table.column_names else ids

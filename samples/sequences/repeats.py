@@ -28,9 +28,9 @@ def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Whether a user had an event's item before [N] bool; `user` [N] ascending, its events in time order."""
     pair = user.astype(np.int64) * (int(item.max(initial=0)) + 1) + item
     first = np.unique(pair, return_index=True)[1]
-    found = np.ones(len(user), bool)
-    found[first] = False
-    return found
+    repeated_N = np.ones(len(user), bool)
+    repeated_N[first] = False
+    return repeated_N
 
 
 def policy(repeated_N: np.ndarray, split: np.ndarray, asked: str | None = None) -> str:

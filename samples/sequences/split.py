@@ -54,13 +54,13 @@ def seconds(duration: str | int | float, name: str = "duration") -> int:
     """`1d`, `12h`, `30min`, `90s`, `2w` or a plain number of seconds, as whole seconds."""
     if isinstance(duration, int | float) and not isinstance(duration, bool) and duration >= 0:
         return int(duration)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
-    if not found or found[2] not in _UNIT_S:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", str(duration))
+    if not match or match[2] not in _UNIT_S:
         raise ConfigError(
             f"split: {name}: {duration!r} is no duration. Write a number and a unit of {listed(_UNIT_S)}, "
             "such as 1d."
         )
-    return int(float(found[1]) * _UNIT_S[found[2]])
+    return int(float(match[1]) * _UNIT_S[match[2]])
 
 
 def moment(value: object, name: str = "test") -> int:
@@ -84,16 +84,16 @@ def moment(value: object, name: str = "test") -> int:
 def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
     test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
     lengths = np.diff(offsets)
-    held = test + valid + rl
+    held_out = test + valid + rl
     from_end = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(time))
     codes = np.full(len(time), TRAIN, np.int8)
-    codes[from_end < held] = RL
+    codes[from_end < held_out] = RL
     codes[from_end < test + valid] = VALID
     codes[from_end < test] = TEST
-    codes[np.repeat(lengths <= held, lengths)] = TRAIN
-    if held and len(lengths) and not (lengths > held).any():
+    codes[np.repeat(lengths <= held_out, lengths)] = TRAIN
+    if held_out and len(lengths) and not (lengths > held_out).any():
         raise DataError(
-            f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {held + 1} events; "
+            f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {held_out + 1} events; "
             "the longest of "
             f"{len(lengths)} users has {lengths.max()}. Hold out fewer events, or keep more of the data."
         )

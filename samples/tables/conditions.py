@@ -106,8 +106,8 @@ class _Compiler:
             raise self._error(f"compares {ast.unparse(left)} with {ast.unparse(right)}: no column among them")
         if kinds[0] != kinds[1] and kinds != ["a moment", "text"] and kinds != ["text", "a moment"]:
             raise self._mismatch(columns[0], right if columns[0] is left else left)
-        wanted = self._field(columns[0]).type
-        return compare(self._operand(left, wanted), self._operand(right, wanted))
+        column_type = self._field(columns[0]).type
+        return compare(self._operand(left, column_type), self._operand(right, column_type))
 
     def _membership(self, left: ast.expr, right: ast.expr) -> pc.Expression:
         if not self._is_column(left):
@@ -122,48 +122,48 @@ class _Compiler:
             kinds = (self._kind(left), self._kind(value))
             if kinds[0] != kinds[1] and kinds != ("a moment", "text"):
                 raise self._mismatch(left, value)
-        wanted = self._field(left).type
+        column_type = self._field(left).type
         try:
-            values = pa.array([self._literal(value, wanted) for value in right.elts])
-            if not pa.types.is_integer(wanted) or pa.types.is_integer(values.type):
-                values = values.cast(wanted)
+            values = pa.array([self._literal(value, column_type) for value in right.elts])
+            if not pa.types.is_integer(column_type) or pa.types.is_integer(values.type):
+                values = values.cast(column_type)
         except (pa.ArrowException, OverflowError):
             raise self._error(
-                f"has values in `in` that do not fit column {ast.unparse(left)!r} ({wanted})"
+                f"has values in `in` that do not fit column {ast.unparse(left)!r} ({column_type})"
             ) from None
         column = pc.field(self._field(left).name)
         unknown = pc.scalar(pa.scalar(None, pa.bool_())) & column.is_null()
         return column.isin(values) | unknown
 
-    def _operand(self, node: ast.expr, wanted: pa.DataType) -> Any:
+    def _operand(self, node: ast.expr, column_type: pa.DataType) -> Any:
         if self._is_column(node):
             return pc.field(self._field(node).name)
-        value = self._literal(node, wanted)
+        value = self._literal(node, column_type)
         try:
-            own = pa.types.is_floating(wanted) or pa.types.is_temporal(wanted)
-            return pc.scalar(pa.scalar(value, type=wanted if own else None))
+            own = pa.types.is_floating(column_type) or pa.types.is_temporal(column_type)
+            return pc.scalar(pa.scalar(value, type=column_type if own else None))
         except (pa.ArrowException, OverflowError):
-            raise self._error(f"has {value!r}, which does not fit a column of {wanted}") from None
+            raise self._error(f"has {value!r}, which does not fit a column of {column_type}") from None
 
-    def _literal(self, node: ast.expr, wanted: pa.DataType) -> Any:
+    def _literal(self, node: ast.expr, column_type: pa.DataType) -> Any:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            value = self._literal(node.operand, wanted)
+            value = self._literal(node.operand, column_type)
             return -value if isinstance(node.op, ast.USub) else value
         if isinstance(node, ast.Name):
             return node.id.lower() == "true"
         assert isinstance(node, ast.Constant)
-        if pa.types.is_temporal(wanted):
-            return self._moment(str(node.value), wanted)
+        if pa.types.is_temporal(column_type):
+            return self._moment(str(node.value), column_type)
         return node.value
 
-    def _moment(self, text: str, wanted: pa.DataType) -> Any:
+    def _moment(self, text: str, column_type: pa.DataType) -> Any:
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
             raise self._error(
-                f"compares a column of {wanted} with {text!r}, which is no ISO timestamp such as 2026-11-19"
+                f"compares a column of {column_type} with {text!r}, which is no ISO timestamp such as 2026-11-19"
             ) from None
-        return when.date() if pa.types.is_date(wanted) else when
+        return when.date() if pa.types.is_date(column_type) else when
 
     def _kind(self, node: ast.expr) -> str:
         """a number, text, true or false, or a moment; an unknown column or another construct is an error."""

@@ -38,15 +38,15 @@ def as_numbers(ids: pa.ChunkedArray | pa.Array | np.ndarray) -> np.ndarray:
         coded = array.dictionary_encode()
         numbers = _of_texts(coded.dictionary)
         places = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        found = numbers[places] if len(numbers) else np.zeros(len(array), np.int64)
+        numbers_read = numbers[places] if len(numbers) else np.zeros(len(array), np.int64)
     elif array.type == pa.uint64():
-        found = array.fill_null(0).to_numpy(zero_copy_only=False).view(np.int64).copy()
+        numbers_read = array.fill_null(0).to_numpy(zero_copy_only=False).view(np.int64).copy()
     else:
         whole = array.cast(pa.int8()) if pa.types.is_boolean(array.type) else array
-        found = whole.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=False).copy()
+        numbers_read = whole.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=False).copy()
     if array.null_count:
-        found[array.is_null().to_numpy(zero_copy_only=False)] = NONE
-    return found
+        numbers_read[array.is_null().to_numpy(zero_copy_only=False)] = NONE
+    return numbers_read
 
 
 def keys_in(space: str, numbers: np.ndarray) -> np.ndarray:

@@ -62,10 +62,10 @@ def read_items(path: str | os.PathLike[str], columns: Mapping[str, str] | None =
 
 def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
     """Renames, checks and normalises; `what` opens every error."""
-    given = _sources(columns)
-    table = _plain(_renamed(table, given))
+    source_of = _sources(columns)
+    table = _plain(_renamed(table, source_of))
     for role in ("user", "item", "time"):
-        _need(table, ROLES[role], role, given, what)
+        _need(table, ROLES[role], role, source_of, what)
     _not_empty(table, what)
     for name in ("user_id", "item_id", "timestamp"):
         _no_nulls(table, name, what)
@@ -75,14 +75,14 @@ def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what:
         _event_type(table, what)
     if "rating" in table.column_names:
         table = _with_rating(table, what)
-    return _with_seconds(table, given.get("timestamp", "timestamp"), what)
+    return _with_seconds(table, source_of.get("timestamp", "timestamp"), what)
 
 
 def check_items(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
     """Renames, checks and normalises; `what` opens every error."""
-    given = {name: source for name, source in _sources(columns).items() if source in table.column_names}
-    table = _plain(_renamed(table, given))
-    _need(table, "item_id", "item", given, what)
+    source_of = {name: source for name, source in _sources(columns).items() if source in table.column_names}
+    table = _plain(_renamed(table, source_of))
+    _need(table, "item_id", "item", source_of, what)
     _not_empty(table, what)
     _no_nulls(table, "item_id", what)
     table = _with_ids(table, "item_id", what)
@@ -106,11 +106,11 @@ def _sources(columns: Mapping[str, str] | None) -> dict[str, str]:
     return sources
 
 
-def _renamed(table: pa.Table, given: Mapping[str, str]) -> pa.Table:
+def _renamed(table: pa.Table, source_of: Mapping[str, str]) -> pa.Table:
     """The given columns under their wanted names; a column that had such a name and was not chosen goes."""
-    wanted = {source: name for name, source in given.items() if source in table.column_names}
-    kept = [name for name in table.column_names if name in wanted or name not in wanted.values()]
-    return table.select(kept).rename_columns([wanted.get(name, name) for name in kept])
+    name_of = {source: name for name, source in source_of.items() if source in table.column_names}
+    columns = [name for name in table.column_names if name in name_of or name not in name_of.values()]
+    return table.select(columns).rename_columns([name_of.get(name, name) for name in columns])
 
 
 def _plain(table: pa.Table) -> pa.Table:
@@ -123,12 +123,12 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
-def _need(table: pa.Table, name: str, role: str, given: Mapping[str, str], what: str) -> None:
+def _need(table: pa.Table, name: str, role: str, source_of: Mapping[str, str], what: str) -> None:
     if table.column_names.count(name) > 1:
         raise DataError(f"{what}: column {name!r} is there more than once.")
     if name in table.column_names:
         return
-    source = given.get(name, name)
+    source = source_of.get(name, name)
     near = did_you_mean(source, table.column_names)
     said = f" (columns says {role}: {source})" if source != name else ""
     raise DataError(

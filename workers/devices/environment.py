@@ -40,9 +40,9 @@ class Environment:
     vars: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given = [name for name in ("python", "image", "pip") if getattr(self, name)]
-        if len(given) > 1:
-            raise ConfigError(f"env has {' and '.join(given)}; a pool's workers start in one of them")
+        named = [name for name in ("python", "image", "pip") if getattr(self, name)]
+        if len(named) > 1:
+            raise ConfigError(f"env has {' and '.join(named)}; a pool's workers start in one of them")
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Environment:
@@ -56,15 +56,15 @@ class Environment:
 
         An image must hold nonet itself: Ray mixes images with nothing but variables.
         """
-        told: dict[str, Any] = {}
+        runtime_env: dict[str, Any] = {}
         if self.python:
-            told = {"py_executable": shlex.quote(self.python), "py_modules": [_sources()]}
+            runtime_env = {"py_executable": shlex.quote(self.python), "py_modules": [_sources()]}
         elif self.image:
-            told = {"image_uri": self.image}
+            runtime_env = {"image_uri": self.image}
         elif self.pip:
-            told = {"pip": list(self.pip)}
+            runtime_env = {"pip": list(self.pip)}
         variables = dict(device.vars) | {key: str(value) for key, value in self.vars.items()}
-        return told | ({"env_vars": variables} if variables else {})
+        return runtime_env | ({"env_vars": variables} if variables else {})
 
     def check(self, pool: str, nodes: Iterable[str], timeout_s: float = DEFAULTS.start) -> None:
         """Look for the interpreter on every node (Ray's ids), `timeout_s` long at most.
@@ -79,7 +79,7 @@ class Environment:
 
         ids = sorted(set(nodes))
         look = ray.remote(num_cpus=0, max_retries=0)(look_at)
-        asked = [
+        checks = [
             look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
                 self.python, dict(self.vars), timeout_s
             )
@@ -87,7 +87,7 @@ class Environment:
         ]
         wanted = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
         try:
-            looked = ray.get(asked, timeout=timeout_s)
+            looked = ray.get(checks, timeout=timeout_s)
         except RayError as error:
             raise PlacementError(
                 f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes within "
@@ -112,18 +112,18 @@ def look_at(python: str, variables: Mapping[str, str], timeout_s: float) -> dict
     if not os.access(python, os.X_OK):
         return {"error": "there is no such executable"}
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [python, "-c", _LOOK],
             capture_output=True,
             text=True,
             timeout=timeout_s,
             env={**os.environ, **variables},
         )
-        return json.loads(asked.stdout)
+        return json.loads(process.stdout)
     except (OSError, subprocess.SubprocessError) as error:
         return {"error": str(error)}
     except json.JSONDecodeError:
-        return {"error": (asked.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
+        return {"error": (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
 
 
 def _sources() -> str:

@@ -50,9 +50,11 @@ class Account:
     def take(self, owner: str, wanted_bytes: int) -> None:
         """Note that an owner holds so many bytes. Raises PlacementError, and notes nothing, where they don't fit."""
         with self._lock:
-            others = sum(held for name, held in self._held.items() if name != owner)
+            others = sum(bytes_held for name, bytes_held in self._held.items() if name != owner)
             if self.capacity_bytes and others + wanted_bytes > self.capacity_bytes:
-                told = ", ".join(f"{name} {held}" for name, held in self._held.items() if name != owner)
+                told = ", ".join(
+                    f"{name} {bytes_held}" for name, bytes_held in self._held.items() if name != owner
+                )
                 raise PlacementError(
                     f"{owner} wants {wanted_bytes} bytes resident, the device has {self.capacity_bytes} and {told or 'nobody'} "
                     "held there; offload one of them first"
@@ -144,14 +146,14 @@ class Residency:
             return wanted
 
     @contextmanager
-    def _moving(self, wanted: State, what: str) -> Iterator[None]:
-        """In MOVING from the state wanted; one move at a time."""
+    def _moving(self, expected: State, what: str) -> Iterator[None]:
+        """In MOVING from the state expected; one move at a time."""
         if not self._turn.acquire(blocking=False):
             raise PlacementError(f"{self.owner} is moving: wait for that move before you {what}")
         try:
-            if self.state is not wanted:
+            if self.state is not expected:
                 raise PlacementError(
-                    f"cannot {what} {self.owner}: it is {self.state.value}, not {wanted.value}"
+                    f"cannot {what} {self.owner}: it is {self.state.value}, not {expected.value}"
                 )
             self.state = State.MOVING
             yield
@@ -160,20 +162,20 @@ class Residency:
 
     def _storages(self) -> list[Any]:
         """Each storage behind the tensors once, in their order."""
-        found: dict[int, Any] = {}
+        storages: dict[int, Any] = {}
         for tensor in self._tensors():
             storage = tensor.untyped_storage()
-            found.setdefault(storage._cdata, storage)
-        return list(found.values())
+            storages.setdefault(storage._cdata, storage)
+        return list(storages.values())
 
 
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[Tensor]:
     """A model's parameters, gradients and buffers, and its optimizer's states."""
-    found = [*model.parameters(), *model.buffers()]
-    found += [p.grad for p in model.parameters() if p.grad is not None]
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
     for states in (optimizer.state if optimizer else {}).values():
-        found += [value for value in states.values() if isinstance(value, Tensor)]
-    return found
+        tensors += [value for value in states.values() if isinstance(value, Tensor)]
+    return tensors
 
 
 def _park(storage: Any, folder: Path | None) -> Tensor:

@@ -50,15 +50,15 @@ class EmbeddingShard(DistributeWorker):
         self._sent = {kind: {"updates": 0, "bytes": 0} for kind in ("full", "delta")}
 
     def setup(self) -> None:
-        for name, given in self._tiers.items():
+        for name, options in self._tiers.items():
             try:
-                Tiers.of(self.specs[name], given).check(self.specs[name])
+                Tiers.of(self.specs[name], options).check(self.specs[name])
             except ConfigError as error:
                 raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
     @property
     def sparse(self) -> ShardedTables:
-        """The shard's part of the sparse world; a world of one until a gang is joined."""
+        """The shard's part of the sharded tables; of one process until it joins a process group."""
         if self._tables is None:
             self._hold(ShardedTables(self.specs, seed=self._seed, make=self._made))
         assert self._tables is not None
@@ -80,13 +80,13 @@ class EmbeddingShard(DistributeWorker):
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
-        """Times to live by table, known once the data is; before a gang is joined."""
+        """Times to live by table, known once the data is; before a process group is joined."""
         for name, steps in ttl_steps.items():
             self.specs[name] = replace(self.specs[name], ttl_steps=steps)
 
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:
-        """Join a gang as a shard apart from the trainers."""
+        """Join the process group as a shard apart from the trainers."""
         self._member = join_process_group(rendezvous, rendezvous.trainers + self.rank)
         self.enter(
             Layout.apart(rendezvous.trainers + self.rank, rendezvous.trainers, rendezvous.shards),
@@ -181,17 +181,17 @@ class EmbeddingShard(DistributeWorker):
 
     def _forget_deletes(self) -> None:
         """A commit is whole, so keys that went are told to replicas alone: what went before their version is forgotten."""
-        held = min(self._steps.values(), default=None)
+        oldest = min(self._steps.values(), default=None)
         for table in self.sparse.tables.values():
-            table.deleted.forget(table.step if held is None else min(held, table.step))
+            table.deleted.forget(table.step if oldest is None else min(oldest, table.step))
 
     def _made(self, name: str, spec: TableSpec, seed: int) -> BaseTable:
         """A table, in the tiers that the scenario gives it."""
         if name not in self._tiers:
             return make_table(name, spec, seed)
-        given = self._tiers[name]
-        wants_device = given.get("device_rows") or given.get("device_bytes")
-        tiers = Tiers.of(spec, given, claim(self.device) if wants_device else HOST)
+        options = self._tiers[name]
+        wants_device = options.get("device_rows") or options.get("device_bytes")
+        tiers = Tiers.of(spec, options, claim(self.device) if wants_device else HOST)
         return TieredTable.over(make_table(name, spec, seed), tiers)
 
     def _hold(self, world: ShardedTables) -> None:

@@ -85,12 +85,12 @@ class Evaluator(DistributeWorker):
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
         """The same for the model of a commit, by exhaustive scoring and by beam."""
-        asked = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
+        recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
 
         def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            return asked.scores(asked.batch(users, positions)).numpy()
+            return recommender.scores(recommender.batch(users, positions)).numpy()
 
-        return self._evaluate(name, scores, asked)
+        return self._evaluate(name, scores, recommender)
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -99,14 +99,14 @@ class Evaluator(DistributeWorker):
         Coverage is of all lists together, not of an event: it is compared by nobody.
         """
         users = self._prompts["test"][0]
-        found = {}
+        differences = {}
         for a, b in pairs:
             ranks_a, ranks_b = (np.load(self._results / f"{name}.npz")["test.exhaustive"] for name in (a, b))
-            found[f"{a}-{b}"] = {
+            differences[f"{a}-{b}"] = {
                 metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self.run.seed)
                 for metric in of_events(self.ask.metrics)
             }
-        return found
+        return differences
 
     @method(collect="first")
     def shown(self) -> list[dict[str, Any]]:
@@ -126,17 +126,17 @@ class Evaluator(DistributeWorker):
             )
         return rows
 
-    def _evaluate(self, name: str, scores: Scores, asked: Recommender | None) -> dict[str, Any]:
+    def _evaluate(self, name: str, scores: Scores, recommender: Recommender | None) -> dict[str, Any]:
         arrays: dict[str, np.ndarray] = {}
         detail: dict[str, Any] = {}
         for split, (users, positions) in self._prompts.items():
             if not len(users):
                 continue
-            found = {"exhaustive": self._ranked(scores, users, positions)}
-            if asked is not None:
-                found["beam"] = self._beamed(asked, users, positions)
-            arrays |= {f"{split}.{how}": board.ranks for how, board in found.items()}
-            detail[split] = {how: board.summary() for how, board in found.items()}
+            boards = {"exhaustive": self._ranked(scores, users, positions)}
+            if recommender is not None:
+                boards["beam"] = self._beamed(recommender, users, positions)
+            arrays |= {f"{split}.{how}": board.ranks for how, board in boards.items()}
+            detail[split] = {how: board.summary() for how, board in boards.items()}
         np.savez(self._results / f"{name}.npz", **arrays)  # type: ignore[arg-type]
         return {"detail": detail, "shown": self._top(scores)}
 
@@ -151,12 +151,12 @@ class Evaluator(DistributeWorker):
             board.add(ranks, self._best(scores_PI, depth, hidden) if depth else None)
         return board
 
-    def _beamed(self, asked: Recommender, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
+    def _beamed(self, recommender: Recommender, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
         """By beam: what the beam does not hold is missed."""
         board, target = self._board(users, positions), self._target(users, positions)
         for p in _parts(len(users)):
-            batch = asked.batch(users[p], positions[p])
-            item_PW = asked.beams(batch, self.ask.width, users[p], positions[p]).item.numpy()
+            batch = recommender.batch(users[p], positions[p])
+            item_PW = recommender.beams(batch, self.ask.width, users[p], positions[p]).item.numpy()
             hit_PW = item_PW == target[p][:, None]
             board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
         return board

@@ -87,11 +87,11 @@ class Probe(DistributeWorker):
     @method(collect="first", users=Replicate, positions=Replicate)
     def score(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Log-probability of every catalogue item for each prompt [P, I] float32, nats."""
-        found = []
+        scores = []
         with device(self.device).autocast(self._precision):
             for batch, *_ in self.asked.chunks(users, positions, _CHUNK):
-                found.append(self.asked.scores(batch).float().numpy())
-        return np.concatenate(found)
+                scores.append(self.asked.scores(batch).float().numpy())
+        return np.concatenate(scores)
 
 
 class _Watch:

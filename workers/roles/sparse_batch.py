@@ -82,7 +82,7 @@ class PrefetchedRows:
 
     def __init__(self, rows: Mapping[str, Tensor]):
         self._rows = dict(rows)
-        self.grads = {table: torch.zeros(found.shape) for table, found in self._rows.items()}
+        self.grads = {table: torch.zeros(rows.shape) for table, rows in self._rows.items()}
 
     def pull(self, table: str, keys: Tensor, *, train: bool = True) -> Tensor:
         """The table's rows [N, D]; the keys are those that the batch was read with."""

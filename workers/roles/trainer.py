@@ -76,14 +76,14 @@ class Trainer(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
-        """Open the artifacts and build the model, where the gang has met; what it is (see `_built`)."""
+        """Open the artifacts and build the model, after its process group is joined; what it is (see `_built`)."""
         self.corpus = Corpus.load(folders)
         model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
         return self._built(model)
 
     @method(ttl_steps=Replicate)
     def set_ttl_steps(self, ttl_steps: Mapping[str, int]) -> None:
-        """Times to live by table, known once the data is; before a gang is joined."""
+        """Times to live by table, known once the data is; before a process group is joined."""
         own = {name: {"ttl_steps": steps} for name, steps in ttl_steps.items()}
         tables = {name: {**spec, **own.get(name, {})} for name, spec in self.run.tables.items()}
         self.run = replace(self.run, tables=tables)
@@ -98,7 +98,7 @@ class Trainer(DistributeWorker):
 
     @method(rendezvous=PerRank)
     def join_process_group(self, rendezvous: Rendezvous) -> None:
-        """Join the gang, before there is a model or between stages; fused shards of this process take the same place."""
+        """Join the process group, before there is a model or between stages; fused shards of this process take the same place."""
         claim(self.device)
         kind = device(self.device)
         if rendezvous.trainers > 1:  # gradients meet on the device
@@ -273,7 +273,9 @@ class Trainer(DistributeWorker):
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """One dense step on rows [M, D] by table; their gradients, and the step's record."""
         self.model.train()
-        leaves = {table: found.detach().to(self.device).requires_grad_() for table, found in rows.items()}
+        leaves = {
+            table: table_rows.detach().to(self.device).requires_grad_() for table, table_rows in rows.items()
+        }
         total, mine = self._member.total(float(read.targets))[0], 0.0
         for number, chunk in enumerate(read):
             self._draw_dropout(stage, step, number)

@@ -162,10 +162,10 @@ class ActorGroup:
         try:
             return future.get(self._deadlines.start)
         except DeadlineExceeded:
-            asked = ray.cluster_resources(), ray.available_resources()
+            total, free = ray.cluster_resources(), ray.available_resources()
             raise PlacementError(
                 f"group {self.name!r}: {self.world} workers did not start within {self._deadlines.start:g} s; "
-                f"the cluster has {_short(asked[0])}, free are {_short(asked[1])}. Ask for fewer workers or cpus, or add a node"
+                f"the cluster has {_short(total)}, free are {_short(free)}. Ask for fewer workers or cpus, or add a node"
                 f"{way_out(self._deadlines.start)}."
             ) from None
 
@@ -181,9 +181,9 @@ class ActorGroup:
 
     def doing(self, timeout_s: float = PING_S) -> list[Doing]:
         """What every rank is doing; a rank that does not answer is silent."""
-        asked = [actor.doing.remote() for actor in self.actors]
-        ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
-        return [self._answer(rank, ref) for rank, ref in enumerate(asked)]
+        refs = [actor.doing.remote() for actor in self.actors]
+        ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
+        return [self._answer(rank, ref) for rank, ref in enumerate(refs)]
 
     def _answer(self, rank: int, ref: Any) -> Doing:
         try:
@@ -198,7 +198,7 @@ class ActorGroup:
     def spans(self) -> list[tuple[str, list[tuple[str, float, float, int]]]]:
         """(worker's name, its spans since the last time asked) of every rank; [] where one does not answer."""
         try:
-            names = [found["name"] for found in ray.get(self._built, timeout=1.0)]
+            names = [whereabouts["name"] for whereabouts in ray.get(self._built, timeout=1.0)]
             return list(zip(names, self.control("spans"), strict=True))
         except (NonetError, RayActorError, GetTimeoutError):
             return []  # a dead rank's spans are lost with it
@@ -289,13 +289,13 @@ class ActorGroup:
     def dead(self) -> list[int]:
         """Ranks that do not answer a ping."""
         refs = [actor.ping.remote() for actor in self.actors]
-        found = []
+        dead_ranks = []
         for rank, ref in enumerate(refs):
             try:
                 ray.get(ref, timeout=PING_S)
             except (RayActorError, GetTimeoutError):
-                found.append(rank)
-        return found
+                dead_ranks.append(rank)
+        return dead_ranks
 
     def request_stop(self) -> list[Any]:
         """Ask every rank to tear down; references to their answers."""
@@ -325,5 +325,5 @@ def _is_well(ref: Any) -> bool:
 
 
 def _short(resources: Mapping[str, float]) -> str:
-    kept = {key: value for key, value in resources.items() if ":" not in key and "memory" not in key}
-    return ", ".join(f"{key} {value:g}" for key, value in sorted(kept.items())) or "nothing"
+    shown = {key: value for key, value in resources.items() if ":" not in key and "memory" not in key}
+    return ", ".join(f"{key} {value:g}" for key, value in sorted(shown.items())) or "nothing"

@@ -102,15 +102,15 @@ def _assembled(argument: Argument, left: Iterator[Any], rank: int, world: int, f
 
 def _overlap(refs: Sequence[Any], counts: Sequence[int], start: int, stop: int, fetch: Callable) -> Any:
     """Rows [start, stop) of chunks laid end to end, fetching only the chunks that have some; no rows: of the first."""
-    wanted, begin = [], 0
+    pieces, begin = [], 0
     for ref, count in zip(refs, counts, strict=True):
         low, high = max(start - begin, 0), min(stop - begin, count)
         if low < high:
-            wanted.append((ref, low, high))
+            pieces.append((ref, low, high))
         begin += count
-    wanted = wanted or [(refs[0], 0, 0)]
-    values = fetch([ref for ref, _, _ in wanted])
-    parts = [rows.cut(value, low, high) for value, (_, low, high) in zip(values, wanted, strict=True)]
+    pieces = pieces or [(refs[0], 0, 0)]
+    values = fetch([ref for ref, _, _ in pieces])
+    parts = [rows.cut(value, low, high) for value, (_, low, high) in zip(values, pieces, strict=True)]
     return parts[0] if len(parts) == 1 else rows.join(parts)
 
 

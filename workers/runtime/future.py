@@ -190,8 +190,8 @@ class GroupFuture:
                 ready, _ = ray.wait([ref], timeout=0)
                 if ready:
                     ray.get(ref, timeout=0)
-            except (RayActorError, RayTaskError) as found:
-                return rank, found
+            except (RayActorError, RayTaskError) as failure:
+                return rank, failure
             except GetTimeoutError:
                 continue
         return -1, error

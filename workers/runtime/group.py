@@ -59,7 +59,7 @@ class WorkerGroup:
 
     @classmethod
     def of(cls, hosts: ActorGroup, role: str) -> WorkerGroup:
-        """Hosts seen as one of the roles they hold."""
+        """An actor group seen as one of the roles it holds."""
         group = cls.__new__(cls)
         group._bind(hosts, role)
         return group

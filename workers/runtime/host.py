@@ -201,7 +201,7 @@ class WorkerActor:
             worker.teardown()
 
     def _whereabouts(self) -> Whereabouts:
-        ids = [i for found in self._context.get_accelerator_ids().values() for i in found]
+        ids = [i for ids_of_kind in self._context.get_accelerator_ids().values() for i in ids_of_kind]
         return Whereabouts(
             self._context.get_node_id()[:8],
             ray.util.get_node_ip_address(),

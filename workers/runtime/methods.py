@@ -97,14 +97,14 @@ def method(
 
 def declared(cls: type, name: str) -> Method:
     """The declaration of `cls.name`. Raises AttributeError when it is no group method."""
-    found = getattr(getattr(cls, name, None), "__nonet_method__", None)
-    if found is None:
+    declaration = getattr(getattr(cls, name, None), "__nonet_method__", None)
+    if declaration is None:
         methods = sorted(n for n in dir(cls) if hasattr(getattr(cls, n, None), "__nonet_method__"))
         raise AttributeError(
             f"{cls.__name__}.{name} is not a group method (mark it with @nonet.method); "
             f"group methods: {', '.join(methods) or 'none'}"
         )
-    return found
+    return declaration
 
 
 @cache

@@ -1,4 +1,4 @@
-"""OrphanGuard: ends an orphaned host. Detached actors outlive whoever made them; this is what keeps them from staying for ever.
+"""OrphanGuard: ends an orphaned worker. Detached actors outlive whoever made them; without it they would stay for ever.
 
 A host that hears nothing from its controller for `timeout_s` removes the placement group it stands in, which ends all
 actors in it, and then itself, without a restart (docs/design.md, section 8).

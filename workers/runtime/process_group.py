@@ -1,4 +1,4 @@
-"""A gang: ranks that meet in one torch.distributed process group, under an epoch.
+"""Ranks joined in one torch.distributed process group, under an epoch.
 
 Trainers come first, shards apart after them. The group's time-out is the step deadline doubled, never torch's 30 min; a
 lost rank means a new epoch for all, under its own prefix of the store (docs/design.md, section 8).
@@ -19,7 +19,7 @@ from nonet.workers.runtime.worker import Place
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where a gang meets: address, epoch, how many trainers and how many shards apart from them (0: fused); a step's deadline."""
+    """Where ranks join: address, epoch, how many trainers and how many shards apart from them (0: fused); a step's deadline."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Rendezvous:
 
 @dataclass(slots=True)
 class Membership:
-    """This process in a gang: the whole group, the trainers' own (None on a world of one), and how many trainers it has."""
+    """This process in its group: the whole group, the trainers' own (None on a world of one), and how many trainers it has."""
 
     rank: int
     world: int

@@ -36,14 +36,18 @@ class Residents:
 
     def move(self, away: Collection[str]) -> Moved:
         """Let these roles be away and all others be here, offloads first. Raises PlacementError; whoever is between is away."""
-        wanted = frozenset(away)
-        self.away |= wanted
-        gone = sum(self._park(holders, held) for holders, held in self._held().items() if holders <= wanted)
+        parked_roles = frozenset(away)
+        self.away |= parked_roles
+        gone = sum(
+            self._park(holders, tensors)
+            for holders, tensors in self._held().items()
+            if holders <= parked_roles
+        )
         resumed = 0
-        for holders in [holders for holders in self._parked if not holders <= wanted]:
+        for holders in [holders for holders in self._parked if not holders <= parked_roles]:
             resumed += self._parked[holders].resume()
             del self._parked[holders]
-        self.away = wanted
+        self.away = parked_roles
         return Moved(gone, resumed, self.resident_bytes)
 
     def require(self, role: str) -> None:
@@ -65,9 +69,9 @@ class Residents:
         )
 
     def _park(self, holders: frozenset[str], tensors: list[Tensor]) -> int:
-        held = Residency(f"{self._who} {' + '.join(sorted(holders))}", lambda: tensors)
-        moved = held.offload()
-        self._parked[holders] = held
+        residency = Residency(f"{self._who} {' + '.join(sorted(holders))}", lambda: tensors)
+        moved = residency.offload()
+        self._parked[holders] = residency
         return moved
 
     def _held(self) -> dict[frozenset[str], list[Tensor]]:
@@ -80,7 +84,7 @@ class Residents:
                 if storage.nbytes():
                     holders.setdefault(storage._cdata, set()).add(role)
                     tensors[storage._cdata] = tensor
-        found: dict[frozenset[str], list[Tensor]] = {}
+        by_holders: dict[frozenset[str], list[Tensor]] = {}
         for key, tensor in tensors.items():
-            found.setdefault(frozenset(holders[key]), []).append(tensor)
-        return found
+            by_holders.setdefault(frozenset(holders[key]), []).append(tensor)
+        return by_holders

@@ -33,8 +33,8 @@ class Spans:
 
     def take(self) -> list[tuple[str, float, float, int]]:
         """The spans since the last time asked."""
-        kept, self._kept = self._kept, deque(maxlen=MOST)
-        return list(kept)
+        spans, self._kept = self._kept, deque(maxlen=MOST)
+        return list(spans)
 
     def _made(self) -> tuple[Any, Any]:
         from ray.util.metrics import Counter

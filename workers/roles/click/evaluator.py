@@ -49,23 +49,23 @@ class ClickEvaluator(DistributeWorker):
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
         """The same for the model of a commit."""
-        asked = ClickModel(Path(folder))
-        found = {
-            split: asked.chances_of(self._clicks, self._clicks.rows(code)) for split, code in _SPLITS.items()
+        model = ClickModel(Path(folder))
+        chances = {
+            split: model.chances_of(self._clicks, self._clicks.rows(code)) for split, code in _SPLITS.items()
         }
-        return self._summary(name, found)
+        return self._summary(name, chances)
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
         """Paired bootstrap over users on all test events, for each (a, b): {"a-b": {metric: {diff, low, high}}}."""
         rows = self._clicks.rows(TEST)
         label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
-        found = {}
+        differences = {}
         for a, b in pairs:
             ours, theirs = (np.load(self._results / f"{name}.npz")["test"] for name in (a, b))
             every = paired_clicks(ours, theirs, label, user, self.run.seed)
-            found[f"{a}-{b}"] = {metric: every[metric] for metric in self.ask.metrics}
-        return found
+            differences[f"{a}-{b}"] = {metric: every[metric] for metric in self.ask.metrics}
+        return differences
 
     @method(collect="first")
     def shown(self) -> list[dict[str, Any]]:
@@ -76,9 +76,9 @@ class ClickEvaluator(DistributeWorker):
         arrays: dict[str, Any] = dict(chances)
         np.savez(self._results / f"{name}.npz", **arrays)
         detail = {}
-        for split, found in chances.items():
-            if len(found):
-                every = summarise_clicks(found, self._clicks.label[self._clicks.rows(_SPLITS[split])])
+        for split, split_chances in chances.items():
+            if len(split_chances):
+                every = summarise_clicks(split_chances, self._clicks.label[self._clicks.rows(_SPLITS[split])])
                 metrics = {metric: every[metric] for metric in self.ask.metrics}
                 detail[split] = {"exhaustive": {"all": metrics}}
         return {"detail": detail, "shown": []}

@@ -76,7 +76,7 @@ class ClickTrainer(Trainer):
         self._draw_dropout(stage, step)
         self.model.train()
         bags = self._collection()
-        bags.source = given = PrefetchedRows(rows)
+        bags.source = rows_source = PrefetchedRows(rows)
         loss, pooled = torch.zeros(()), bags(read.batch.bags, self.device)
         if len(label):  # a rank's share may be empty; it still meets the others
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
@@ -85,7 +85,7 @@ class ClickTrainer(Trainer):
             self.dense.backward(loss / events)
         total = self._member.total(float(loss.detach()))[0]
         bags.push(step)
-        return given.grads, self._stepped(stage, step, total / events, float(events))
+        return rows_source.grads, self._stepped(stage, step, total / events, float(events))
 
     @cached_property
     def _seq(self) -> Sequences:
