@@ -81,9 +81,9 @@ class _Function:
         seen = torch.broadcast_to(seen, (last - first, keys)).bool()
         if self.padding is None:
             return seen
-        kept = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
-        kept = torch.nn.functional.pad(kept, (0, keys - len(kept)))  # keys not yet written
-        return seen & kept
+        unpadded = self.padding[b, self.kv_offset : self.kv_offset + keys].to(device).bool()
+        unpadded = torch.nn.functional.pad(unpadded, (0, keys - len(unpadded)))  # keys not yet written
+        return seen & unpadded
 
 
 def attention_forward(
@@ -113,24 +113,24 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _from_tensor(given: Any, query: Tensor, key: Tensor) -> UniMask:
+def _from_tensor(mask: Any, query: Tensor, key: Tensor) -> UniMask:
     """A 4D mask of bools, or of zeros and the lowest numbers, read back exactly."""
-    if not isinstance(given, Tensor) or given.ndim != 4 or given.shape[1] != 1:
-        shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[1] != 1:
+        shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ConfigError(
             f"attention_mask is {shape}; {NAME} takes the table of its own mask function, or [B, 1, Q, N] shared by all heads. "
             "Load the model with attn_implementation='sdpa' for other masks."
         )
-    given = given[..., : key.shape[2]]
-    if given.dtype != torch.bool:
-        lowest = given <= torch.finfo(given.dtype).min / 2
-        if bool((~lowest & (given != 0)).any()):
+    mask = mask[..., : key.shape[2]]
+    if mask.dtype != torch.bool:
+        lowest = mask <= torch.finfo(mask.dtype).min / 2
+        if bool((~lowest & (mask != 0)).any()):
             raise ConfigError(
-                f"attention_mask {list(given.shape)} adds numbers to scores; {NAME} takes masks of 0 and -inf (and biases as "
+                f"attention_mask {list(mask.shape)} adds numbers to scores; {NAME} takes masks of 0 and -inf (and biases as "
                 "RelativeBias). Load the model with attn_implementation='sdpa' for it."
             )
-        given = ~lowest
-    return UniMask.from_dense(given[:, 0].expand(len(query), -1, -1))
+        mask = ~lowest
+    return UniMask.from_dense(mask[:, 0].expand(len(query), -1, -1))
 
 
 def _refuse(dropout: float, kwargs: dict[str, Any]) -> None:

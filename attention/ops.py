@@ -73,9 +73,9 @@ class _Eager(torch.autograd.Function):
         if grad is None:
             return (None,) * 8
         q, k, v, out, lse, *_ = ctx.saved_tensors
-        found = _gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
-        kept = (x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False))
-        return (*kept, None, None)
+        gradients = _gradients(grad, q, k, v, out, lse, ctx.call, ctx.backend)
+        outputs = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+        return (*outputs, None, None)
 
 
 def _call(cu_q: Tensor, cu_k: Tensor, *rest: Any) -> tuple[Call, str]:
@@ -102,8 +102,8 @@ def _backward(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> list[Tensor]:
     """Gradients of q, k, v, sink, position and time; empty where there is no such input."""
-    found = _gradients(grad, q, k, v, out, lse, *_call(*rest))
-    return [q.new_empty(0) if x is None else x for x in found]
+    gradients = _gradients(grad, q, k, v, out, lse, *_call(*rest))
+    return [q.new_empty(0) if x is None else x for x in gradients]
 
 
 def _compute(q: Tensor, k: Tensor, v: Tensor, call: Call, backend: str) -> tuple[Tensor, Tensor]:
@@ -163,10 +163,10 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tu
     if grad is None:
         return tuple(back)
     *tensors, out, lse = ctx.saved_tensors
-    given = iter(tensors)
-    inputs = [next(given) if x is None else x[0] for x in ctx.rest]
-    found = torch.ops.nonet.attend_backward(grad, out, lse, *inputs)
-    for at, gradient in zip(_GRADIENTS, found, strict=True):
+    saved = iter(tensors)
+    inputs = [next(saved) if x is None else x[0] for x in ctx.rest]
+    gradients = torch.ops.nonet.attend_backward(grad, out, lse, *inputs)
+    for at, gradient in zip(_GRADIENTS, gradients, strict=True):
         if ctx.needs_input_grad[at]:
             back[at] = gradient
     return tuple(back)

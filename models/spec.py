@@ -48,8 +48,8 @@ class ModelSize:
         logits twice in fp32 (softmax and gradient). `depth_vectors` are those that a level of the depth decoder adds.
         """
         layer = 10 * self.width + 2 * self.feed_forward + 2 * self.kv_width
-        kept = self.layers * layer + self.levels * self.depth_vectors * self.width
-        return tokens * (kept * self.weight_bytes + 8 * self.vocabulary)
+        numbers = self.layers * layer + self.levels * self.depth_vectors * self.width
+        return tokens * (numbers * self.weight_bytes + 8 * self.vocabulary)
 
     def kv_bytes(self, tokens: float) -> float:
         """Keys and values of this many cached tokens."""

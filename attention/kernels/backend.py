@@ -37,14 +37,14 @@ def backward(
     q, k, v = _rows(q, k, v)
     table, options = _table(call, len(q), len(k)), _options(call)
     config = kernels.config_of(q, v, table, options)
-    found = kernels_backward.backward(grad, q, k, v, out, lse, table, _plans(table, config), options, config)
+    grads = kernels_backward.backward(grad, q, k, v, out, lse, table, _plans(table, config), options, config)
     bias = call.bias
     tables = (call.sink, None if bias is None else bias.position, None if bias is None else bias.time)
-    gradients = (found.sink, found.position, found.time)
+    gradients = (grads.sink, grads.position, grads.time)
     typed = [
         None if x is None or g is None else g.to(x.dtype) for g, x in zip(gradients, tables, strict=True)
     ]
-    return [found.q, found.k, found.v, *typed]
+    return [grads.q, grads.k, grads.v, *typed]
 
 
 def _options(call: Call) -> Options:

@@ -58,7 +58,7 @@ def constants(
     q: Tensor, v: Tensor, table: IntervalTable, tiles: Tiles, options: Options, tile: Tile
 ) -> dict[str, Any]:
     """What is compiled into a kernel, and how it is compiled."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "SLOTS": len(table.start),
         "S": tiles.spans.shape[1],
         "BM": tile.block_q,
@@ -71,7 +71,7 @@ def constants(
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    return found | registers(q.dtype)
+    return settings | registers(q.dtype)
 
 
 def registers(dtype: torch.dtype) -> dict[str, int]:

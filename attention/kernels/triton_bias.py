@@ -22,12 +22,12 @@ from nonet.attention.kernels.triton_score import dot, here_of, level_of, load_ro
 @triton.jit
 def touched(SPANS, tile, used, low, high, S: tl.constexpr, BN: tl.constexpr):
     """Whether keys [low, high) meet any span of the tile."""
-    found = 0
+    meets = 0
     for span in range(used):
         begin = tl.load(SPANS + (tile * S + span) * 4) * BN
         end = tl.load(SPANS + (tile * S + span) * 4 + 3) * BN
-        found = found | tl.where((low < end) & (high > begin), 1, 0)
-    return found
+        meets = meets | tl.where((low < end) & (high > begin), 1, 0)
+    return meets
 
 
 @triton.jit
@@ -79,27 +79,27 @@ def bias_kernel(
                 GRAD_OUT + q_long * d_t + head * d_h, start, rows, E, d_t, True, BT, WE, FULL
             )
             # Keys that are not there read the nearest that is; the mask drops them below.
-            held = tl.minimum(tl.maximum(key, 0), keys - 1)
-            k = load_at(K + k_long * k_t + (head // group) * k_h, held, D, k_t, WD)
-            v = load_at(V + k_long * v_t + (head // group) * v_h, held, E, v_t, WE)
+            nearest = tl.minimum(tl.maximum(key, 0), keys - 1)
+            k = load_at(K + k_long * k_t + (head // group) * k_h, nearest, D, k_t, WD)
+            v = load_at(V + k_long * v_t + (head // group) * v_h, nearest, E, v_t, WE)
             level = tl.zeros([BT], tl.float32)
             delta = tl.zeros([BT], tl.float32)
             if not SILU:
                 at = head.to(tl.int64) * tokens + q_first + row
                 level = level_of(LSE, at, real)
                 delta = tl.load(DELTA + at, mask=real, other=0.0)
-            seen = inside[None, :] & visible(mask, here, row[:, None], held[None, :], SLOTS)
+            seen = inside[None, :] & visible(mask, here, row[:, None], nearest[None, :], SLOTS)
             _weight, grad, _bent = slopes(
                 dot(q, tl.trans(k), tl.zeros([BT, BT], tl.float32)),
                 dot(grad_out, tl.trans(v), tl.zeros([BT, BT], tl.float32)),
-                level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], held[None, :], SILU, True,
+                level[:, None], delta[:, None], seen, scales, bias, here, row[:, None], nearest[None, :], SILU, True,
             )  # fmt: skip
             if POSITION is not None:
                 skewed = tl.gather(grad, skew, 1)
                 upper += tl.sum(tl.where(near, skewed, 0.0), 0)
                 lower += tl.sum(tl.where(near, 0.0, skewed), 0)
             if TIME is not None:
-                bucket = time_buckets(bias, here, row[:, None], held[None, :])
+                bucket = time_buckets(bias, here, row[:, None], nearest[None, :])
                 first = tl.min(tl.where(seen, bucket, W))
                 last = tl.max(tl.where(seen, bucket, -1))
                 for turn in range(first, last + 1):

@@ -82,18 +82,18 @@ def flex_tensors(table: IntervalTable) -> dict[str, Tensor]:
     )
     sequence_q, row = _places(table.cu_q, tokens_q)
     sequence_k, place = _places(table.cu_k, tokens_k)
-    found = {
+    tensors = {
         "start": table.start,
         "stop": table.stop,
         "sequence_q": sequence_q + 1,
         "sequence_k": sequence_k + 2,
     }
-    found |= {"row": row, "place": place}
+    tensors |= {"row": row, "place": place}
     if table.column_start is not None and table.column_stop is not None:
-        found |= {"column_start": table.column_start, "column_stop": table.column_stop}
+        tensors |= {"column_start": table.column_start, "column_stop": table.column_stop}
     if table.sees is not None and table.word is not None:
-        found |= {"sees": table.sees, "word": table.word}
-    return {name: pad(x, (0, -x.shape[-1] % _FLEX_BLOCK + _FLEX_BLOCK)) for name, x in found.items()}
+        tensors |= {"sees": table.sees, "word": table.word}
+    return {name: pad(x, (0, -x.shape[-1] % _FLEX_BLOCK + _FLEX_BLOCK)) for name, x in tensors.items()}
 
 
 def mod_of(t: dict[str, Tensor]) -> Any:

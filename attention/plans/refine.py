@@ -86,8 +86,8 @@ def _clipped(runs: Runs, low_M: np.ndarray | None, high_M: np.ndarray) -> Runs:
     if low_M is not None:
         begin = np.maximum(begin, group * WIDE + low_M[group])
     end = np.minimum(end, group * WIDE + high_M[group])
-    held = begin < end
-    return begin[held], end[held]
+    filled = begin < end
+    return begin[filled], end[filled]
 
 
 def _bits(word_T: Tensor, side: TileSide) -> np.ndarray:

@@ -103,9 +103,9 @@ def _events(
     gap_end = np.concatenate([other[..., 0], ends], 1)
     begin = np.maximum(of_NS2[:, :, None, 0], gap_begin[:, None])
     end = np.minimum(of_NS2[:, :, None, 1], gap_end[:, None])
-    held = np.flatnonzero(begin < end)
-    first, at = begin.ravel()[held], held // (begin.shape[1] * begin.shape[2])
-    count = end.ravel()[held] - first
+    filled = np.flatnonzero(begin < end)
+    first, at = begin.ravel()[filled], filled // (begin.shape[1] * begin.shape[2])
+    count = end.ravel()[filled] - first
     code = (base_N[at] + first) * WIDE + tile_N[at]
     return np.sort(code.repeat(count) + _ramps(count) * WIDE)
 

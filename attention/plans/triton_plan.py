@@ -68,14 +68,14 @@ def summary_kernel(SUMMARY, BASE, CU_K, COLUMN_START, COLUMN_STOP, WORD, sequenc
 @triton.jit
 def put(SPANS, count, begin, inner, outer, end):
     """Write a span where it holds blocks; its core, if hollow, stands at its begin. Returns the spans so far."""
-    held = (begin < end) & (begin < _FAR)
+    filled = (begin < end) & (begin < _FAR)
     hollow = inner >= outer
     at = SPANS + count * 4
-    tl.store(at, begin, mask=held)
-    tl.store(at + 1, tl.where(hollow, begin, inner), mask=held)
-    tl.store(at + 2, tl.where(hollow, begin, outer), mask=held)
-    tl.store(at + 3, end, mask=held)
-    return count + tl.where(held, 1, 0)
+    tl.store(at, begin, mask=filled)
+    tl.store(at + 1, tl.where(hollow, begin, inner), mask=filled)
+    tl.store(at + 2, tl.where(hollow, begin, outer), mask=filled)
+    tl.store(at + 3, end, mask=filled)
+    return count + tl.where(filled, 1, 0)
 
 
 @triton.jit
@@ -127,9 +127,9 @@ def query_kernel(
         end = (tl.max(tl.where(seen, stop, 0)) + BN - 1) // BN
         inner = (tl.max(tl.where(real, start, 0)) + BN - 1) // BN
         outer = tl.min(tl.where(real, stop, _FAR)) // BN
-        kept = whole & (inner < outer)
-        inner = tl.where(kept, inner, begin)
-        outer = tl.where(kept, outer, begin)
+        solid = whole & (inner < outer)
+        inner = tl.where(solid, inner, begin)
+        outer = tl.where(solid, outer, begin)
         here = (slot == k) & some
         begins = tl.where(here, begin, begins)
         inners = tl.where(here, inner, inners)
@@ -188,9 +188,9 @@ def sweep(SPANS, begins, inners, outers, ends, K: tl.constexpr):
             end = tl.maximum(rest, begin)
             inner = tl.maximum(inner, begin)
             outer = tl.minimum(outer, end)
-            kept = inner < outer
-            inner = tl.where(kept, inner, begin)
-            outer = tl.where(kept, outer, begin)
+            solid = inner < outer
+            inner = tl.where(solid, inner, begin)
+            outer = tl.where(solid, outer, begin)
         c_begin = begin
         c_inner = inner
         c_outer = outer

@@ -56,22 +56,22 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[
     inputs = (q, k, v, call.sink, bias.position, bias.time)
     sums = [None if x is None else torch.zeros(x.shape, dtype=total, device=x.device) for x in inputs]
     for block in _blocks(call, q.shape[1], len(q), len(k)):
-        given = (*_padded(block, q, k, v), *inputs[3:])
-        leaves = [None if x is None else x.detach().requires_grad_() for x in given]
+        tensors = (*_padded(block, q, k, v), *inputs[3:])
+        leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
         own = replace(call, sink=leaves[3], bias=replace(bias, position=leaves[4], time=leaves[5]))
         with torch.enable_grad():
             part, _ = _attend(*leaves[:3], own, block)  # type: ignore[arg-type]
-            wanted = [x for x in leaves if x is not None]
-            found = iter(
+            present = [x for x in leaves if x is not None]
+            gradients = iter(
                 torch.autograd.grad(
-                    part, wanted, block.query.zero_padded(grad, block.sequences).to(part.dtype)
+                    part, present, block.query.zero_padded(grad, block.sequences).to(part.dtype)
                 )
             )
         for whole, part_of in zip(sums, (block.query, block.key, block.key, None, None, None), strict=True):
             if whole is not None and part_of is not None:
-                whole.index_add_(0, part_of.token, part_of.packed(next(found)).to(total))
+                whole.index_add_(0, part_of.token, part_of.packed(next(gradients)).to(total))
             elif whole is not None:
-                whole += next(found)
+                whole += next(gradients)
     return [None if s is None or x is None else s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)]
 
 

@@ -53,8 +53,8 @@ def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[
         leaves = [x[i].detach().requires_grad_() for x, i in zip((q, k, v), index, strict=True)]
         with torch.enable_grad():
             part, _ = _fused(leaves[0], leaves[1], leaves[2], call.scale, options)
-            found = torch.autograd.grad(part, leaves, grad[rows].masked_fill(blind[:, None, None], 0.0))
-        for whole, i, one in zip(sums, index, found, strict=True):
+            gradients = torch.autograd.grad(part, leaves, grad[rows].masked_fill(blind[:, None, None], 0.0))
+        for whole, i, one in zip(sums, index, gradients, strict=True):
             whole[i] = one
     return [*sums, None, None, None]
 
@@ -68,9 +68,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, options: dict[str, Any
             f"attention on an Ascend device needs torch_npu ({error}); pip install 'nonet[npu]'."
         ) from error
     batched = (x.transpose(0, 1)[None] for x in (q, k, v))
-    found = torch_npu.npu_fusion_attention(*batched, q.shape[1], "BNSD", scale=scale, **options)
-    lse_HN = found[1][0, :, :, 0] + found[2][0, :, :, 0].log()
-    return found[0][0].transpose(0, 1), lse_HN.T
+    outputs = torch_npu.npu_fusion_attention(*batched, q.shape[1], "BNSD", scale=scale, **options)
+    lse_HN = outputs[1][0, :, :, 0] + outputs[2][0, :, :, 0].log()
+    return outputs[0][0].transpose(0, 1), lse_HN.T
 
 
 def _sequences(

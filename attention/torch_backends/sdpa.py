@@ -219,12 +219,12 @@ def _planned(call: Call, heads: int) -> _Work:
     if len(short) < 2 and call.form != "table":
         short = []
     long = [b for b in busy if b not in set(short)]
-    found = buckets.layout(n_q, n_k, call.cu_q, call.cu_k, short, call.form, call.table, heads)
+    layout = buckets.layout(n_q, n_k, call.cu_q, call.cu_k, short, call.form, call.table, heads)
     if call.table is not None:
-        return _Work(found, pieces_of(call.table, long))
+        return _Work(layout, pieces_of(call.table, long))
     kind = "causal" if call.form == "causal" else "dense"
     whole = [Piece(kind, cu_q[b], cu_q[b + 1], cu_k[b], cu_k[b + 1], b, (), True) for b in long]
-    return _Work(found, whole)
+    return _Work(layout, whole)
 
 
 def _even(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -47,13 +47,13 @@ def pieces_of(table: IntervalTable, sequences: list[int]) -> list[Piece]:
     for b in sequences:
         rows = slice(cu_q[b], cu_q[b + 1])
         loose: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for slot in range(len(start)):
             s, e = start[slot, rows], stop[slot, rows]
             for kind, first, last in [(None, 0, len(s))] if refined else _regular(s, e):
-                found += _cut(kind, s, e, first, last, (cu_q[b], cu_k[b], b, slot), loose)
-        found += _masked(loose, cu_q[b], cu_k[b], b)
-        out += _marked(found, cu_q[b], cu_q[b + 1])
+                pieces += _cut(kind, s, e, first, last, (cu_q[b], cu_k[b], b, slot), loose)
+        pieces += _masked(loose, cu_q[b], cu_k[b], b)
+        out += _marked(pieces, cu_q[b], cu_q[b + 1])
     return out
 
 
@@ -144,11 +144,11 @@ def _masked(loose: dict, base_q: int, base_k: int, b: int) -> list[Piece]:
     return out
 
 
-def _marked(found: list[Piece], q0: int, q1: int) -> list[Piece]:
+def _marked(pieces: list[Piece], q0: int, q1: int) -> list[Piece]:
     """The pieces with `first` told."""
     seen = np.zeros(q1 - q0, dtype=bool)
     out = []
-    for piece in found:
+    for piece in pieces:
         rows = slice(piece.q0 - q0, piece.q1 - q0)
         fresh = not seen[rows].any()
         seen[rows] = True

@@ -104,8 +104,8 @@ class Wire:
             keys, counts = self._without_own(keys, counts)
         room = self._rooms.get(self._last) or _Room(self._nobody, self._nobody)
         more = any(count > space for count, space in zip(counts, room.given, strict=True))
-        given = self._fill(header, keys, counts, room.given, (int(same), int(more)))
-        blocks = self._blocks(given, room, meanwhile)
+        outgoing = self._fill(header, keys, counts, room.given, (int(same), int(more)))
+        blocks = self._blocks(outgoing, room, meanwhile)
         heads = [block[:WORDS].tolist() for block in blocks]
         settled = agreed(header, [heads[rank][:COUNT] for rank in self._layout.trainers], self._names)
         coming = [head[COUNT] for head in heads]
@@ -217,16 +217,16 @@ class Wire:
         return local.outgoing(8 * words).view(np.int64)
 
     def _blocks(
-        self, given: np.ndarray, room: _Room, meanwhile: Callable[[], None] | None
+        self, outgoing: np.ndarray, room: _Room, meanwhile: Callable[[], None] | None
     ) -> list[np.ndarray]:
         """The blocks, int64, that all ranks send; they last until the next exchange."""
         sent, came = ([space + WORDS for space in spaces] for spaces in (room.given, room.got))
         local = self._met()
         if local is None:
             got = self._buffers["got"].take((sum(came),), torch.int64)
-            self._all_to_all(got, torch.from_numpy(given), came, sent, meanwhile)
+            self._all_to_all(got, torch.from_numpy(outgoing), came, sent, meanwhile)
             return _cut(got.numpy(), came)
-        self._count(given.nbytes, keys=True)
+        self._count(outgoing.nbytes, keys=True)
         with self._naming_the_lost():
             blocks = local.swap([8 * words for words in sent], meanwhile)
         return [block.view(np.int64) for block in blocks]
@@ -278,27 +278,27 @@ class Wire:
             if len(before_own):
                 pulled[self._layout.rank] = before_own
             parts = [old if flag else part for old, part, flag in zip(pulled, parts, same, strict=True)]
-        asked = KeyRequest(header, np.concatenate(parts), [len(part) for part in parts])
+        request = KeyRequest(header, np.concatenate(parts), [len(part) for part in parts])
         if header.op in (PULL, READ):
-            self._pulled[header.table] = asked, own
-        return asked
+            self._pulled[header.table] = request, own
+        return request
 
     def _all_to_all(
         self,
         got: Tensor,
-        given: Tensor,
+        sent: Tensor,
         got_counts: list[int],
-        given_counts: list[int],
+        sent_counts: list[int],
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        self._count(given.nbytes, keys=given.dtype == torch.int64)
+        self._count(sent.nbytes, keys=sent.dtype == torch.int64)
         local = self._met()
         with self._naming_the_lost():
             if local is not None:
-                local.all_to_all(got, given, got_counts, given_counts, meanwhile)
+                local.all_to_all(got, sent, got_counts, sent_counts, meanwhile)
                 return
             work = dist.all_to_all_single(
-                got, given, got_counts, given_counts, group=self._group, async_op=meanwhile is not None
+                got, sent, got_counts, sent_counts, group=self._group, async_op=meanwhile is not None
             )
             if meanwhile is not None:
                 meanwhile()

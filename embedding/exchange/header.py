@@ -54,9 +54,9 @@ def agreed(mine: Header | None, headers: Iterable[Sequence[int]], names: Sequenc
     first, *others = (Header.of(words) for words in headers)
     for other in others:
         if other != first:
-            asked = "this one is a shard" if mine is None else f"this one asks a {mine.text(names)}"
+            ours = "this one is a shard" if mine is None else f"this one asks a {mine.text(names)}"
             raise NonetError(
-                f"trainers of the sparse world differ in what they ask ({asked}; there are a "
+                f"trainers of the sparse world differ in what they ask ({ours}; there are a "
                 f"{first.text(names)} and a {other.text(names)}); all of them must pull and push the same tables in "
                 "the same order"
             )

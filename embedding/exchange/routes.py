@@ -78,11 +78,11 @@ def route(
     keys: np.ndarray, slices: SliceMap, world: int, first: int = 0, router: Router | None = None
 ) -> Route:
     """The route of keys [N] to shards that are the ranks `first`... of `world`."""
-    asked = keys.copy()
-    sorted_keys, of_shards, place = (router or by_stamps)(asked, slices.owners, slices.shards)
+    all_keys = keys.copy()
+    sorted_keys, of_shards, place = (router or by_stamps)(all_keys, slices.owners, slices.shards)
     counts = [0] * world
     counts[first : first + slices.shards] = of_shards.tolist()
-    return Route(asked, sorted_keys, counts, place)
+    return Route(all_keys, sorted_keys, counts, place)
 
 
 def by_stamps(keys: np.ndarray, owners: np.ndarray, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,9 +107,9 @@ def _representatives(keys: np.ndarray, mixed: np.ndarray) -> np.ndarray:
         cells = ((mixed[open_] >> np.uint64(shift)) & np.uint64((1 << bits) - 1)).astype(np.int64)
         stamps = np.empty(1 << bits, dtype=np.int64)
         stamps[cells[::-1]] = open_[::-1]  # the last write stays, so the first position stands for the key
-        found = stamps[cells]
-        alike[open_] = found
-        open_ = open_[keys[found] != keys[open_]]
+        first = stamps[cells]
+        alike[open_] = first
+        open_ = open_[keys[first] != keys[open_]]
         shift = (shift + 7) % 40
         if shift == 0:  # every window of the hash was tried: remix, so that the loop ends for any keys
             mixed = splitmix64(mixed)
@@ -148,7 +148,7 @@ def best_router() -> Router:
         call = library().nonet_route
     except NativeUnavailable:
         return by_stamps
-    kept = _Room()
+    room = _Room()
     call.restype = ctypes.c_int64
     call.argtypes = [ctypes.c_void_p, ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
 
@@ -160,7 +160,7 @@ def best_router() -> Router:
             return by_stamps(keys, owners, shards)
         keys = np.ascontiguousarray(keys)
         out, place, counts = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(shards, np.int64)
-        cells, *scratch = kept.of(count)
+        cells, *scratch = room.of(count)
         at = [array.ctypes.data for array in (keys, owners, out, counts, place)]
         distinct = call(at[0], count, at[1], shards, cells, _cells(count) - 1, *scratch, *at[2:])
         return out[:distinct], counts, place

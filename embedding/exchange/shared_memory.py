@@ -199,9 +199,9 @@ class LocalWire:
         finally:
             os.close(files[0])
 
-    def _expect(self, rank: int, got: int, wanted: int) -> None:
-        if got != wanted:
-            raise RuntimeError(f"rank {rank} sent {got} bytes where {wanted} were expected")
+    def _expect(self, rank: int, got: int, expected: int) -> None:
+        if got != expected:
+            raise RuntimeError(f"rank {rank} sent {got} bytes where {expected} were expected")
 
     def _check(self, code: int) -> None:
         if code <= -1 - self._world:
@@ -241,14 +241,14 @@ def _core() -> tuple[Any, Any]:
     core = library()
     quick = ctypes.PyDLL(core._name, handle=core._handle)
     ranks = at = c_void_p
-    for held, name, answer, arguments in (
+    for binding, name, answer, arguments in (
         (core, "board_bytes", c_int64, (c_int64,)),
         (quick, "post", None, (ranks, c_uint64, c_int64, at, c_int64, c_int64)),
         (quick, "tell", None, (ranks, c_uint64, c_int64)),
         (core, "await", c_int64, (ranks, c_uint64, at, at, at)),
         (core, "gather", c_int64, (ranks, c_uint64, at, at, at, c_int64, c_int64, at)),
     ):
-        function = getattr(held, f"nonet_{name}")
+        function = getattr(binding, f"nonet_{name}")
         function.restype, function.argtypes = answer, arguments
     return quick, core
 

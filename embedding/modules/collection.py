@@ -143,8 +143,10 @@ class _Collection(nn.Module):
     def _rows(self, batch: Mapping[str, Any], device: Any) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
         """(table, rows [N, D] of all its features, offsets [B + 1] of each): one pull a table, in the tables' order."""
         making = self.training and torch.is_grad_enabled()
-        asked = {table: self._asked(batch, table, config) for table, config in self.tables.items()}
-        for table, features in asked.items():
+        features_by_table = {
+            table: self._asked(batch, table, config) for table, config in self.tables.items()
+        }
+        for table, features in features_by_table.items():
             keys = torch.cat([ids for ids, _ in features.values()])
             rows = self.source.pull(table, keys, train=making).to(device)
             if making:
@@ -178,12 +180,12 @@ class EmbeddingCollection(_Collection):
     @_uncompiled
     def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Jagged]:
         """Jagged of rows [N, D] by feature, of ids int64 [B] or Jagged; text where the table says so."""
-        found: dict[str, Jagged] = {}
+        by_feature: dict[str, Jagged] = {}
         for _, rows, features in self._rows(batch, device):
             parts = rows.split([int(offsets[-1]) for offsets in features.values()])
             for (name, offsets), part in zip(features.items(), parts, strict=True):
-                found[name] = Jagged(part, offsets.to(device))
-        return {name: found[name] for name in self.features}
+                by_feature[name] = Jagged(part, offsets.to(device))
+        return {name: by_feature[name] for name in self.features}
 
 
 class EmbeddingBagCollection(_Collection):
@@ -209,11 +211,11 @@ class EmbeddingBagCollection(_Collection):
 
     def pool(self, pulled: Pulled) -> dict[str, Tensor]:
         """Rows [B, D] by feature, from what `pull` gave; plain tensor work."""
-        found: dict[str, Tensor] = {}
+        by_feature: dict[str, Tensor] = {}
         for name, config in self.tables.items():
             pooled = pool(pulled.rows[name], pulled.offsets[name], config.combiner)
-            found |= zip(config.features, pooled.chunk(len(config.features)), strict=True)
-        return {name: found[name] for name in self.features}
+            by_feature |= zip(config.features, pooled.chunk(len(config.features)), strict=True)
+        return {name: by_feature[name] for name in self.features}
 
 
 def pool(rows_ND: Tensor, offsets_B1: Tensor, combiner: str) -> Tensor:

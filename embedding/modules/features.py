@@ -88,11 +88,11 @@ def _keys(feature: str, values: Any, text: bool) -> Tensor:
             ) from None
     if not text and isinstance(values, np.ndarray) and values.dtype == np.int64 and values.ndim == 1:
         return torch.from_numpy(values)
-    wanted = "text [N], since its table says text: true" if text else "int64 ids [N]"
+    expected = "text [N], since its table says text: true" if text else "int64 ids [N]"
     hint = "" if text else "; for text set text: true on its table"
     got = getattr(values, "dtype", type(values).__name__)
     raise DataError(
-        f"feature {feature!r} must be {wanted}, got {got} {list(getattr(values, 'shape', []))}{hint}"
+        f"feature {feature!r} must be {expected}, got {got} {list(getattr(values, 'shape', []))}{hint}"
     )
 
 
@@ -103,8 +103,8 @@ def _bytes_of(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return np.zeros(_WORD, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
     _, cuts, data = array.buffers()
     offsets = np.frombuffer(cuts, np.int64)[array.offset : array.offset + count + 1]
-    held = np.frombuffer(data, np.uint8)[: int(offsets[-1])] if data is not None else np.empty(0, np.uint8)
-    return np.concatenate([held, np.zeros(_WORD, np.uint8)]), offsets[:-1], np.diff(offsets)
+    content = np.frombuffer(data, np.uint8)[: int(offsets[-1])] if data is not None else np.empty(0, np.uint8)
+    return np.concatenate([content, np.zeros(_WORD, np.uint8)]), offsets[:-1], np.diff(offsets)
 
 
 def _words(data: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:

@@ -168,16 +168,16 @@ class Publisher:
                 raise StaleVersion(
                     f"version {number} of table {table!r} was asked for, version {newest} is published"
                 )
-            held = self._open[number]
-            held.readers += 1
+            open_version = self._open[number]
+            open_version.readers += 1
         try:
-            yield number, held
+            yield number, open_version
         finally:
             with self._lock:
-                held.readers -= 1
-                over = not held.readers and number not in self._open
+                open_version.readers -= 1
+                over = not open_version.readers and number not in self._open
             if over:
-                held.close()
+                open_version.close()
 
 
 class HotKeys:
@@ -195,8 +195,8 @@ class HotKeys:
             self._keys, inverse = np.unique(every, return_inverse=True)
             self._counts = np.bincount(inverse, weights).astype(np.int64)
             if len(self._keys) > _HOT_ROOM * self._room:
-                kept = np.argsort(-self._counts, kind="stable")[: self._room]
-                self._keys, self._counts = self._keys[kept], self._counts[kept]
+                top = np.argsort(-self._counts, kind="stable")[: self._room]
+                self._keys, self._counts = self._keys[top], self._counts[top]
 
     def most(self, count: int) -> np.ndarray:
         """At most `count` keys, the most frequent first."""

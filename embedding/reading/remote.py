@@ -104,11 +104,11 @@ class RemoteReader:
         self._bound(table)
         return plan.spread(out)
 
-    def _fetch(self, table: str, keys: np.ndarray, counts: list[int], wanted: np.ndarray) -> None:
+    def _fetch(self, table: str, keys: np.ndarray, counts: list[int], missing: np.ndarray) -> None:
         """Ask every shard that owns wanted keys once, all at the same time; keep what they answer."""
         ends = np.cumsum(counts)
         pieces = [
-            (shard, keys[end - count : end][wanted[end - count : end]])
+            (shard, keys[end - count : end][missing[end - count : end]])
             for shard, (end, count) in enumerate(zip(ends.tolist(), counts, strict=True))
         ]
         pieces = [(shard, piece) for shard, piece in pieces if len(piece)]

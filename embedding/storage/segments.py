@@ -153,9 +153,9 @@ def read_footer(path: Path) -> Footer:
 def read_segments(path: Path, ranges: Iterable[range], footer: Footer | None = None) -> Iterator[RowColumns]:
     """The segments that touch one of these ranges of slices, checked. Raises CheckpointError that names a bad one."""
     footer = footer or read_footer(path)
-    wanted = [block for block in ranges if len(block)]
+    blocks = [block for block in ranges if len(block)]
     for segment in footer.segments:
-        if any(segment.start < block.stop and block.start < segment.stop for block in wanted):
+        if any(segment.start < block.stop and block.start < segment.stop for block in blocks):
             yield _read(path, footer, segment)
 
 

@@ -108,12 +108,12 @@ class BaseTable(ABC):
             place = slice_of(part.key)
             mine = (place >= slices.start) & (place < slices.stop)
             waits = part.waiting if part.waiting is not None else np.zeros(len(mine), dtype=bool)
-            gone, kept = part.where(mine & part.deleted), part.where(mine & ~part.deleted & ~waits)
+            gone, live = part.where(mine & part.deleted), part.where(mine & ~part.deleted & ~waits)
             if len(gone.key):
                 self._delete(gone.key)
                 self.deleted.add(gone.key, gone.step)
-            self._upsert(kept)
-            self.step = max(self.step, int(kept.step.max(initial=0)))
+            self._upsert(live)
+            self.step = max(self.step, int(live.step.max(initial=0)))
             queue = part.where(mine & waits)
             if len(queue.key) and not self.spec.admits_all:
                 self._set_waiting(queue.key, queue.step)

@@ -38,26 +38,26 @@ def take(table: BaseTable, keys: np.ndarray) -> RowColumns:
     if isinstance(table, NativeTable):
         return _take_native(table, keys)
     if isinstance(table, NumPyTable):
-        found = table._index.find(keys)
-        at = np.maximum(found, 0)
+        places = table._index.find(keys)
+        at = np.maximum(places, 0)
         if not len(table):
             return absent(table.spec, keys)
-        return RowColumns(keys, table._rows[at], table._state[at], table._touched[at], found < 0)
+        return RowColumns(keys, table._rows[at], table._state[at], table._touched[at], places < 0)
     if hasattr(table, "take"):  # a table of several tiers
         return table.take(keys)  # type: ignore[attr-defined]
     raise ConfigError(f"rows cannot be taken by key out of a {type(table).__name__}")
 
 
 def _take_native(table: NativeTable, keys: np.ndarray) -> RowColumns:
-    wanted = np.require(keys, requirements=["C", "W"])
-    found = np.empty(len(wanted), dtype=np.int64)
+    key_array = np.require(keys, requirements=["C", "W"])
+    places = np.empty(len(key_array), dtype=np.int64)
     core, handle = table._core, table._handle
-    core.nonet_table_find(handle, wanted.ctypes.data, len(wanted), found.ctypes.data)
-    gone = found < 0
+    core.nonet_table_find(handle, key_array.ctypes.data, len(key_array), places.ctypes.data)
+    gone = places < 0
     if gone.all():
         return absent(table.spec, keys)
-    found[gone] = found[~gone][0]
-    pairs = np.ascontiguousarray(np.stack([wanted, found], axis=1))
+    places[gone] = places[~gone][0]
+    pairs = np.ascontiguousarray(np.stack([key_array, places], axis=1))
     part = table._read(pairs.ctypes.data, 0, len(pairs))
     return RowColumns(keys, part.row, part.state, part.step, gone, part.seen, part.uses)
 
@@ -102,13 +102,13 @@ def joined(parts: Sequence[RowColumns], spec: TableSpec) -> RowColumns:
         return parts[0]
 
     def column(name: str) -> np.ndarray | None:
-        found = [getattr(part, name) for part in parts]
-        known = [values for values in found if values is not None]
+        values_of = [getattr(part, name) for part in parts]
+        known = [values for values in values_of if values is not None]
         if not known:
             return None
         filled = [
             np.zeros(len(part.key), known[0].dtype) if values is None else values
-            for part, values in zip(parts, found, strict=True)
+            for part, values in zip(parts, values_of, strict=True)
         ]
         return np.concatenate(filled)
 

@@ -99,9 +99,9 @@ def library() -> ctypes.CDLL:
         raise NativeUnavailable("NONET_CORE=numpy asks for the NumPy twin")
     reasons = []
     for path in packaged():
-        found, reason = _open(path)
-        if found:
-            return found
+        core, reason = _open(path)
+        if core:
+            return core
         reasons.append(f"{path.name}: {reason}")
     built, reason = _open(_compiled(reasons), fresh=True)
     if built is None:
@@ -116,8 +116,8 @@ def packaged() -> list[Path]:
 
 def compiler() -> str | None:
     """The C++ compiler to build with: $CXX, else the first of c++, g++ and clang++ on the path."""
-    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    return next((found for name in wanted if (found := shutil.which(name))), None)
+    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((path for name in compilers if (path := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:

@@ -99,14 +99,14 @@ class NativeTable(BaseTable):
 
         `out`, float32 [N, D] and contiguous, saves the allocation; rows given without it cannot be resized.
         """
-        wanted = keys if _plain(keys) else _tensor(keys)
-        count = wanted.numel()
-        rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, wanted)
+        key_tensor = keys if _plain(keys) else _tensor(keys)
+        count = key_tensor.numel()
+        rows = _new_rows(count, self.dim) if out is None else self._checked_out(out, key_tensor)
         if not train:
-            self._look(self._handle, wanted.data_ptr(), count, rows.data_ptr())
+            self._look(self._handle, key_tensor.data_ptr(), count, rows.data_ptr())
             return rows
         step = self.step + 1 if step is None else index(step)
-        if self._lookup(self._handle, wanted.data_ptr(), count, rows.data_ptr(), step) < 0:
+        if self._lookup(self._handle, key_tensor.data_ptr(), count, rows.data_ptr(), step) < 0:
             raise _out_of_memory(self)
         return rows
 
@@ -124,21 +124,21 @@ class NativeTable(BaseTable):
 
     def _push(self, keys: Tensor | np.ndarray, grads: Tensor, before: int, step: int, lr: float) -> int:
         """Hand gradients to the core; its code, negative where it could not take them."""
-        wanted = keys if _plain(keys) else _tensor(keys)
-        count = wanted.numel()
+        key_tensor = keys if _plain(keys) else _tensor(keys)
+        count = key_tensor.numel()
         if grads.shape != (count, self.dim) or grads.is_complex():
-            self._check_grads(wanted, grads)
+            self._check_grads(key_tensor, grads)
         if grads.dtype is not _F32 or not grads.is_contiguous() or not grads.is_cpu:
             grads = grads.detach().to("cpu", _F32).contiguous()
-        return self._apply(self._handle, wanted.data_ptr(), count, grads.data_ptr(), before, step, lr)
+        return self._apply(self._handle, key_tensor.data_ptr(), count, grads.data_ptr(), before, step, lr)
 
     _general, _general_push = lookup, _push  # what is left to Python, see `_quicken`
 
     def take_packed(self, keys: np.ndarray, record: int) -> Tensor:
         """The rows of keys [N] as bytes [N, record], made where absent: see `bulk.take_packed`."""
-        wanted, out = _array(keys), torch.empty(len(keys), record, dtype=torch.uint8)
+        key_array, out = _array(keys), torch.empty(len(keys), record, dtype=torch.uint8)
         code = self._core.nonet_table_take(
-            self._handle, _at(wanted), len(wanted), out.data_ptr(), self.step + 1
+            self._handle, _at(key_array), len(key_array), out.data_ptr(), self.step + 1
         )
         if code < 0:
             raise _out_of_memory(self)
@@ -146,8 +146,8 @@ class NativeTable(BaseTable):
 
     def put_packed(self, keys: np.ndarray, data: Tensor) -> None:
         """Write what `take_packed` gave for these keys; the table's step is at least that of its rows."""
-        wanted, data = _array(keys), data.contiguous()
-        last = self._core.nonet_table_enter(self._handle, _at(wanted), len(wanted), data.data_ptr())
+        key_array, data = _array(keys), data.contiguous()
+        last = self._core.nonet_table_enter(self._handle, _at(key_array), len(key_array), data.data_ptr())
         if last < 0:
             raise _out_of_memory(self)
         self.step = max(self.step, last)
@@ -213,9 +213,9 @@ class NativeTable(BaseTable):
         return RowColumns(key, row, state, step, np.zeros(count, dtype=bool), *policy)
 
     def _holds(self, keys: np.ndarray) -> np.ndarray:
-        wanted, found = _array(keys), np.empty(len(keys), dtype=np.int64)
-        self._core.nonet_table_find(self._handle, _at(wanted), len(wanted), _at(found))
-        return found >= 0
+        key_array, places = _array(keys), np.empty(len(keys), dtype=np.int64)
+        self._core.nonet_table_find(self._handle, _at(key_array), len(key_array), _at(places))
+        return places >= 0
 
     def _upsert(self, rows: RowColumns) -> None:
         columns = [_array(column) for column in (rows.key, rows.row, rows.state, rows.step)]
@@ -229,8 +229,8 @@ class NativeTable(BaseTable):
             raise _out_of_memory(self)
 
     def _delete(self, keys: np.ndarray) -> None:
-        wanted = _array(keys)
-        self._core.nonet_table_forget(self._handle, _at(wanted), len(wanted))
+        key_array = _array(keys)
+        self._core.nonet_table_forget(self._handle, _at(key_array), len(key_array))
 
     def _waiting(self) -> tuple[np.ndarray, np.ndarray]:
         keys, packed = (np.empty(self._counters["waiting"], dtype=np.int64) for _ in range(2))
@@ -238,8 +238,8 @@ class NativeTable(BaseTable):
         return keys, packed
 
     def _set_waiting(self, keys: np.ndarray, packed: np.ndarray) -> None:
-        wanted, values = _array(keys), _array(packed)
-        if self._core.nonet_table_wait(self._handle, _at(wanted), _at(values), len(wanted)) < 0:
+        key_array, values = _array(keys), _array(packed)
+        if self._core.nonet_table_wait(self._handle, _at(key_array), _at(values), len(key_array)) < 0:
             raise _out_of_memory(self)
 
 

@@ -62,28 +62,28 @@ class NumPyTable(BaseTable):
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
         """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
-        wanted = int64_keys(keys)
+        key_array = int64_keys(keys)
         step = self.step + 1 if step is None else step
-        found = self._index.find(wanted)
+        places = self._index.find(key_array)
         if train:
-            if (found < 0).any():
-                self._create(np.unique(wanted[found < 0]), step)
-                found = self._index.find(wanted)
-                self.refused += int((found < 0).sum())
-            self._mark_seen(np.unique(found[found >= 0]), step)
+            if (places < 0).any():
+                self._create(np.unique(key_array[places < 0]), step)
+                places = self._index.find(key_array)
+                self.refused += int((places < 0).sum())
+            self._mark_seen(np.unique(places[places >= 0]), step)
         else:
-            self._absent += int((found < 0).sum())
-        rows = np.full((len(wanted), self.dim), self.spec.default, dtype=np.float32)
-        rows[found >= 0] = self._rows[found[found >= 0]]
+            self._absent += int((places < 0).sum())
+        rows = np.full((len(key_array), self.dim), self.spec.default, dtype=np.float32)
+        rows[places >= 0] = self._rows[places[places >= 0]]
         return torch.from_numpy(rows)
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
-        wanted = int64_keys(keys)
-        self._check_grads(wanted, grads)
+        key_array = int64_keys(keys)
+        self._check_grads(key_array, grads)
         before, rate = self.step, self._rate(lr)
         self._check_step(step)
-        unique, inverse = np.unique(wanted, return_inverse=True)
+        unique, inverse = np.unique(key_array, return_inverse=True)
         rows = self._index.find(unique)
         if (rows < 0).any() and self.spec.admits_all and not self.spec.evicts:
             raise self._without_row(unique[rows < 0])
@@ -91,10 +91,10 @@ class NumPyTable(BaseTable):
         # index_add_ adds along dimension 0 one position after another: the order the protocol promises.
         summed = torch.zeros(len(unique), self.dim)
         summed.index_add_(0, torch.from_numpy(inverse), grads.detach().to(torch.float32))
-        kept = rows >= 0
-        self.dropped += int((~kept[inverse]).sum())
-        self._update(rows[kept], summed.numpy()[kept], rate)
-        self._touched[rows[kept]] = step
+        present = rows >= 0
+        self.dropped += int((~present[inverse]).sum())
+        self._update(rows[present], summed.numpy()[present], rate)
+        self._touched[rows[present]] = step
         if self.spec.evicts:
             self._sweep(before, step)
 
@@ -170,11 +170,11 @@ class NumPyTable(BaseTable):
 
     def _delete(self, keys: np.ndarray) -> None:
         gone = self._index.find(keys)
-        kept = np.setdiff1d(np.arange(len(self)), gone[gone >= 0])
-        if len(kept) < len(self):
+        remaining = np.setdiff1d(np.arange(len(self)), gone[gone >= 0])
+        if len(remaining) < len(self):
             for name in ("_rows", "_state", "_touched", "_seen", "_uses"):
-                setattr(self, name, getattr(self, name)[kept])
-            self._index.keep(kept)
+                setattr(self, name, getattr(self, name)[remaining])
+            self._index.keep(remaining)
         for key in keys.tolist() if self._admission.waiting else ():
             self._admission.waiting.pop(key, None)
 
@@ -218,10 +218,10 @@ class KeyIndex:
         open_ = np.arange(len(keys))
         cells = self._home(keys)
         while open_.size:
-            found = self._cells[cells]
-            taken = found != _ABSENT
-            hit = taken & (self._keys[found] == keys[open_])
-            rows[open_[hit]] = found[hit]
+            entries = self._cells[cells]
+            taken = entries != _ABSENT
+            hit = taken & (self._keys[entries] == keys[open_])
+            rows[open_[hit]] = entries[hit]
             onward = taken & ~hit
             open_, cells = open_[onward], (cells[onward] + 1) & (len(self._cells) - 1)
         return rows
@@ -237,9 +237,9 @@ class KeyIndex:
 
     def keep(self, rows: np.ndarray) -> None:
         """Forget every key but those of these rows, and number these anew in the given order."""
-        kept = self.keys[rows]
+        keys = self.keys[rows]
         self.__init__()
-        self.add(kept)
+        self.add(keys)
 
     def _home(self, keys: np.ndarray) -> np.ndarray:
         return (splitmix64(keys) & np.uint64(len(self._cells) - 1)).astype(np.int64)

@@ -44,9 +44,9 @@ class Admission:
     def _count(self, key: int, step: int) -> int:
         if self._spec.admit_count <= 1:
             return 1
-        held = self.waiting.get(key, 0)
-        count = held & _LOW
-        if not held or held >> 32 != step:
+        packed = self.waiting.get(key, 0)
+        count = packed & _LOW
+        if not packed or packed >> 32 != step:
             count += 1
             self.waiting[key] = (step << 32) | count
         return count
@@ -71,11 +71,11 @@ def surplus(spec: TableSpec, keys: np.ndarray, seen: np.ndarray, uses: np.ndarra
     hashes = splitmix64(keys)
     bits = spec.group_bits
     group = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(keys), dtype=np.int64)
-    held = np.bincount(group, minlength=1 << bits)
+    sizes = np.bincount(group, minlength=1 << bits)
     weight = np.zeros(len(keys), dtype=np.int64) if spec.evict == "lru" else uses
     gone = []
-    for full in np.flatnonzero(held > spec.quota):
+    for full in np.flatnonzero(sizes > spec.quota):
         rows = np.flatnonzero((group == full) & (seen <= step))
         rows = rows[np.lexsort((hashes[rows], seen[rows], weight[rows]))]
-        gone.append(rows[: held[full] - (spec.quota - spec.quota // 8)])
+        gone.append(rows[: sizes[full] - (spec.quota - spec.quota // 8)])
     return np.concatenate(gone) if gone else np.empty(0, dtype=np.int64)

@@ -92,7 +92,7 @@ def columns_of(
         for column in ("seen", "uses")
     }
     waits = op == WAIT
-    found = RowColumns(
+    columns = RowColumns(
         table["key"].to_numpy(),
         row,
         state,
@@ -102,7 +102,7 @@ def columns_of(
         policy["uses"],
         waits,
     )
-    return found.where(~waits) if waits.any() and not waiting else found
+    return columns.where(~waits) if waits.any() and not waiting else columns
 
 
 def _numbers(table: pa.Table, column: str) -> np.ndarray | None:

@@ -60,14 +60,14 @@ class Deleted:
 
     def leave(self, slices: Sequence[range]) -> None:
         """Drop the keys of these slices: the shard that has them tells of them."""
-        kept = [(keys, steps, ~within(keys, slices)) for keys, steps in self._parts]
-        self._parts = [(keys[here], steps[here]) for keys, steps, here in kept if here.any()]
+        parts = [(keys, steps, ~within(keys, slices)) for keys, steps in self._parts]
+        self._parts = [(keys[here], steps[here]) for keys, steps, here in parts if here.any()]
 
     def forget(self, step: int) -> None:
         """Drop what went at or before `step`."""
         self._forgotten = max(self._forgotten, step)
-        kept = [(keys[steps > step], steps[steps > step]) for keys, steps in self._parts]
-        self._parts = [part for part in kept if len(part[0])]
+        parts = [(keys[steps > step], steps[steps > step]) for keys, steps in self._parts]
+        self._parts = [part for part in parts if len(part[0])]
 
     def clear(self) -> None:
         """Drop everything; steps count from 0 again."""

@@ -56,11 +56,11 @@ class ClockEvictor:
             self._at = stop % SLICES
             if start in range(self._at, self._at + width):
                 break
-        found = joined(parts, table.spec)
-        stays = np.isin(found.key, needed)
+        rows = joined(parts, table.spec)
+        stays = np.isin(rows.key, needed)
         if hot is not None:
-            stays |= hot.holds(found.key)
-        return found.where(~stays)
+            stays |= hot.holds(rows.key)
+        return rows.where(~stays)
 
 
 def slices_with(rows: int, held: int) -> int:

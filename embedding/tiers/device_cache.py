@@ -125,10 +125,10 @@ class DeviceCache:
     def pin(self, step: int, keys: np.ndarray) -> None:
         """Keep the rows of these distinct keys that are held until `release` of this step."""
         slots = self._index.find(keys)
-        held = slots >= 0
-        self._pins[slots[held]] += 1
-        self._next[slots[held]] = np.minimum(self._next[slots[held]], step)
-        self._pinned.setdefault(step, []).append(keys[held])
+        present = slots >= 0
+        self._pins[slots[present]] += 1
+        self._next[slots[present]] = np.minimum(self._next[slots[present]], step)
+        self._pinned.setdefault(step, []).append(keys[present])
 
     def foresee(self, step: int, keys: np.ndarray) -> None:
         """The batch of `step` will need these distinct keys; steps come in order, a step that was told is kept."""
@@ -190,9 +190,9 @@ class DeviceCache:
             self._draws += 1
             source = rng(self._seed, "device-cache", self._draws)
             sample = np.unique(source.integers(0, self.capacity, _SAMPLE * count))
-            found = self._least(sample, count)
-            if len(found) == count:
-                return found
+            slots = self._least(sample, count)
+            if len(slots) == count:
+                return slots
         return self._least(np.arange(self.capacity), count)
 
     def _least(self, slots: np.ndarray, count: int) -> np.ndarray:
@@ -205,8 +205,8 @@ class DeviceCache:
         follows = self._next[slots]
         known = self._uses[slots] << 32 | self._last[slots] if self.policy == "lfu" else self._last[slots]
         worth = np.where(follows == NEVER, known, _FORESEEN - follows)
-        kept = (self._pins[slots] > 0) | (self._last[slots] == self._clock) | ~self._held[slots]
-        return np.where(kept, _PINNED, worth)
+        pinned = (self._pins[slots] > 0) | (self._last[slots] == self._clock) | ~self._held[slots]
+        return np.where(pinned, _PINNED, worth)
 
     def _age(self, uses: int) -> None:
         self._used += uses
@@ -273,11 +273,11 @@ class LookAhead:
 
     def done(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """For every batch up to `step`: its keys and the step that needs each next, NEVER where none is known."""
-        found = []
+        batches = []
         for past in [known for known in self._batches if known <= step]:
             keys = self._batches.pop(past)
             follows, self._next = self._next[: len(keys)].copy(), self._next[len(keys) :]
             self._first += len(keys)
             self._latest.drop(keys[follows == NEVER])
-            found.append((keys, follows))
-        return found
+            batches.append((keys, follows))
+        return batches

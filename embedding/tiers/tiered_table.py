@@ -106,38 +106,38 @@ class TieredTable(BaseTable):
 
     def lookup(self, keys: Tensor | np.ndarray, *, train: bool, step: int | None = None) -> Tensor:
         """A copy of the rows [N, D] of keys [N]; absent keys are made if `train` and admitted, else read the default."""
-        wanted = int64_keys(keys)
+        key_array = int64_keys(keys)
         step = self.step + 1 if step is None else step
         hot = self.hot
         rows = (
-            self._from_device(hot, wanted, train, step)
+            self._from_device(hot, key_array, train, step)
             if hot is not None
-            else self._from_memory(wanted, train, step)
+            else self._from_memory(key_array, train, step)
         )
         if train:
-            self._demote(wanted)
+            self._demote(key_array)
         return rows
 
     def apply(self, keys: Tensor | np.ndarray, grads: Tensor, step: int, lr: float | None = None) -> None:
         """Sum the gradients [N, D] of equal keys in position order, then step each row once; `lr` overrides the spec's."""
-        wanted = int64_keys(keys)
-        self._check_grads(wanted, grads)
+        key_array = int64_keys(keys)
+        self._check_grads(key_array, grads)
         self.host.step = self.step
         if self.hot is None:
-            self._promote(wanted)
-            self.host.apply(wanted, grads, step, lr)
+            self._promote(key_array)
+            self.host.apply(key_array, grads, step, lr)
         else:
-            self._apply(self.hot, wanted, grads, step, lr)
+            self._apply(self.hot, key_array, grads, step, lr)
         self.step, self.evicted = self.host.step, self.host.evicted
-        self._demote(wanted)
+        self._demote(key_array)
 
     def prefetch(self, keys: Tensor | np.ndarray, step: int) -> None:
         """Bring the rows of a coming batch to the device and keep them there until `apply` has done `step`."""
         if self.hot is not None:
-            wanted = np.unique(int64_keys(keys))
-            self.hot.foresee(step, wanted)
-            self._admit(self.hot, wanted[~self.hot.holds(wanted)])
-            self.hot.pin(step, wanted)
+            distinct = np.unique(int64_keys(keys))
+            self.hot.foresee(step, distinct)
+            self._admit(self.hot, distinct[~self.hot.holds(distinct)])
+            self.hot.pin(step, distinct)
 
     def foresee(self, keys: Tensor | np.ndarray, step: int) -> None:
         """Tell what a batch further ahead needs; moves nothing, and lets better rows stay."""
@@ -153,55 +153,53 @@ class TieredTable(BaseTable):
         """The rows of keys [N] with state and step, in that order; a key that has no row is marked deleted."""
         if self.hot is not None:
             self._write_back(self.hot.changed(keys))
-        found = take(self.host, keys)
-        if self.cold is None or not found.deleted.any():
-            return found
-        return _filled(found, self.cold.read(keys[found.deleted]))
+        rows = take(self.host, keys)
+        if self.cold is None or not rows.deleted.any():
+            return rows
+        return _filled(rows, self.cold.read(keys[rows.deleted]))
 
-    def _from_device(self, hot: HotRows, wanted: np.ndarray, train: bool, step: int) -> Tensor:
-        here = hot.holds(wanted)
-        held = hot.lookup(wanted[here], train=train)
+    def _from_device(self, hot: HotRows, keys: np.ndarray, train: bool, step: int) -> Tensor:
+        here = hot.holds(keys)
+        hot_rows = hot.lookup(keys[here], train=train)
         if train:
-            self.traffic.wanted += len(np.unique(wanted[here]))
+            self.traffic.wanted += len(np.unique(keys[here]))
         if train and self.spec.evicts:
-            self.host.lookup(
-                wanted[here], train=True, step=step
-            )  # so that the host knows that they were seen
+            self.host.lookup(keys[here], train=True, step=step)  # so that the host knows that they were seen
         if here.all():
-            return held
-        rest = self._from_memory(wanted[~here], train, step).to(hot.device)
-        rows = torch.empty(len(wanted), self.dim, device=hot.device)
+            return hot_rows
+        rest = self._from_memory(keys[~here], train, step).to(hot.device)
+        rows = torch.empty(len(keys), self.dim, device=hot.device)
         at = torch.from_numpy(here).to(hot.device)
-        rows[at], rows[~at] = held, rest
+        rows[at], rows[~at] = hot_rows, rest
         if train:
-            self._admit(hot, np.unique(wanted[~here]), needed=True)
+            self._admit(hot, np.unique(keys[~here]), needed=True)
         return rows
 
-    def _from_memory(self, wanted: np.ndarray, train: bool, step: int) -> Tensor:
+    def _from_memory(self, keys: np.ndarray, train: bool, step: int) -> Tensor:
         """Rows of keys that are not on the device, from the host; from disk too, where they stay unless `train`."""
         if train:
-            self._promote(wanted)
-        cold = self.cold.holds(wanted) if self.cold and not train else np.zeros(len(wanted), bool)
-        rows = self.host.lookup(wanted[~cold], train=train, step=step)
+            self._promote(keys)
+        cold = self.cold.holds(keys) if self.cold and not train else np.zeros(len(keys), bool)
+        rows = self.host.lookup(keys[~cold], train=train, step=step)
         if not cold.any():
             return rows
         assert self.cold is not None
-        every = torch.empty(len(wanted), self.dim)
+        every = torch.empty(len(keys), self.dim)
         at = torch.from_numpy(cold)
-        every[at], every[~at] = torch.from_numpy(self.cold.read(wanted[cold]).row), rows
+        every[at], every[~at] = torch.from_numpy(self.cold.read(keys[cold]).row), rows
         return every
 
-    def _apply(self, hot: HotRows, wanted: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
-        here = hot.holds(wanted)
-        rest = wanted[~here]
+    def _apply(self, hot: HotRows, keys: np.ndarray, grads: Tensor, step: int, lr: float | None) -> None:
+        here = hot.holds(keys)
+        rest = keys[~here]
         self._promote(rest)
         forgotten = len(self.deleted)
         at = torch.from_numpy(here).to(grads.device)
         self.host.apply(rest, grads[~at].cpu(), step, lr)  # first, since it may refuse
-        hot.apply(wanted[here], grads[at], step, self.spec.lr if lr is None else lr)
+        hot.apply(keys[here], grads[at], step, self.spec.lr if lr is None else lr)
         if len(self.deleted) > forgotten:
-            keys = hot.keys
-            hot.drop(keys[~self.host._holds(keys)])
+            hot_keys = hot.keys
+            hot.drop(hot_keys[~self.host._holds(hot_keys)])
         hot.release(step)
 
     def _admit(self, hot: HotRows, keys: np.ndarray, needed: bool = False) -> None:
@@ -228,17 +226,17 @@ class TieredTable(BaseTable):
         if isinstance(self.host, NumPyTable):
             at = self.host._index.find(keys)
             return self.host._seen[at], self.host._uses[at]
-        found = take(self.host, keys)
-        return found.seen, found.uses
+        rows = take(self.host, keys)
+        return rows.seen, rows.uses
 
     def _promote(self, keys: np.ndarray) -> None:
         """Bring the rows of these keys that lie on disk into memory."""
         if self.cold is not None and len(self.cold):
-            wanted = np.unique(keys[self.cold.holds(keys)])
-            if len(wanted):
-                self.host._upsert(self.cold.read(wanted))
-                self.cold.drop(wanted)
-                self.promoted += len(wanted)
+            cold_keys = np.unique(keys[self.cold.holds(keys)])
+            if len(cold_keys):
+                self.host._upsert(self.cold.read(cold_keys))
+                self.cold.drop(cold_keys)
+                self.promoted += len(cold_keys)
 
     def _demote(self, needed: np.ndarray) -> None:
         """Send rows to disk until an eighth of the budget is free; not those on the device or of the batch at hand."""
@@ -257,8 +255,8 @@ class TieredTable(BaseTable):
         yield from merged(self.host, self.cold, slices, since)
 
     def _holds(self, keys: np.ndarray) -> np.ndarray:
-        held = self.host._holds(keys)
-        return held if self.cold is None else held | self.cold.holds(keys)
+        present = self.host._holds(keys)
+        return present if self.cold is None else present | self.cold.holds(keys)
 
     def _upsert(self, rows: RowColumns) -> None:
         if self.cold is not None:
@@ -282,14 +280,14 @@ class TieredTable(BaseTable):
         self.host._set_waiting(keys, packed)
 
 
-def _filled(found: RowColumns, more: RowColumns) -> RowColumns:
-    """`found` with the rows it lacks, in order."""
-    lacks = found.deleted.copy()
-    row, state, step = found.row.copy(), found.state.copy(), found.step.copy()
+def _filled(rows: RowColumns, more: RowColumns) -> RowColumns:
+    """`rows` with those that it lacks, in order."""
+    lacks = rows.deleted.copy()
+    row, state, step = rows.row.copy(), rows.state.copy(), rows.step.copy()
     row[lacks], state[lacks], step[lacks] = more.row, more.state, more.step
-    gone = found.deleted.copy()
+    gone = rows.deleted.copy()
     gone[lacks] = more.deleted
-    return RowColumns(found.key, row, state, step, gone)
+    return RowColumns(rows.key, row, state, step, gone)
 
 
 def merged(host: BaseTable, cold: ColdTier, slices: range, since: int | None) -> Iterator[RowColumns]:

@@ -98,19 +98,19 @@ class TierTraffic:
 
 def report(table: TieredTable) -> dict[str, Any]:
     """What the tiers hold and what went between them, for metrics."""
-    found: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "host_rows": len(table.host),
         "promoted": table.promoted,
         "demoted": table.demoted,
     }
     if table.hot is not None:
         traffic = table.traffic
-        found |= {
+        counts |= {
             "device_rows": len(table.hot),
             "hit_rate": traffic.hit_rate,
             "loaded": traffic.loaded,
             "written": traffic.written,
         }
     if table.cold is not None:
-        found |= {"cold_rows": len(table.cold), "cold_bytes": table.cold.nbytes}
-    return found
+        counts |= {"cold_rows": len(table.cold), "cold_bytes": table.cold.nbytes}
+    return counts

@@ -69,10 +69,10 @@ def since_then(
 
 def added_up(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     """The counts of all shards as those of one."""
-    found: dict[str, dict[str, int]] = {}
+    totals: dict[str, dict[str, int]] = {}
     for shard in shards:
         for table, counts in shard.items():
-            sums = found.setdefault(table, dict.fromkeys(counts, 0))
+            sums = totals.setdefault(table, dict.fromkeys(counts, 0))
             for name, count in counts.items():
                 sums[name] += count
-    return found
+    return totals

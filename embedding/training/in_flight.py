@@ -96,10 +96,10 @@ class InFlightRows:
 def _absent(keys: np.ndarray, others: Iterable[np.ndarray]) -> np.ndarray:
     """Which of the keys [N] are in none of these sorted arrays; a batch of 3,800 in 0.2 ms, where np.isin takes 1."""
     absent = np.ones(len(keys), dtype=bool)
-    for found in others:
-        if len(found) and len(keys):
-            at = np.minimum(np.searchsorted(found, keys), len(found) - 1)
-            absent &= found[at] != keys
+    for other in others:
+        if len(other) and len(keys):
+            at = np.minimum(np.searchsorted(other, keys), len(other) - 1)
+            absent &= other[at] != keys
     return absent
 
 

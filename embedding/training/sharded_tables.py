@@ -82,8 +82,8 @@ class ShardedTables:
         self.slices = SliceMap(len(self.layout.shards)) if slices is None else slices
         self._group, self._names = group, list(self.specs)
         self.codec, self._router = codec(wire), router or best_router()
-        held = self.specs.items() if self.layout.holds else ()
-        self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in held}
+        own_specs = self.specs.items() if self.layout.holds else ()
+        self.tables: dict[str, Any] = {name: make(name, spec, seed) for name, spec in own_specs}
         self.histories = {name: History(table) for name, table in self.tables.items()}
         self._check()
         self.wire = Wire(self.layout, group, self._names, local)
@@ -117,11 +117,11 @@ class ShardedTables:
         header = self._header(PULL if train else READ, number)
         if self.layout.holds and self.codec.name == "fp32":
             return self._pull_fused(table, plan, header)
-        asked = self.wire.ask(header, plan)
+        request = self.wire.ask(header, plan)
         if self.wire.streams(self.codec):
-            self._stream(asked)
+            self._stream(request)
             return self.wire.gather(plan, torch.empty(0, self.specs[table].dim))
-        return plan.spread(self._answer_rows(asked, plan.counts))
+        return plan.spread(self._answer_rows(request, plan.counts))
 
     def _pull_fused(self, table: str, plan: Route, header: Header) -> Tensor:
         """Rows of this rank's own keys are looked up while the others' keys travel, and never leave the process."""
@@ -130,19 +130,19 @@ class ShardedTables:
         own = plan.keys[start : start + plan.counts[rank]]
         if self.wire.streams(self.codec):
             mine = self.wire.room(len(own), self.specs[table].dim)
-            asked = self.wire.ask(
+            request = self.wire.ask(
                 header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine)
             )
-            self._stream(asked)
+            self._stream(request)
             return self.wire.gather(plan, mine)
         rows = self.wire.room(len(plan.keys), self.specs[table].dim)
         # Own rows stand before the others' where that is the route's order, else after them.
         first, others = start == 0, len(rows) - len(own)
         mine, theirs = (rows[: len(own)], rows[len(own) :]) if first else (rows[others:], rows[:others])
-        asked = self.wire.ask(header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine))
+        request = self.wire.ask(header, plan, own=own, meanwhile=lambda: self._lookup_into(header, own, mine))
         counts = [0 if other == rank else count for other, count in enumerate(plan.counts)]
-        answer = self._lookup(table, asked.keys, header.op == PULL)
-        self.wire.rows(answer, self.codec, asked.counts, counts, into=theirs)
+        answer = self._lookup(table, request.keys, header.op == PULL)
+        self.wire.rows(answer, self.codec, request.counts, counts, into=theirs)
         return plan.moved(start, len(own), first).spread(rows)
 
     def push(self, table: str, keys: Tensor, grads: Tensor, step: int, lr: float | None = None) -> None:
@@ -157,8 +157,8 @@ class ShardedTables:
         plan = self._routes.pop(table, None)
         same = plan is not None and np.array_equal(plan.asked, int64_keys(keys))
         plan = plan if plan is not None and same else self.route(keys)
-        asked = self.wire.ask(self._header(PUSH, number, step, lr), plan, same)
-        self._take_grads(asked, plan.reduce(grads.detach().to(torch.float32)), plan.counts)
+        request = self.wire.ask(self._header(PUSH, number, step, lr), plan, same)
+        self._take_grads(request, plan.reduce(grads.detach().to(torch.float32)), plan.counts)
 
     def route(self, keys: Tensor) -> Route:
         """Where the keys [N] of a batch go; any thread may ask."""
@@ -196,14 +196,14 @@ class ShardedTables:
         """Give, get and forget the rows of these moves, table by table, then go by the map after them."""
         first = self.layout.shards.start
         for name in self._names if self.layout.world > 1 else ():
-            given: list[list[SliceMove]] = [[] for _ in range(self.layout.world)]
+            by_rank: list[list[SliceMove]] = [[] for _ in range(self.layout.world)]
             for move in moves:
                 if self.layout.holds and move.source == self.shard:
-                    given[first + move.target].append(move)
-            blobs = [given_rows(self.tables[name], some) if some else NOTHING for some in given]
+                    by_rank[first + move.target].append(move)
+            blobs = [given_rows(self.tables[name], some) if some else NOTHING for some in by_rank]
             for rank, blob in enumerate(self.wire.blobs(blobs)):
-                if given[rank]:
-                    leave(self.histories[name], given[rank])
+                if by_rank[rank]:
+                    leave(self.histories[name], by_rank[rank])
                 if len(blob):
                     arrive(self.histories[name], blob)
         self.slices = self.slices.moved(moves)
@@ -219,22 +219,22 @@ class ShardedTables:
         exchanges = 0
         nobody = [0] * self.layout.world
         while True:
-            asked = self.wire.ask(None, None)
-            op = asked.header.op
+            request = self.wire.ask(None, None)
+            op = request.header.op
             if op == STOP:
                 return exchanges
             if op == PUSH:
-                dim = self.specs[self._names[asked.header.table]].dim
-                self._take_grads(asked, torch.empty(0, dim), nobody)
+                dim = self.specs[self._names[request.header.table]].dim
+                self._take_grads(request, torch.empty(0, dim), nobody)
             elif op == TAKE:
-                self._answer_packed(asked, nobody)
+                self._answer_packed(request, nobody)
             elif op == MOVE:
-                self._move(moves_of(asked.keys, len(self.layout.trainers)))
+                self._move(moves_of(request.keys, len(self.layout.trainers)))
             elif self.wire.streams(self.codec):
-                self._stream(asked)
+                self._stream(request)
                 self.wire.done()
             else:
-                self._answer_rows(asked, nobody)
+                self._answer_rows(request, nobody)
             exchanges += 1
 
     def stop(self) -> None:
@@ -242,26 +242,26 @@ class ShardedTables:
         if self.layout.trains and self.layout.trainers != self.layout.shards:
             self.wire.ask(self._header(STOP), None)
 
-    def _answer_rows(self, asked: KeyRequest, counts: list[int]) -> Tensor:
+    def _answer_rows(self, request: KeyRequest, counts: list[int]) -> Tensor:
         """The rows [U, D] that this rank asked for, having answered what the others asked."""
-        table = self._names[asked.header.table]
+        table = self._names[request.header.table]
         if self.layout.holds:
-            answer = self._lookup(table, asked.keys, asked.header.op == PULL)
+            answer = self._lookup(table, request.keys, request.header.op == PULL)
         else:
             answer = torch.empty(0, self.specs[table].dim)
-        return self.wire.rows(answer, self.codec, asked.counts, counts)
+        return self.wire.rows(answer, self.codec, request.counts, counts)
 
-    def _take_grads(self, asked: KeyRequest, grads: Tensor, counts: list[int]) -> None:
-        table = self._names[asked.header.table]
-        received = self.wire.rows(grads, self.codec, counts, asked.counts)
+    def _take_grads(self, request: KeyRequest, grads: Tensor, counts: list[int]) -> None:
+        table = self._names[request.header.table]
+        received = self.wire.rows(grads, self.codec, counts, request.counts)
         if self.layout.holds:
-            self._apply(table, asked.keys, received, asked.header.step, asked.header.lr)
+            self._apply(table, request.keys, received, request.header.step, request.header.lr)
 
-    def _answer_packed(self, asked: KeyRequest, counts: list[int]) -> Tensor:
-        table = self._names[asked.header.table]
+    def _answer_packed(self, request: KeyRequest, counts: list[int]) -> Tensor:
+        table = self._names[request.header.table]
         nothing = torch.empty(0, packed_bytes(self.specs[table]), dtype=torch.uint8)
-        answer = self._packed(table, asked.keys) if self.layout.holds else nothing
-        return self.wire.bytes_of(answer, asked.counts, counts)
+        answer = self._packed(table, request.keys) if self.layout.holds else nothing
+        return self.wire.bytes_of(answer, request.counts, counts)
 
     def _packed(self, table: str, keys: np.ndarray) -> Tensor:
         with self.histories[table].making(keys):
@@ -273,14 +273,14 @@ class ShardedTables:
             rows = self.tables[table].lookup(keys, train=train)
         return rows if self.layout.world == 1 else rows.to("cpu")  # a tier may have them on its device
 
-    def _stream(self, asked: KeyRequest) -> None:
+    def _stream(self, request: KeyRequest) -> None:
         """Send the rows that were asked for, the first ones while later ones are looked up."""
 
         def fill(rows: Tensor, tell: Callable[[int], None]) -> None:
             if self.layout.holds:
-                self._lookup_into(asked.header, asked.keys, rows, tell)
+                self._lookup_into(request.header, request.keys, rows, tell)
 
-        self.wire.answer(asked.counts, self.specs[self._names[asked.header.table]].dim, fill)
+        self.wire.answer(request.counts, self.specs[self._names[request.header.table]].dim, fill)
 
     def _lookup_into(
         self, header: Header, keys: np.ndarray, out: Tensor, tell: Callable[[int], None] | None = None
@@ -290,14 +290,14 @@ class ShardedTables:
         A table knows where the keys of its last training lookup lie, so one that will be trained is looked up whole.
         """
         table, train = self._names[header.table], header.op == PULL
-        history, held = self.histories[table], self.tables[table]
+        history, shard_table = self.histories[table], self.tables[table]
         with history.making(keys) if train else history.lock:
-            if not isinstance(held, NativeTable):
-                out.copy_(held.lookup(keys, train=train))
+            if not isinstance(shard_table, NativeTable):
+                out.copy_(shard_table.lookup(keys, train=train))
             elif train or tell is None or len(keys) <= _FEW:
-                held.lookup(keys, train=train, out=out)
+                shard_table.lookup(keys, train=train, out=out)
             else:
-                self._read_in_parts(held, keys, out, tell)
+                self._read_in_parts(shard_table, keys, out, tell)
         if tell is not None:
             tell(len(keys))
 

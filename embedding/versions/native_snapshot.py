@@ -155,20 +155,20 @@ class Pieces:
 
     def keep(self, keys: np.ndarray) -> None:
         """Keep the version's rows of keys [N], as they are, but for the slices that were given out."""
-        wanted = np.ascontiguousarray(keys)
-        if self._core.nonet_keep(byref(self._version), wanted.ctypes.data, len(wanted)) < 0:
+        key_array = np.ascontiguousarray(keys)
+        if self._core.nonet_keep(byref(self._version), key_array.ctypes.data, len(key_array)) < 0:
             raise _no_memory(self._table)
 
     def kept(self, keys: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Which of keys [N] were kept; their rows go into `rows` [N, D] where given."""
         if self._version.broken:
             raise _no_memory(self._table)
-        wanted, found = np.ascontiguousarray(keys), np.empty(len(keys), dtype=np.bool_)
+        key_array, present = np.ascontiguousarray(keys), np.empty(len(keys), dtype=np.bool_)
         into = None if rows is None else rows.ctypes.data
         self._core.nonet_kept_find(
-            byref(self._version), wanted.ctypes.data, len(wanted), found.ctypes.data, into
+            byref(self._version), key_array.ctypes.data, len(key_array), present.ctypes.data, into
         )
-        return found
+        return present
 
     def read(self, slices: range, since: int | None, room: ReadBuffers) -> None:
         """Put the version's rows of these slices changed after step `since` into `room`, by slice and key."""

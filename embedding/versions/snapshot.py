@@ -273,8 +273,8 @@ class Snapshot:
             unsure = np.flatnonzero(~live.deleted & (live.step == self.step + 1))
         if len(unsure):
             keys = live.key[unsure]
-            kept = self._kept._holds(keys) if self._pieces is None else self._pieces.kept(keys)
-            same[unsure] = ~kept & ~np.isin(keys, self._born)
+            copied = self._kept._holds(keys) if self._pieces is None else self._pieces.kept(keys)
+            same[unsure] = ~copied & ~np.isin(keys, self._born)
         return same
 
     def _same(self, live: RowColumns) -> RowColumns:

@@ -57,13 +57,17 @@ class LogisticRegression:
         bags = clicks.batch(train)
         keys = {name: np.unique(bag.values.numpy()) for name, bag in bags.items()}
         matrix, label = _matrix(bags, keys), torch.from_numpy(clicks.label[train]).double()
-        asked = _matrix(clicks.batch(valid), keys) if len(valid) else None
+        valid_matrix = _matrix(clicks.batch(valid), keys) if len(valid) else None
         want = torch.from_numpy(clicks.label[valid]).double()
         best, least, start = None, float("inf"), torch.zeros(matrix.shape[1] + 1, dtype=torch.float64)
-        for penalty in sorted(PENALTIES, reverse=True) if asked is not None else PENALTIES[2:3]:
+        for penalty in sorted(PENALTIES, reverse=True) if valid_matrix is not None else PENALTIES[2:3]:
             start = _solve(matrix, label, penalty, start)
             fitted = cls(keys, start[:-1].clone(), float(start[-1]), penalty)
-            loss = 0.0 if asked is None else float(_loss(asked @ fitted.weight + fitted.bias, want))
+            loss = (
+                0.0
+                if valid_matrix is None
+                else float(_loss(valid_matrix @ fitted.weight + fitted.bias, want))
+            )
             if loss < least:
                 best, least = fitted, loss
         assert best is not None

@@ -47,7 +47,7 @@ def _backbone(path: str, precision: str, levels: int) -> ModelSize:
     said = re.search(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", name.lower())
     parameters = float(said.group(1)) * (1e9 if said.group(2) == "b" else 1e6) if said else 1e9
     width = max(256, round((parameters / 12 / 24) ** 0.5 / 128) * 128)
-    told = "its name" if said else "nothing: 1 B parameters assumed"
+    source = "its name" if said else "nothing: 1 B parameters assumed"
     shape: dict[str, Any] = {"layers": 24, "width": width, "feed_forward": 4 * width, "kv_width": width}
     return ModelSize(
         int(parameters),
@@ -56,7 +56,7 @@ def _backbone(path: str, precision: str, levels: int) -> ModelSize:
         levels=levels,
         positions_an_event=levels,
         weight_bytes=size,
-        assumed=f"the shape of {name or path} is estimated from {told}",
+        assumed=f"the shape of {name or path} is estimated from {source}",
     )
 
 
