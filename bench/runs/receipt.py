@@ -94,15 +94,15 @@ def _asked(rounds: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _judged(folder: Path, rounds: int) -> dict[str, Any]:
-    def found(name: str) -> dict[str, Any]:
+    def result(name: str) -> dict[str, Any]:
         return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
     def rates(name: str) -> Rates:
-        parts = [found(f"{name} {number}")["rates"] for number in range(rounds)]
+        parts = [result(f"{name} {number}")["rates"] for number in range(rounds)]
         return {stage: [value for part in parts for value in part[stage]] for stage in parts[0]}
 
-    facts = DataFacts(**found("learnt from")["facts"])
-    costs = _learnt(calibration.load(), facts, found("learnt from")["rates"])
+    facts = DataFacts(**result("learnt from")["facts"])
+    costs = _learnt(calibration.load(), facts, result("learnt from")["rates"])
     rows = [_row(name, costs, facts, rates(name)) for name in VARIANTS]
     ratios, again = _ratios(rows), rates("fused again")
     for stage, values in rates("fused").items():

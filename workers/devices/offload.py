@@ -56,8 +56,8 @@ class Account:
                     f"{name} {bytes_held}" for name, bytes_held in self._held.items() if name != owner
                 )
                 raise PlacementError(
-                    f"{owner} wants {wanted_bytes} bytes resident, the device has {self.capacity_bytes} and {holders or 'nobody'} "
-                    "held there; offload one of them first"
+                    f"{owner} wants {wanted_bytes} bytes resident, the device has {self.capacity_bytes} "
+                    f"and {holders or 'nobody'} held there; offload one of them first"
                 )
             self._held[owner] = wanted_bytes
 
