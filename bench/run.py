@@ -80,13 +80,13 @@ def run_bench(
     usual = {"seeds": list(seeds), "device": device, "json_file": json_file}
     takes = inspect.signature(function).parameters
     options = {key: value for key, value in usual.items() if key in takes}
-    found = function(**options | _options(name, [key for key in takes if key != "json_file"], changes))
+    results = function(**options | _options(name, [key for key in takes if key != "json_file"], changes))
     versions = {package: version(package) for package in ("nonet", "ray", "torch", "numpy")} | {
         "python": platform.python_version()
     }
     result = {
         "name": name,
-        **found,
+        **results,
         "command": _command(name, changes),
         "versions": versions,
         "seed": seeds[0],

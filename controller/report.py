@@ -105,12 +105,12 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
         if key not in ("user", "of"):
             change = paired(after[key], before[key], after["user"], seed)
             means[key] = [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]]
-    users, asked = len(np.unique(after["user"])), len(after["user"])
-    of = int(after["of"]) if "of" in after.files else asked
-    some = f" of {of}, drawn by the seed," if of > asked else ""
+    users, prompts = len(np.unique(after["user"])), len(after["user"])
+    of = int(after["of"]) if "of" in after.files else prompts
+    some = f" of {of}, drawn by the seed," if of > prompts else ""
     return {
         "rewards": means,
-        "rewards_on": f"{asked} prompts{some} of {users} users that RL never trained on",
+        "rewards_on": f"{prompts} prompts{some} of {users} users that RL never trained on",
     }
 
 

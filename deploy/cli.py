@@ -175,11 +175,11 @@ def runs(as_json: JsonOption = False) -> None:
     """List the runs here, oldest first."""
     from nonet.deploy.listing import describe_runs
 
-    found = describe_runs()
+    rows = describe_runs()
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows, indent=1))
         return
-    for row in found or [{"run": "no runs yet: nonet run quickstart"}]:
+    for row in rows or [{"run": "no runs yet: nonet run quickstart"}]:
         print("  ".join(str(value) for value in row.values()))
 
 
@@ -242,11 +242,11 @@ def scenarios(as_json: JsonOption = False) -> None:
     """List the shipped scenarios."""
     from nonet.deploy.listing import describe_scenarios
 
-    found = describe_scenarios()
+    rows = describe_scenarios()
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows, indent=1))
         return
-    for row in found:
+    for row in rows:
         print(f"{row['name']:<16} {row['about']}")
 
 
@@ -308,9 +308,9 @@ def parity(
     from nonet.deploy.run import api
 
     made = api.scenario(scenario, change)
-    found = compare(made, pools, precision, run=run, steps=steps, limits=parse_limits(limit or []))
-    print(json.dumps(found.as_dict(), indent=1) if as_json else found.text())
-    if found.beyond:
+    comparison = compare(made, pools, precision, run=run, steps=steps, limits=parse_limits(limit or []))
+    print(json.dumps(comparison.as_dict(), indent=1) if as_json else comparison.text())
+    if comparison.beyond:
         sys.exit(1)
 
 
@@ -330,10 +330,10 @@ def bench(
     """List the benches, or run one and print its figures."""
     from nonet.bench import run_bench
 
-    given = seeds.split(",")
-    if not all(seed.strip().isdecimal() for seed in given):
+    numbers = seeds.split(",")
+    if not all(seed.strip().isdecimal() for seed in numbers):
         raise ConfigError(f"--seeds wants whole numbers such as 7,8,9, got {seeds!r}")
-    run_bench(name, json_file, [int(seed) for seed in given], device, change or [])
+    run_bench(name, json_file, [int(seed) for seed in numbers], device, change or [])
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:

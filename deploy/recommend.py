@@ -45,8 +45,8 @@ def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> 
     if "sids" not in facts["artifacts"]:
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     corpus = Corpus.load({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
-    row, length, asked = _known_user(corpus, user) if user is not None else _new_user(corpus, like)
-    return _answers(folder, corpus, asked, row, length, top)
+    row, length, histories = _known_user(corpus, user) if user is not None else _new_user(corpus, like)
+    return _answers(folder, corpus, histories, row, length, top)
 
 
 def columns(answer: dict[str, Any]) -> str:
@@ -63,14 +63,14 @@ def columns(answer: dict[str, Any]) -> str:
 
 
 def _answers(
-    folder: RunFolder, corpus: Corpus, asked: Corpus, row: int, length: int, top: int
+    folder: RunFolder, corpus: Corpus, histories: Corpus, row: int, length: int, top: int
 ) -> dict[str, Any]:
     scenario, _ = load_scenario(folder.scenario)
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
-    history = seen(asked.seq, users, positions)
+    history = seen(histories.seq, users, positions)
     scores = {
-        name: kind(len(titles)).fit(corpus.seq).scores(asked.seq, users, positions)
+        name: kind(len(titles)).fit(corpus.seq).scores(histories.seq, users, positions)
         for name, kind in BASELINES.items()
     }
     run = run_setup(scenario)
@@ -79,13 +79,13 @@ def _answers(
             path = Checkpoints(folder.checkpoints).end_of(stage)
         except CheckpointError:
             continue
-        model = load_recommender(run, asked, Path(path))
+        model = load_recommender(run, histories, Path(path))
         scores[stage] = model.scores(model.batch(users, positions)).numpy()
     tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
-    hidden = masked(asked.seq, users, positions)
+    hidden = masked(histories.seq, users, positions)
     best = {
-        name: top_items(torch.from_numpy(np.array(found)), top, hidden, tie)[0].tolist()
-        for name, found in scores.items()
+        name: top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie)[0].tolist()
+        for name, item_scores in scores.items()
     }
     columns = {name: [titles[i] for i in items if i >= 0] for name, items in best.items()}
     return {"run": folder.id, "history": [titles[i] for i in history.values], "columns": columns}
@@ -151,16 +151,16 @@ def _like_the_newest(values: np.ndarray, count: int) -> np.ndarray:
 def _item_of(corpus: Corpus, title: str) -> int:
     """The item whose title is, or best contains, the words given; the most popular of several."""
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
-    wanted = title.casefold().strip()
+    words = title.casefold().strip()
     events = corpus.items["events"].to_numpy()
     bare = [text.casefold().rsplit(" (", 1)[0] for text in titles]
-    for fits in (lambda text: text == wanted, lambda text: wanted in text):
-        found = [i for i, text in enumerate(bare) if fits(text)] or [
+    for fits in (lambda text: text == words, lambda text: words in text):
+        items = [i for i, text in enumerate(bare) if fits(text)] or [
             i for i, text in enumerate(titles) if fits(text.casefold())
         ]
-        if found:
-            return max(found, key=lambda i: events[i])
-    near = close_to(wanted, bare, 3, 0.5)
+        if items:
+            return max(items, key=lambda i: events[i])
+    near = close_to(words, bare, 3, 0.5)
     close = ", ".join(titles[bare.index(text)] for text in near)
     raise ConfigError(f"no item is called {title!r} in this run" + (f"; close: {close}" if close else ""))
 

@@ -69,9 +69,9 @@ def policy_loss(
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     used = valid_UW1.expand_as(change)
     loss = torch.where(used, kl * k3 - gain, 0.0).sum()
-    held = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
+    clipped = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
     with torch.no_grad():
-        return PolicyLoss(loss, used.sum(), k3[used].sum(), (held & used).sum(), ratio[used].sum())
+        return PolicyLoss(loss, used.sum(), k3[used].sum(), (clipped & used).sum(), ratio[used].sum())
 
 
 def _k3(d: Tensor) -> Tensor:

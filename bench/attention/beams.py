@@ -41,21 +41,21 @@ def attention_beams() -> dict[str, Any]:
 def _compared(dtype: Any, groups: int) -> dict[str, Any]:
     import torch
 
-    given = _drawn(dtype, groups)
-    ours, theirs = _shared(given), _repeated(given, follow=True)
+    tensors = _drawn(dtype, groups)
+    ours, theirs = _shared(tensors), _repeated(tensors, follow=True)
     for one, other in zip(ours(), theirs(), strict=True):
         torch.testing.assert_close(one, other, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
     sides = {
         "decode shared": ours,
         "decode repeated": theirs,
-        "attention repeated": _repeated(given, follow=False),
+        "attention repeated": _repeated(tensors, follow=False),
     }
-    found = milliseconds(sides, _ROUNDS)
+    times = milliseconds(sides, _ROUNDS)
     row: dict[str, Any] = {"type": str(dtype).removeprefix("torch."), "heads": _HEADS, "key heads": groups}
-    row |= {f"{side} ms": round(found[side], 3) for side in sides}
+    row |= {f"{side} ms": round(times[side], 3) for side in sides}
     for step in ("decode", "attention"):
-        row[f"{step} repeated/shared"] = found[f"{step} repeated"] / found["decode shared"]
-    row["decode repeated/shared, CPU time"] = found["decode repeated CPU"] / found["decode shared CPU"]
+        row[f"{step} repeated/shared"] = times[f"{step} repeated"] / times["decode shared"]
+    row["decode repeated/shared, CPU time"] = times["decode repeated CPU"] / times["decode shared CPU"]
     token = 2 * groups * _WIDTH * dtype.itemsize
     row["shared cache MB"] = _PROMPTS * (_TOKENS + _BEAMS * _LEVELS) * token / 1e6
     row["repeated cache MB"] = _PROMPTS * _BEAMS * (_TOKENS + _LEVELS) * token / 1e6
@@ -80,34 +80,34 @@ def _drawn(dtype: Any, groups: int) -> dict[str, Any]:
     }
 
 
-def _shared(given: dict[str, Any]) -> Callable[[], list[Any]]:
+def _shared(tensors: dict[str, Any]) -> Callable[[], list[Any]]:
     import torch
 
     from nonet.attention import BeamCache
 
-    keys, values = (x.flatten(0, 1) for x in given["prompt"])
+    keys, values = (x.flatten(0, 1) for x in tensors["prompt"])
     cuts = torch.arange(_PROMPTS + 1) * _TOKENS
 
     def decode() -> list[Any]:
         cache, out = BeamCache(keys, values, cuts), []
         for level in range(_LEVELS):
             if level:
-                cache.follow(given["parents"][level])
-            cache.append(given["own"][0][level], given["own"][1][level])
-            out.append(cache.attend(given["q"][level]))
+                cache.follow(tensors["parents"][level])
+            cache.append(tensors["own"][0][level], tensors["own"][1][level])
+            out.append(cache.attend(tensors["q"][level]))
         return out
 
     return decode
 
 
-def _repeated(given: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
+def _repeated(tensors: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
     """Every beam with the whole prompt: [U * W, G, N + L, D], written in place, gathered where beams move."""
     import torch
     from torch.nn.functional import pad, scaled_dot_product_attention
 
     caches = [
         pad(x.transpose(1, 2), (0, 0, 0, _LEVELS)).repeat_interleave(_BEAMS, 0).contiguous()
-        for x in given["prompt"]
+        for x in tensors["prompt"]
     ]
     first = torch.arange(_PROMPTS)[:, None] * _BEAMS
 
@@ -116,12 +116,12 @@ def _repeated(given: dict[str, Any], follow: bool) -> Callable[[], list[Any]]:
         now, out = list(caches), []
         for level in range(_LEVELS):
             if follow and level:
-                parent = (first + given["parents"][level]).flatten()
+                parent = (first + tensors["parents"][level]).flatten()
                 now = [cache.index_select(0, parent) for cache in now]
             length = _TOKENS + level + 1
-            for cache, own in zip(now, given["own"], strict=True):
+            for cache, own in zip(now, tensors["own"], strict=True):
                 cache[:, :, length - 1] = own[level].flatten(0, 1)
-            q = given["q"][level].flatten(0, 1)[:, :, None]
+            q = tensors["q"][level].flatten(0, 1)[:, :, None]
             keys, values = (cache[:, :, :length] for cache in now)
             seen = scaled_dot_product_attention(q, keys, values, enable_gqa=keys.shape[1] != _HEADS)
             out.append(seen[:, :, 0].unflatten(0, (_PROMPTS, _BEAMS)))

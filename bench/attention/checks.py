@@ -98,11 +98,11 @@ def _dense(
 def _same_plan(table: IntervalTable, device: str) -> bool:
     host, there = plan(table, 64, 64), plan(to_device(table, device), 64, 64)
     for side in ("query", "key"):
-        want, found = getattr(host, side), getattr(there, side)
-        keep = found.place[:, 0] >= 0
-        if not torch.equal(want.place, found.place[keep].cpu()):
+        expected, planned = getattr(host, side), getattr(there, side)
+        keep = planned.place[:, 0] >= 0
+        if not torch.equal(expected.place, planned.place[keep].cpu()):
             return False
-        if not torch.equal(want.spans, found.spans[keep].cpu()):
+        if not torch.equal(expected.spans, planned.spans[keep].cpu()):
             return False
     return True
 

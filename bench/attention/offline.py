@@ -61,8 +61,8 @@ def offline(chips: Sequence[int] = (80, 90), widths: Sequence[int] = (64, 128)) 
         for width in widths:
             for kernel in ("forward", "dq", "dkv"):
                 made = shipped(kernel, chip, width, width, "bf16", False, [], 1, False)
-                told = {name: made[name] for name in ("registers", "spills", "shared", "shared_limit")}
-                rows.append({"kernel": kernel, "width": width, "chip": chip, **told})
+                sizes = {name: made[name] for name in ("registers", "spills", "shared", "shared_limit")}
+                rows.append({"kernel": kernel, "width": width, "chip": chip, **sizes})
         rows += [{"kernel": name, "chip": chip, "spills": n} for name, n in plan_kernels(chip).items()]
     return {"rows": rows, "ratio": {"spills in all": float(sum(row["spills"] for row in rows))}}
 
@@ -144,15 +144,15 @@ def shipped(
         constants |= {"W": 64, "BT": config.piece}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, **registers(kinds[dtype])}
     made = compile_kernel(code, dtype, constants, chip, options)
-    found = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
-    return {**found, "shared_limit": shared_limit(chip), "machine": machine_loops(made.sass)}
+    numbers = {name: getattr(made, name) for name in ("registers", "spills", "shared", "matrix", "loops")}
+    return {**numbers, "shared_limit": shared_limit(chip), "machine": machine_loops(made.sass)}
 
 
 def plan_kernels(chip: int) -> dict[str, int]:
     """Spills of the kernels that make a plan, with columns and classes, four slots."""
     from nonet.attention.plans import key_kernel, query_kernel, summary_kernel
 
-    found = {}
+    spills = {}
     for kernel, constants in (
         (summary_kernel, {"BN": 64}),
         (query_kernel, {"K": 4, "S": 4, "BM": 64, "BN": 64, "COLUMNS": True}),
@@ -162,15 +162,15 @@ def plan_kernels(chip: int) -> dict[str, int]:
         ),
         (key_kernel, {"S": 4, "R": 4, "BM": 64}),
     ):
-        found[f"{kernel.__name__} {constants}"] = compile_kernel(
+        spills[f"{kernel.__name__} {constants}"] = compile_kernel(
             kernel, "i32", constants, chip, {"num_warps": 1}
         ).spills
-    return found
+    return spills
 
 
 def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]]:
     """(masked, compares and selects on the score tile) of every loop that holds a matrix product and no other loop."""
-    found, lines = [], ttgir.splitlines()
+    loops, lines = [], ttgir.splitlines()
     for at, line in enumerate(lines):
         if "scf.for" not in line:
             continue
@@ -183,21 +183,21 @@ def innermost_loops(ttgir: str, score: tuple[int, int]) -> list[tuple[bool, int]
         chosen = sum(
             1 for inner in body if re.search(rf"arith\.(cmp[if]|select)\b.*tensor<(?:{shapes})", inner)
         )
-        found.append((chosen > 0, chosen))
-    return found
+        loops.append((chosen > 0, chosen))
+    return loops
 
 
 def machine_loops(sass: str) -> list[dict[str, int]]:
     """Instructions of each innermost loop that feeds the matrix units: all of them, and those that compare or select."""
     lines = [
-        (int(found.group(1), 16), line)
+        (int(match.group(1), 16), line)
         for line in sass.splitlines()
-        if (found := re.search(r"/\*([0-9a-f]{4,5})\*/", line))
+        if (match := re.search(r"/\*([0-9a-f]{4,5})\*/", line))
     ]
     jumps = [
-        (int(found.group(1), 16), at)
+        (int(match.group(1), 16), at)
         for at, line in lines
-        if (found := re.search(r"\bBRA\b[^;]*?\b0x([0-9a-f]+)", line)) and int(found.group(1), 16) < at
+        if (match := re.search(r"\bBRA\b[^;]*?\b0x([0-9a-f]+)", line)) and int(match.group(1), 16) < at
     ]
     loops = []
     for begin, end in jumps:

@@ -215,6 +215,6 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     out = {}
     for dtype in ("float32", "bfloat16"):
         for measure in ("train sdpa/uni", "train sdpa/uni, CPU time", "forward sdpa/uni", "forward flex/uni"):
-            found = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
-            out |= summed_up(f"{dtype} {measure}", found)
+            values = [row[measure] for row in rows if row.get("type") == dtype and measure in row]
+            out |= summed_up(f"{dtype} {measure}", values)
     return out

@@ -161,8 +161,8 @@ def _ours() -> int:
                 bound.append(Binding(plan_live(job(GPUS if gang else 1)), specs, Life(run=f"job{number}")))
             except PlacementError:
                 continue
-            found = bound[-1].hosts["trainer"].ready()
-            started += gang and len({worker["node"] for worker in found}) == 1
+            workers = bound[-1].hosts["trainer"].ready()
+            started += gang and len({worker["node"] for worker in workers}) == 1
         return started
     finally:
         for binding in bound:

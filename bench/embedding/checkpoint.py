@@ -28,10 +28,10 @@ def measure(rounds: int = 5, rows: int = ROWS, dim: int = DIM, folder: str | Non
     torch.set_num_threads(1)
     world = _filled(rows, dim)
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        found = _writes(world, Path(place), rounds)
+        writes = _writes(world, Path(place), rounds)
         stall = _stall(world, Path(place))
         evicting_ms = _opening(_filled(rows, dim, evict="lru", budget_rows=rows * 9 // 10), Path(place))
-    size, saves, plains, load_s = found
+    size, saves, plains, load_s = writes
     save_s, plain_s = statistics.median(saves), statistics.median(plains)
     one = stall["alone_ms"]
     ratio = {
@@ -136,20 +136,20 @@ def _stall(world: Any, folder: Path, rounds: int = 4) -> dict[str, float]:
         _remove(folder / f"beside{turn}")
         steps.one()
         alone += [steps.one() for _ in range(many)]
-    found: dict[str, float] = {"steps": len(beside), "open_max_ms": 1e3 * max(opened.wall_s)}
+    measures: dict[str, float] = {"steps": len(beside), "open_max_ms": 1e3 * max(opened.wall_s)}
     for name, turn in (("alone", alone), ("beside", beside)):
         wall, cpu, stolen = zip(*turn, strict=True)
         own = [taken for taken, ticks in zip(wall, stolen, strict=True) if not ticks]
-        found |= {f"{name}_ms": statistics.median(wall), f"{name}_max_ms": max(wall)}
-        found |= {
+        measures |= {f"{name}_ms": statistics.median(wall), f"{name}_max_ms": max(wall)}
+        measures |= {
             f"{name}_own_max_ms": max(own, default=float("nan")),
             f"{name}_stolen": len(wall) - len(own),
         }
-        found |= {
+        measures |= {
             f"{name}_p99_ms": statistics.quantiles(wall, n=100)[98],
             f"{name}_cpu_ms": statistics.median(cpu),
         }
-    return found | {"wait_max_ms": 1e3 * max(steps.waits.wall_s)}
+    return measures | {"wait_max_ms": 1e3 * max(steps.waits.wall_s)}
 
 
 def _opening(world: Any, folder: Path, rounds: int = 4) -> float:
@@ -184,12 +184,12 @@ class _Steps:
         import torch
 
         self._number += 1
-        asked = torch.from_numpy(self._keys[self._source.integers(0, len(self._keys), KEYS)])
+        keys = torch.from_numpy(self._keys[self._source.integers(0, len(self._keys), KEYS)])
         before = _stolen()
         with Times() as taken:
-            got = self._world.pull("item", asked)
+            got = self._world.pull("item", keys)
             torch.mm(self._weight, self._weight, out=self._product)
-            self._world.push("item", asked, got, self._number)
+            self._world.push("item", keys, got, self._number)
         return 1e3 * taken.last_s, 1e3 * taken.cpu_s[-1], _stolen() - before
 
 

@@ -21,10 +21,10 @@ def measure(steps: int = 400, seeds: tuple[int, ...] = (7, 8, 9)) -> dict[str, A
     torch.set_num_threads(1)
     rows, worst = [], {"fp16": 0.0, "bf16": 0.0, "int8": 0.0}
     for seed in seeds:
-        found = {name: _auc_of(name, steps, seed) for name in ("fp32", *worst)}
-        rows.append({"seed": seed, **found})
+        aucs = {name: _auc_of(name, steps, seed) for name in ("fp32", *worst)}
+        rows.append({"seed": seed, **aucs})
         for name in worst:
-            worst[name] = max(worst[name], abs(found[name] - found["fp32"]))
+            worst[name] = max(worst[name], abs(aucs[name] - aucs["fp32"]))
     return {
         "rows": rows,
         "ratio": {f"AUC, {name} against fp32, largest difference": gap for name, gap in worst.items()},

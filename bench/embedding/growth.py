@@ -29,20 +29,20 @@ _MANY, _NARROW, _FILL = 100_000_000, 16, 1 << 17
 
 def grow(seed: int) -> dict[str, Any]:
     """From nothing to 4 M rows: all keys new, and a tenth of them new."""
-    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     for share in (1.0, 0.1):
         table = make_table("bench", TableSpec(_WIDTH), seed)
         steps = int(_GROWN / (_KEYS * share))
         batches = _arriving(steps, share, seed)
-        _steps(found, table, batches, f"growth, {share:.0%} new keys a step", warm=steps // 10)
+        _steps(result, table, batches, f"growth, {share:.0%} new keys a step", warm=steps // 10)
         del table
         gc.collect()
-    return found
+    return result
 
 
 def evict(seed: int) -> dict[str, Any]:
     """A million rows' room under LRU, LFU, and LRU with a time to live: a tenth of the keys are new in every step."""
-    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     cases: list[dict[str, Any]] = [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "lru", "ttl_steps": 2000}]
     for words in cases:
         table = make_table("bench", TableSpec(_WIDTH, budget_rows=_FULL, **words), seed)
@@ -51,11 +51,11 @@ def evict(seed: int) -> dict[str, Any]:
             table.lookup(keys, train=True)
             table.apply(keys, torch.zeros(len(keys), _WIDTH), table.step + 1)
         case = "eviction, " + " and ".join(f"{key} {value}" for key, value in words.items())
-        _steps(found, table, _arriving(1500, 0.1, seed), case, warm=100)
-        found["rows"][-1]["rows"] = len(table)
+        _steps(result, table, _arriving(1500, 0.1, seed), case, warm=100)
+        result["rows"][-1]["rows"] = len(table)
         del table
         gc.collect()
-    return found
+    return result
 
 
 def hundred_million(seed: int) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def hundred_million(seed: int) -> dict[str, Any]:
         "peak_rss_gib": _status_gib("VmHWM"),
         "slowest 131,072 inserts ms": 1e3 * max(inserts.cpu_s),
     }
-    found = {"rows": [row], "ratio": {}}
-    found["ratio"]["100 M rows: bytes / (rows + state + key + step)"] = row["gib"] * 2**30 / table.nbytes
+    result = {"rows": [row], "ratio": {}}
+    result["ratio"]["100 M rows: bytes / (rows + state + key + step)"] = row["gib"] * 2**30 / table.nbytes
     source = rng(seed, "bench", "100m")
     ids = [ids_of(source.integers(0, _MANY, _KEYS)) for _ in range(96)]
     dense = torch.empty(min(_MANY, int(_free_gib() - 2) * 2**30 // (4 * _NARROW)), _NARROW).fill_(0.5)
@@ -88,15 +88,15 @@ def hundred_million(seed: int) -> dict[str, Any]:
     for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
         times = run(calls, 96)
         case = f"100 M rows x 16, {protocol}"
-        found["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
+        result["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
         [many] = ratios(times, [("core 100 M", "dense")]).values()
         against = f"core / {len(dense) / 1e6:.0f} M dense rows"
-        found["ratio"][f"{case}: {against}"] = many
+        result["ratio"][f"{case}: {against}"] = many
         for width in (_NARROW, _WIDTH):
             few = f"1 M x {width}"
             [ratio] = ratios(times, [(f"core {few}", f"dense {few}")]).values()
-            found["ratio"][f"{case}: {against}, over core / dense at {few}"] = many / ratio
-    return found
+            result["ratio"][f"{case}: {against}, over core / dense at {few}"] = many / ratio
+    return result
 
 
 def _few_rows(width: int, seed: int) -> dict[str, Call]:
@@ -121,7 +121,7 @@ def _arriving(steps: int, share: float, seed: int) -> Iterable[Tensor]:
         yield ids_of(source.permutation(ranks))
 
 
-def _steps(found: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
+def _steps(result: dict[str, Any], table: Any, batches: Iterable[Tensor], case: str, warm: int) -> None:
     grads = torch.randn(_KEYS, _WIDTH, generator=torch.Generator().manual_seed(1)) * 0.01
     out = torch.zeros(_KEYS, _WIDTH)
     taken = Times()
@@ -132,7 +132,7 @@ def _steps(found: dict[str, Any], table: Any, batches: Iterable[Tensor], case: s
     cpu_s = taken.cpu_s[warm:]
     ordered = sorted(cpu_s)
     median, p99 = statistics.median(cpu_s), ordered[int(0.99 * len(ordered))]
-    found["rows"].append(
+    result["rows"].append(
         {
             "case": case,
             "steps": len(cpu_s),
@@ -141,7 +141,7 @@ def _steps(found: dict[str, Any], table: Any, batches: Iterable[Tensor], case: s
             "max_us": 1e6 * ordered[-1],
         }
     )
-    found["ratio"][f"{case}: p99 / median"] = p99 / median
+    result["ratio"][f"{case}: p99 / median"] = p99 / median
 
 
 def _status_gib(field: str) -> float:

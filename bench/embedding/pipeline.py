@@ -34,11 +34,11 @@ def measure(rounds: int = 3, depth: int = 3) -> dict[str, Any]:
     trainer, shard = both_ranks("nonet.bench.embedding.pipeline", rounds, depth)
     rows, ratio = [], {}
     for name, (wire_ms, *_) in CASES.items():
-        found = {key: statistics.median(run[key] for run in trainer[name]) for key in trainer[name][0]}
-        rows.append({"case": name, "wire_ms": wire_ms, **found})
-        ratio[f"hidden, {name}"] = found["hidden"]
+        medians = {key: statistics.median(run[key] for run in trainer[name]) for key in trainer[name][0]}
+        rows.append({"case": name, "wire_ms": wire_ms, **medians})
+        ratio[f"hidden, {name}"] = medians["hidden"]
         ratio[f"hidden, {name}, least of the rounds"] = min(run["hidden"] for run in trainer[name])
-        ratio[f"noise, {name}"] = found["noise"]
+        ratio[f"noise, {name}"] = medians["noise"]
     ratio["bits equal"] = float(all(len(set(runs)) == 1 for runs in shard))
     return {"rows": rows, "ratio": ratio}
 
@@ -72,18 +72,18 @@ def _trains(rounds: int, depth: int) -> dict[str, list[dict[str, float]]]:
     import torch
 
     keys = [torch.from_numpy(batch) for batch in batches("zipf", 0)]
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    numbers_of: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     for _ in range(rounds):
         for name, (wire_ms, dense_ms, where) in CASES.items():
-            runs = [_timed(keys, wire_ms, dense_ms, where, wanted or depth) for wanted in _RUNS]
+            runs = [_timed(keys, wire_ms, dense_ms, where, run_depth or depth) for run_depth in _RUNS]
             (first, dense), (on, _), (again, later) = runs
             off, dense = (first + again) / 2, (dense + later) / 2
             shorter = min(off - dense, dense)
             numbers = {"dense": dense, "sparse": off - dense, "off": off, "on": on}
-            found[name].append(
+            numbers_of[name].append(
                 numbers | {"hidden": (off - on) / shorter, "noise": abs(first - again) / shorter}
             )
-    return found
+    return numbers_of
 
 
 def _timed(keys: list[Any], wire_ms: float, dense_ms: float, where: str, depth: int) -> tuple[float, float]:
@@ -119,9 +119,9 @@ def _delay(world: Any, seconds: float) -> None:
     """Every exchange of this world takes so much longer."""
     ask = world.wire.ask
 
-    def slow(*given: Any, **named: Any) -> Any:
+    def slow(*arguments: Any, **named: Any) -> Any:
         time.sleep(seconds)
-        return ask(*given, **named)
+        return ask(*arguments, **named)
 
     world.wire.ask = slow
 

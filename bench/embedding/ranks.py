@@ -38,7 +38,7 @@ def be_rank(work: Callable[..., Any]) -> None:
     dist.init_process_group(
         "gloo", init_method=store, rank=int(rank), world_size=2, timeout=timedelta(seconds=60)
     )
-    found = work(int(rank), *words)
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    result = work(int(rank), *words)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()

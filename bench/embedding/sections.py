@@ -47,30 +47,30 @@ def rows_8m(seed: int) -> dict[str, Any]:
 
 def small(seed: int) -> dict[str, Any]:
     """Calls of 64, 256 and 1,024 keys: what a call costs before it does anything; dense gathers show the floor."""
-    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     for keys in (64, 256, 1024):
         made = Contenders(1_000_000, WIDTH, keys, BATCHES, seed, "zipf")
         calls = made.calls("core lookup", _DENSE, *_FORWARDS)
         for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
             times = run(calls, BATCHES)
             pairs = [(name, ours) for ours in ("core lookup", _DENSE) for name in _FORWARDS]
-            _add(found, times, [*pairs, ("core lookup", _DENSE)], f"{keys} keys, {protocol}")
+            _add(result, times, [*pairs, ("core lookup", _DENSE)], f"{keys} keys, {protocol}")
         del made, calls
         gc.collect()
-    return found
+    return result
 
 
 def adam(seed: int) -> dict[str, Any]:
     """Our Adam against our row-wise Adagrad and torch's SparseAdam."""
     made = Contenders(1_000_000, WIDTH, KEYS, BATCHES, seed, "zipf")
     calls = made.calls("core train step", "core Adam step", "torch SparseAdam step")
-    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     pairs = [("core Adam step", "core train step"), ("torch SparseAdam step", "core Adam step")]
     for kind in ("zipf", "uniform"):
         made.draw(kind)
         for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
-            _add(found, run(calls, BATCHES), pairs, f"{kind}, {protocol}")
-    return found
+            _add(result, run(calls, BATCHES), pairs, f"{kind}, {protocol}")
+    return result
 
 
 def growth(seed: int) -> dict[str, Any]:
@@ -95,21 +95,21 @@ def rows_100m(seed: int) -> dict[str, Any]:
 
 
 def _speed(rows: int, seed: int, *names: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     made = Contenders(rows, WIDTH, KEYS, BATCHES, seed, "zipf")
     for ids in ("zipf", "uniform"):
         made.draw(ids)
         calls = made.calls(*names)
         for protocol, run in (("isolated", isolated), ("interleaved", interleaved)):
-            _add(found, run(calls, BATCHES), _RATIOS, f"{rows // 1_000_000} M rows, {ids}, {protocol}")
+            _add(result, run(calls, BATCHES), _RATIOS, f"{rows // 1_000_000} M rows, {ids}, {protocol}")
     if reason := fbgemm_reason():
-        found["rows"].append({"skipped": "FBGEMM TBE", "reason": reason})
-    return found
+        result["rows"].append({"skipped": "FBGEMM TBE", "reason": reason})
+    return result
 
 
-def _add(found: dict[str, Any], times: dict[str, Times], pairs: list[tuple[str, str]], case: str) -> None:
-    found["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
-    found["ratio"] |= {f"{case}: {pair}": value for pair, value in ratios(times, pairs).items()}
+def _add(result: dict[str, Any], times: dict[str, Times], pairs: list[tuple[str, str]], case: str) -> None:
+    result["rows"] += [{"case": case, "what": name, **taken.row()} for name, taken in times.items()]
+    result["ratio"] |= {f"{case}: {pair}": value for pair, value in ratios(times, pairs).items()}
 
 
 def _skipped(section: str, gib: int) -> dict[str, Any] | None:

@@ -30,9 +30,9 @@ def embedding(seeds: list[int], sections: tuple[str, ...] = SECTIONS) -> dict[st
     rows: list[dict[str, Any]] = []
     ratio: dict[str, float] = {}
     for section in sections:
-        found = _run(section, seeds[0])
-        rows += found["rows"]
-        ratio |= found["ratio"]
+        result = _run(section, seeds[0])
+        rows += result["rows"]
+        ratio |= result["ratio"]
     return {"rows": rows, "ratio": ratio}
 
 

@@ -28,13 +28,13 @@ ROWS, KEYS, WIDTH = 1_000_000, 8192, 64
 def measure(seed: int = 7, batches: int = 400) -> dict[str, Any]:
     """Rows by measure; ratios: points of hit rate below Belady's, tiered step / host step."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"rows": [], "ratio": {}}
+    result: dict[str, Any] = {"rows": [], "ratio": {}}
     coming = zipf_batches(seed, batches)
     for share in (0.02, 0.05, 0.1):
-        _hits(found, coming, int(ROWS * share), share)
-    found["rows"] += _disk(seed)
-    _steps(found, seed)
-    return found
+        _hits(result, coming, int(ROWS * share), share)
+    result["rows"] += _disk(seed)
+    _steps(result, seed)
+    return result
 
 
 def zipf_batches(seed: int, count: int, rows: int = ROWS, keys: int = KEYS) -> list[np.ndarray]:
@@ -51,16 +51,16 @@ def belady(coming: Sequence[np.ndarray], capacity: int, warm: int = 100) -> floa
     for at in range(len(coming) - 1, -1, -1):
         follows[at] = after[batches[at]].copy()
         after[batches[at]] = at
-    held, needed, hits, asked = np.zeros(len(names), bool), np.full(len(names), len(coming)), 0, 0
+    resident, needed, hits, lookups = np.zeros(len(names), bool), np.full(len(names), len(coming)), 0, 0
     for at, batch in enumerate(batches):
         if at >= warm:
-            hits, asked = hits + int(held[batch].sum()), asked + len(batch)
-        held[batch], needed[batch] = True, follows[at]
-        here = np.flatnonzero(held)
+            hits, lookups = hits + int(resident[batch].sum()), lookups + len(batch)
+        resident[batch], needed[batch] = True, follows[at]
+        here = np.flatnonzero(resident)
         over = len(here) - capacity
         if over > 0:
-            held[here[np.argpartition(-needed[here], over - 1)[:over]]] = False
-    return hits / asked
+            resident[here[np.argpartition(-needed[here], over - 1)[:over]]] = False
+    return hits / lookups
 
 
 def hit_rate(coming: Sequence[np.ndarray], capacity: int, policy: str, ahead: int, warm: int = 100) -> float:
@@ -79,13 +79,13 @@ def hit_rate(coming: Sequence[np.ndarray], capacity: int, policy: str, ahead: in
     return table.traffic.hit_rate
 
 
-def _hits(found: dict[str, Any], coming: list[np.ndarray], capacity: int, share: float) -> None:
+def _hits(result: dict[str, Any], coming: list[np.ndarray], capacity: int, share: float) -> None:
     best = belady(coming, capacity)
     row: dict[str, Any] = {"measure": f"hit rate, {share:.0%} of the rows on the device", "belady": best}
     for policy, ahead in (("lru", 1), ("lfu", 1), ("lfu", 8), ("lfu", 32), ("lfu", 128)):
         rate = row[f"{policy}, {ahead} known"] = hit_rate(coming, capacity, policy, ahead)
-        found["ratio"][f"{share:.0%}: points below Belady, {policy}, {ahead} known"] = 100 * (best - rate)
-    found["rows"].append(row)
+        result["ratio"][f"{share:.0%}: points below Belady, {policy}, {ahead} known"] = 100 * (best - rate)
+    result["rows"].append(row)
 
 
 def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
@@ -97,12 +97,12 @@ def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     for part in parts:
         table.lookup(part, train=True)
     rows = [take(table, part) for part in parts]
-    asked = [source.choice(keys, size, replace=False) for _ in range(count)]
+    key_batches = [source.choice(keys, size, replace=False) for _ in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         cold = ColdTier(folder, table.spec)
-        put, read = _us_a_row(cold.put, rows, size), _us_a_row(cold.read, asked, size)
+        put, read = _us_a_row(cold.put, rows, size), _us_a_row(cold.read, key_batches, size)
         dropped = _us_a_row(cold.drop, parts[: count // 2], size)
-    found = [
+    measures = [
         {
             "measure": "cold tier, us a row",
             "put": put,
@@ -114,11 +114,11 @@ def _disk(seed: int, count: int = 40, size: int = 8192) -> list[dict[str, Any]]:
     try:
         import lmdb  # pyright: ignore[reportMissingImports]
     except ImportError:
-        return [*found, {"skipped": "LMDB", "reason": "lmdb is not installed"}]
+        return [*measures, {"skipped": "LMDB", "reason": "lmdb is not installed"}]
     with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, map_size=1 << 30, sync=False) as store:
         put = _us_a_row(lambda part: _lmdb_put(store, part), rows, size)
-        read = _us_a_row(lambda some: _lmdb_get(store, some), asked, size)
-    return [*found, {"measure": "LMDB, us a row", "put": put, "read": read}]
+        read = _us_a_row(lambda some: _lmdb_get(store, some), key_batches, size)
+    return [*measures, {"measure": "LMDB, us a row", "put": put, "read": read}]
 
 
 def _lmdb_put(store: Any, rows: Any) -> None:
@@ -140,7 +140,7 @@ def _us_a_row(call: Callable[[Any], Any], batches: Sequence[Any], size: int) -> 
     return times.median_us() / size
 
 
-def _steps(found: dict[str, Any], seed: int) -> None:
+def _steps(result: dict[str, Any], seed: int) -> None:
     """A training step (lookup, apply) of a tenth of the rows "on the device" (this CPU) beside the host store alone."""
     coming = zipf_batches(seed, 60)
     tables = {"host alone": make_table("bench", TableSpec(WIDTH), seed)}
@@ -155,5 +155,5 @@ def _steps(found: dict[str, Any], seed: int) -> None:
                 table.lookup(keys, train=True)
                 table.apply(keys, grads[: len(keys)], step)
     medians = {name: 1e3 * taken.from_lap(20).median_s() for name, taken in times.items()}
-    found["rows"].append({"measure": "training step of 3,790 distinct keys x 64, ms", **medians})
-    found["ratio"]["tiered step on a CPU / host alone"] = medians["tiered"] / medians["host alone"]
+    result["rows"].append({"measure": "training step of 3,790 distinct keys x 64, ms", **medians})
+    result["ratio"]["tiered step on a CPU / host alone"] = medians["tiered"] / medians["host alone"]

@@ -33,24 +33,26 @@ def measure(rounds: int = 150, ray: bool = True, table: str = "default") -> dict
     `table`: what holds the rows; "default" is what a ShardedTables uses, "dense" an `index_select` without hashing, which
     shows the wire alone.
     """
-    found = both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
-    rows = [{"variant": name, **times} for name, times in found["times"].items()]
-    medians = {name: times["median_us"] for name, times in found["times"].items()}
+    measures = both_ranks("nonet.bench.embedding.wire", rounds, table)[0]
+    rows = [{"variant": name, **times} for name, times in measures["times"].items()]
+    medians = {name: times["median_us"] for name, times in measures["times"].items()}
     ratio = {
         "pull / bare, uniform": medians["pull uniform"] / medians["bare uniform"],
-        "pull / bare, uniform, p10": found["times"]["pull uniform"]["p10_us"]
-        / found["times"]["bare uniform"]["p10_us"],
-        "pull / bare, uniform, CPU time of the process": found["times"]["pull uniform"]["cpu_us"]
-        / found["times"]["bare uniform"]["cpu_us"],
+        "pull / bare, uniform, p10": measures["times"]["pull uniform"]["p10_us"]
+        / measures["times"]["bare uniform"]["p10_us"],
+        "pull / bare, uniform, CPU time of the process": measures["times"]["pull uniform"]["cpu_us"]
+        / measures["times"]["bare uniform"]["cpu_us"],
         "pull local / bare, uniform": medians["pull local uniform"] / medians["bare uniform"],
         "pull / bare, zipf": medians["pull zipf"] / medians["bare zipf"],
-        **{f"bytes {name} / naive": share for name, share in found["bytes"].items()},
+        **{f"bytes {name} / naive": share for name, share in measures["bytes"].items()},
     }
     if ray:
         rows.append({"variant": "ray calls uniform", **_summary(_through_ray(rounds))})
         for name in ("pull apart local", "pull apart"):
             ratio[f"ray calls / {name}, uniform"] = rows[-1]["median_us"] / medians[f"{name} uniform"]
-            ratio[f"the same, p10, {name}"] = rows[-1]["p10_us"] / found["times"][f"{name} uniform"]["p10_us"]
+            ratio[f"the same, p10, {name}"] = (
+                rows[-1]["p10_us"] / measures["times"][f"{name} uniform"]["p10_us"]
+            )
     return {"rows": rows, "ratio": ratio}
 
 
@@ -259,8 +261,8 @@ class _Bare:
         import torch.distributed as dist
 
         dist.all_to_all_single(self._got_sizes, self._sizes[at])
-        got, given = self._got_sizes.tolist(), self._sizes[at].tolist()
-        dist.all_to_all_single(self._asked[: sum(got)], self._keys[at], got, given)
+        got, sent = self._got_sizes.tolist(), self._sizes[at].tolist()
+        dist.all_to_all_single(self._asked[: sum(got)], self._keys[at], got, sent)
         return self._asked[: sum(got)].numpy().copy()
 
     def __call__(self, number: int) -> Any:
@@ -268,13 +270,13 @@ class _Bare:
         import torch.distributed as dist
 
         at = number % 32
-        given = self._sizes[at].tolist()
+        sent = self._sizes[at].tolist()
         dist.all_to_all_single(self._got_sizes, self._sizes[at])
         got = self._got_sizes.tolist()
         count = sum(got)
-        dist.all_to_all_single(self._asked[:count], self._keys[at], got, given)
+        dist.all_to_all_single(self._asked[:count], self._keys[at], got, sent)
         torch.index_select(self._table, 0, self._numbers[at], out=self._selected[:count])
-        dist.all_to_all_single(self._rows, self._selected[:count], given, got)
+        dist.all_to_all_single(self._rows, self._selected[:count], sent, got)
         return torch.index_select(self._rows, 0, self._back[at], out=self._out)
 
 

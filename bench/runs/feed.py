@@ -47,10 +47,10 @@ def feed(seeds: Sequence[int]) -> dict[str, Any]:
         1
     )  # as a planned run; threads that wait for a busy core cost a hundred times as much
     rows = []
-    for asked in ("by the data", "allow", "mask"):
-        changes = [f"seed={seeds[0]}", *([] if asked == "by the data" else [f"data.repeats={asked}"])]
+    for policy in ("by the data", "allow", "mask"):
+        changes = [f"seed={seeds[0]}", *([] if policy == "by the data" else [f"data.repeats={policy}"])]
         with tempfile.TemporaryDirectory() as folder:
-            rows.append({"data.repeats": asked, **_measured(Feed(Path(folder), changes))})
+            rows.append({"data.repeats": policy, **_measured(Feed(Path(folder), changes))})
     apart = max(abs(row["recall@10"] - row["by beam"]) for row in rows)
     return {"rows": rows, "ratio": {"recall@10 exhaustive - beam, at most": apart}}
 
@@ -60,7 +60,7 @@ def _measured(made: Feed) -> dict[str, Any]:
     repeats = made.facts["data"]["repeats"]
     counter, model = made.evaluator.baseline("transition_counter"), made.evaluate()
     hits, prompts = made.probe_hits()
-    flat, asked = made.reinforce(_RL_STEPS)
+    flat, groups = made.reinforce(_RL_STEPS)
     return {
         "is": repeats["policy"],
         "test events that return": repeats["share"]["test"],
@@ -68,7 +68,7 @@ def _measured(made: Feed) -> dict[str, Any]:
         "recall@10": model["detail"]["test"]["exhaustive"]["all"]["recall@10"],
         "by beam": model["detail"]["test"]["beam"]["all"]["recall@10"],
         "probe prompts with a hit": f"{hits} of {prompts}",
-        "flat RL groups": f"{flat} of {asked}",
+        "flat RL groups": f"{flat} of {groups}",
     }
 
 
@@ -85,7 +85,7 @@ class Feed:
         write_feed(folder)
         self.scenario, beside = load_scenario(folder / "feed.yaml", list(changes))
         self.facts = Tokeniser().prepare(data_setup(self.scenario, beside), str(folder))
-        folders = {kind: found["path"] for kind, found in self.facts["artifacts"].items()}
+        folders = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
         run, data, ask = run_setup(self.scenario), self.facts["data"], self.scenario.evaluate
         self.stages = stage_setups(self.scenario, data["users"], data["trained_events"])
         self.shard, self.trainer, self.rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
@@ -140,8 +140,8 @@ def hits(beams: dict[str, Any]) -> np.ndarray:
     from nonet.rl import from_wire
     from nonet.rl.rewards import hit
 
-    found = from_wire({name: part for name, part in beams.items() if name not in ("user", "position")})
-    return hit(found.item_id, found.target, found.valid)
+    answer = from_wire({name: part for name, part in beams.items() if name not in ("user", "position")})
+    return hit(answer.item_id, answer.target, answer.valid)
 
 
 def write_feed(folder: Path) -> None:

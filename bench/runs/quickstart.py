@@ -53,9 +53,9 @@ def repeat(seeds: list[int]) -> dict[str, Any]:
         {
             "run": name,
             "same metrics": all(report[key] == first[key] for key in _COMPARED),
-            "same weights, bit for bit": found == bits[0],
+            "same weights, bit for bit": weights == bits[0],
         }
-        for name, report, found in (
+        for name, report, weights in (
             ("again", again, bits[1]),
             ("every role apart", apart, bits[2]),
             ("rollout collocated with the trainer", beside, bits[3]),

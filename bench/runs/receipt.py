@@ -84,23 +84,25 @@ def _measure(folder: Path, rounds: int, until: float) -> bool:
 
 def _asked(rounds: int) -> list[tuple[str, dict[str, Any]]]:
     """Every run by name: the one to learn from, then the rounds, every other one backwards."""
-    asked = [("learnt from", {})]
+    variants = [("learnt from", {})]
     for number in range(rounds):
         names = [*VARIANTS, "fused again"]
-        asked += [(f"{n} {number}", VARIANTS.get(n, {})) for n in (names if number % 2 == 0 else names[::-1])]
-    return asked
+        variants += [
+            (f"{n} {number}", VARIANTS.get(n, {})) for n in (names if number % 2 == 0 else names[::-1])
+        ]
+    return variants
 
 
 def _judged(folder: Path, rounds: int) -> dict[str, Any]:
-    def found(name: str) -> dict[str, Any]:
+    def result(name: str) -> dict[str, Any]:
         return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
     def rates(name: str) -> Rates:
-        parts = [found(f"{name} {number}")["rates"] for number in range(rounds)]
+        parts = [result(f"{name} {number}")["rates"] for number in range(rounds)]
         return {stage: [value for part in parts for value in part[stage]] for stage in parts[0]}
 
-    facts = DataFacts(**found("learnt from")["facts"])
-    costs = _learnt(calibration.load(), facts, found("learnt from")["rates"])
+    facts = DataFacts(**result("learnt from")["facts"])
+    costs = _learnt(calibration.load(), facts, result("learnt from")["rates"])
     rows = [_row(name, costs, facts, rates(name)) for name in VARIANTS]
     ratios, again = _ratios(rows), rates("fused again")
     for stage, values in rates("fused").items():
@@ -141,8 +143,8 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
         if record["name"] == "rows/s":
             rates.setdefault(record["stage"], []).append(record["value"])
     rates = {stage: values[_SKIPPED:] for stage, values in rates.items()}
-    told = ", ".join(f"{stage} {_quiet(values):,.0f} rows/s" for stage, values in rates.items())
-    print(f"{name}: {told} ({taken.last_s:.0f} s)", flush=True)
+    speeds = ", ".join(f"{stage} {_quiet(values):,.0f} rows/s" for stage, values in rates.items())
+    print(f"{name}: {speeds} ({taken.last_s:.0f} s)", flush=True)
     return {"facts": asdict(facts), "rates": rates}
 
 
@@ -164,15 +166,15 @@ def _predicted(roles: dict[str, Any], facts: DataFacts, costs: Any) -> dict[str,
     from nonet.controller.cluster import this_machine
 
     scenario = _scenario(roles)
-    found = predict(scenario, plan(scenario, this_machine()), facts, costs)
-    return {stage.stage: stage.rows_per_s for stage in found.stages}
+    prediction = predict(scenario, plan(scenario, this_machine()), facts, costs)
+    return {stage.stage: stage.rows_per_s for stage in prediction.stages}
 
 
 def _learnt(costs: Any, facts: DataFacts, rates: Rates) -> calibration.Calibration:
     """What one run of the default placement teaches."""
-    wanted = _predicted({}, facts, costs)
+    predicted = _predicted({}, facts, costs)
     kinds = {"pretrain": "supervised", "rl": "rl"}
-    return costs.learned({kinds[s]: wanted[s] / _quiet(values) for s, values in rates.items()})
+    return costs.learned({kinds[s]: predicted[s] / _quiet(values) for s, values in rates.items()})
 
 
 def _row(name: str, costs: Any, facts: DataFacts, rates: Rates) -> dict[str, Any]:

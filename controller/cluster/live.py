@@ -81,9 +81,11 @@ def _held() -> Iterator[Held]:
             for index, bundle in group["bundles"].items():
                 node = group["bundles_to_node_id"].get(index, "")
                 yield from (Held(name, node, resource, amount) for resource, amount in bundle.items() if node)
-    for name, node, asked in _actors():
-        inside = any("_group_" in resource for resource in asked)  # counted with its placement group
-        yield from (Held(name, node, resource, amount) for resource, amount in asked.items() if not inside)
+    for name, node, resources in _actors():
+        inside = any("_group_" in resource for resource in resources)  # counted with its placement group
+        yield from (
+            Held(name, node, resource, amount) for resource, amount in resources.items() if not inside
+        )
 
 
 def _actors() -> Iterator[tuple[str, str, dict[str, float]]]:

@@ -133,7 +133,7 @@ def read_view(path: Path) -> ClusterView:
         raise ConfigError(
             f"{path}: node id {min(twice)!r} is there twice; put {{i}} into the id of a counted node"
         )
-    return ClusterView(nodes, tuple(Held(**held.model_dump()) for held in text.held))
+    return ClusterView(nodes, tuple(Held(**entry.model_dump()) for entry in text.held))
 
 
 def this_machine() -> ClusterView:
@@ -171,8 +171,8 @@ def _node(text: _NodeText, index: int) -> Node:
 
 
 def _filled(text: str, index: int) -> str:
-    def number(found: re.Match[str]) -> str:
-        operator, other, width = found.groups()
+    def number(match: re.Match[str]) -> str:
+        operator, other, width = match.groups()
         value = index if not operator else index // int(other) if operator == "//" else index % int(other)
         return format(value, width or "")
 

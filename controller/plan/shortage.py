@@ -47,9 +47,9 @@ def shortage(
 def holders(view: ClusterView, resource: str, nodes: Iterable[str]) -> dict[str, float]:
     """Amount of a resource that each holder has on these nodes, the largest first."""
     among, taken = set(nodes), Counter[str]()
-    for held in view.held:
-        if held.resource == resource and held.node in among:
-            taken[held.by] += held.amount  # type: ignore[assignment]
+    for holding in view.held:
+        if holding.resource == resource and holding.node in among:
+            taken[holding.by] += holding.amount  # type: ignore[assignment]
     return dict(sorted(taken.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -110,10 +110,10 @@ def taken_since(group: GroupPlan, view: ClusterView) -> str:
         else f"node {name[:8]} is gone"
         for name, free, node in short[:_NAMED]
     )
-    held = holders(view, group.resource, [name for name, _, _ in short] or list(planned_by_node))
+    amounts = holders(view, group.resource, [name for name, _, _ in short] or list(planned_by_node))
     return (
         f"group {group.name!r} (pool {group.pool}) was planned {planned:g} {group.resource} on {len(planned_by_node)} nodes, "
         f"and somebody took them before it was bound: {waiting or 'the scheduler has not placed it'}; in all nodes "
-        f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. {held_by(held)}"
+        f"{view.free(group.resource):g} of {view.total(group.resource):g} {group.resource} are free. {held_by(amounts)}"
         "Nothing was kept. Start it again to plan on what is free now, lower its workers, or free what is held."
     )

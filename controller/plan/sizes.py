@@ -48,5 +48,5 @@ def shard_bytes(scenario: Scenario, shards: int) -> float:
 
 def _of_tier(scenario: Scenario, name: str, tier: str) -> int:
     table, defaults = scenario.sparse.tables[name], scenario.sparse.defaults
-    rows, given = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
-    return int(given or (rows or 0) * TableSpec(**table_arguments(defaults, table)).row_bytes)
+    rows, tier_bytes = (table.tiers and getattr(table.tiers, key) for key in (f"{tier}_rows", tier))
+    return int(tier_bytes or (rows or 0) * TableSpec(**table_arguments(defaults, table)).row_bytes)

@@ -125,10 +125,10 @@ def _commits(scenario: Scenario) -> Iterator[str]:
     if rows:
         size = model_size(scenario)
         dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
-        kept = keep.last + bool(keep.best)
+        commits = keep.last + bool(keep.best)
         yield (
             f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
-            f"({gigabytes(rows)} of it rows); {kept} kept are {gigabytes(kept * (rows + dense))} of storage"
+            f"({gigabytes(rows)} of it rows); {commits} kept are {gigabytes(commits * (rows + dense))} of storage"
         )
 
 

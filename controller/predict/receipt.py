@@ -67,10 +67,10 @@ def measured_rates(metrics: Path) -> dict[str, list[float]]:
 def facts_of(data: Mapping[str, Any]) -> DataFacts:
     """What the tokenise stage found, as a prediction wants it."""
     spread = {"spread": data["train_spread"]} if "train_spread" in data else {}
-    asked = sum(data["held_out"].get(name, 0) for name in ("valid", "test"))
+    prompts = sum(data["held_out"].get(name, 0) for name in ("valid", "test"))
     shares = data.get("trained_share", {})
     return DataFacts(
-        data["users"], data["trained_events"], **spread, targeted=shares, items=data["items"], asked=asked
+        data["users"], data["trained_events"], **spread, targeted=shares, items=data["items"], asked=prompts
     )
 
 

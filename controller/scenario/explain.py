@@ -37,7 +37,7 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
     first = _of_the_arm_meant(problems)
     loc = list(first["loc"])
     path = ".".join(str(part) for part in loc if not _is_arm(part))
-    kind, given = first["type"], _Unshown() if is_hidden(loc) else first.get("input")
+    kind, value = first["type"], _Unshown() if is_hidden(loc) else first.get("input")
     if kind == "extra_forbidden":
         known = _keys_at(loc[:-1], model, document, files)
         if loc[-1] in known:
@@ -52,12 +52,12 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
         text = first["msg"].removeprefix("Value error, ")
     elif kind in ("model_type", "model_attributes_type"):
         known = ", ".join(_keys_at(loc, model, document, files))
-        text = f"wanted a map, got {'nothing' if given is None else repr(given)}; its keys: {known}"
+        text = f"wanted a map, got {'nothing' if value is None else repr(value)}; its keys: {known}"
     elif kind == "dict_type":
-        text = f"wanted a map of names, got {'nothing' if given is None else repr(given)}"
+        text = f"wanted a map of names, got {'nothing' if value is None else repr(value)}"
     else:
         message = first["msg"][:1].lower() + first["msg"][1:]
-        text = f"{message}, got {given!r}"
+        text = f"{message}, got {value!r}"
     others = {str(problem["loc"][: len(loc) - 1]) for problem in problems[1:]} - {str(first["loc"][:-1])}
     more = f" (and {len(others)} more)" if others else ""
     return f"{path}: {text}{more}" if path else f"{text}{more}"

@@ -114,9 +114,9 @@ class Env(StrictModel):
 
     @model_validator(mode="after")
     def _one(self) -> Env:
-        given = [name for name in ("python", "image", "pip") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"give one of python, image and pip, got {' and '.join(given)}")
+        keys = [name for name in ("python", "image", "pip") if getattr(self, name)]
+        if len(keys) > 1:
+            raise ValueError(f"give one of python, image and pip, got {' and '.join(keys)}")
         return self
 
 

@@ -232,7 +232,7 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     for depth, part in enumerate(parents):
         there: Any = place.setdefault(part, {})
         if not yaml.is_map(there):
-            held = "a value" if is_hidden(parents[: depth + 1]) else repr(there)
-            raise ConfigError(f"{source}: {part} holds {held}, which has no keys")
+            value_text = "a value" if is_hidden(parents[: depth + 1]) else repr(there)
+            raise ConfigError(f"{source}: {part} holds {value_text}, which has no keys")
         place = there
     place[last] = value

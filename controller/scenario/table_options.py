@@ -20,7 +20,7 @@ from nonet.suggest import did_you_mean
 
 def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
     """What TableSpec takes, what the scenario leaves out left out; a ttl in time is settled later (`ttl_steps`)."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "dim": table.dim or defaults.dim,
         "optimizer": table.optimizer or defaults.optimizer,
         "lr": table.lr or defaults.lr,
@@ -38,7 +38,7 @@ def table_arguments(defaults: TableDefaults, table: Table) -> dict[str, Any]:
         "evict": ((evict and evict.by) or "lru") if table.budget else None,
         "budget_bytes": table.budget,
     }
-    return given | {name: value for name, value in (inherited | own).items() if value is not None}
+    return arguments | {name: value for name, value in (inherited | own).items() if value is not None}
 
 
 def check_tables(scenario: Scenario) -> None:
@@ -75,7 +75,7 @@ def check_tables(scenario: Scenario) -> None:
 
 def tier_arguments(tiers: TierOptions) -> dict[str, Any]:
     """What nonet.embedding.Tiers takes, but for the device; `host_bytes` is turned into rows where the spec is known."""
-    given = {
+    arguments = {
         "device_rows": tiers.device_rows,
         "device_bytes": tiers.device,
         "policy": tiers.policy,
@@ -83,7 +83,7 @@ def tier_arguments(tiers: TierOptions) -> dict[str, Any]:
         "host_bytes": tiers.host,
         "folder": tiers.folder,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def has_policy(scenario: Scenario) -> bool:
@@ -106,11 +106,11 @@ def ttl_steps(scenario: Scenario, data: Mapping[str, Any], steps: Mapping[str, i
 
 
 def _steps(table: str, ttl_s: float, span_s: float, epoch_steps: float, epochs: float) -> int:
-    found = max(1, math.ceil(ttl_s / span_s * epoch_steps))
-    if found < epoch_steps and epochs > 1:
+    lifetime_steps = max(1, math.ceil(ttl_s / span_s * epoch_steps))
+    if lifetime_steps < epoch_steps and epochs > 1:
         raise ConfigError(
-            f"sparse.tables.{table}.evict.ttl: {ttl_s / 86400:g} days are {found} steps of this data, whose training "
+            f"sparse.tables.{table}.evict.ttl: {ttl_s / 86400:g} days are {lifetime_steps} steps of this data, whose training "
             f"events span {span_s / 86400:.1f} days in {epoch_steps:.0f} steps an epoch: rows would go before the next "
             f"epoch asks for them. Give at least the data's span, train one epoch, or say evict.ttl_steps"
         )
-    return found
+    return lifetime_steps

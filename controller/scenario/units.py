@@ -30,16 +30,16 @@ def size_bytes(value: Any) -> int:
     return int(_parse(value, _BYTES, "b", "a size such as 1.5TB or 512MiB"))
 
 
-def _parse(value: Any, units: Mapping[str, float], bare: str, wanted: str) -> float:
-    found = (
+def _parse(value: Any, units: Mapping[str, float], bare: str, quantity: str) -> float:
+    match = (
         _FORM.fullmatch(str(value))
         if isinstance(value, str | int | float) and not isinstance(value, bool)
         else None
     )
-    unit = (found.group(2).lower() or bare) if found else ""
-    if found is None or unit not in units:
-        raise ValueError(f"wanted {wanted} (units: {', '.join(units)}), got {value!r}")
-    return float(found.group(1)) * units[unit]
+    unit = (match.group(2).lower() or bare) if match else ""
+    if match is None or unit not in units:
+        raise ValueError(f"wanted {quantity} (units: {', '.join(units)}), got {value!r}")
+    return float(match.group(1)) * units[unit]
 
 
 Seconds = Annotated[float, BeforeValidator(seconds)]

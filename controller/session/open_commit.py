@@ -36,8 +36,8 @@ class OpenCommit:
 
     def _answered(self) -> list[Written | None]:
         """What every rank of every group says."""
-        asked, self._asked = self._asked, []
-        return [answer for future in asked for answer in future.get(self._deadline)]
+        futures, self._asked = self._asked, []
+        return [answer for future in futures for answer in future.get(self._deadline)]
 
 
 def _joined(folder: Path, answers: Sequence[Written]) -> Written:

@@ -122,8 +122,8 @@ def _shapes(scenario: Scenario, source: Scenario) -> list[tuple[str, Any, Any]]:
     if scenario.model.spec.makes_lists:
         pairs.append(("tokenizer.use", scenario.tokenizer.use, source.tokenizer.use))
         for key in ("levels", "codes"):
-            wanted, had = scenario.tokenizer.options().get(key), source.tokenizer.options().get(key)
-            pairs.append((f"tokenizer.{key}", wanted, had))
+            value, had = scenario.tokenizer.options().get(key), source.tokenizer.options().get(key)
+            pairs.append((f"tokenizer.{key}", value, had))
     return pairs
 
 

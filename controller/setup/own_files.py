@@ -48,10 +48,10 @@ def read_copies(run: RunFolder) -> Files:
             raise ConfigError(
                 f"{place}, the run's copy of {record['use']}, is gone; put it back, or start a new run"
             )
-        found = hashlib.sha256(place.read_bytes()).hexdigest()
-        if found != record["sha256"]:
+        digest = hashlib.sha256(place.read_bytes()).hexdigest()
+        if digest != record["sha256"]:
             raise ConfigError(
-                f"{place} was changed since the run began (sha256 {found[:12]}, the run's is {record['sha256'][:12]}): a run "
+                f"{place} was changed since the run began (sha256 {digest[:12]}, the run's is {record['sha256'][:12]}): a run "
                 f"goes on with what it began with; put it back, or start a new run with the changed {record['use']}"
             )
     return Files(str(run.sources), {record["use"]: record["copy"] for record in records})

@@ -100,7 +100,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
 
     Raises ConfigError where one of them was changed.
     """
-    told = {"run": run_setup(scenario), "evaluate": evaluate}
+    arguments = {"run": run_setup(scenario), "evaluate": evaluate}
     copies = read_copies(run)
     named = roles_of(scenario)
     for stage in scenario.stages:
@@ -111,7 +111,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     specs = {
         name: RoleSpec(
             _sendable(heavy(classes[name])),
-            tuple(told[what] for what in kind.args),
+            tuple(arguments[what] for what in kind.args),
             _own_options(named.get(name)),
         )
         for name, kind in (kinds | beside).items()

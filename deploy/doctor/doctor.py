@@ -49,9 +49,9 @@ def main(measure: bool, as_json: bool) -> int:
     if measure:
         from nonet.deploy.doctor.measures import calibrate
 
-        found = calibrate(lambda line: print(line, file=sys.stderr, flush=True))
-        kept = calibration.save(found)
-        print(json.dumps(asdict(found), indent=1) if as_json else f"kept in {kept}")
+        costs = calibrate(lambda line: print(line, file=sys.stderr, flush=True))
+        path = calibration.save(costs)
+        print(json.dumps(asdict(costs), indent=1) if as_json else f"kept in {path}")
         return 0
     checks = examine()
     print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else text(checks))
@@ -80,16 +80,16 @@ def _versions() -> Iterator[Check]:
     for line in requires("nonet") or ():
         if "extra ==" in line:
             continue
-        name, wanted = re.fullmatch(
+        name, bounds = re.fullmatch(
             r"([A-Za-z0-9_.\-]+)(?:\[[^\]]*\])?\s*(.*)", line.split(";")[0].strip()
         ).groups()  # type: ignore[union-attr]
         try:
             have = version(name)
         except PackageNotFoundError:
-            yield Check(name, FAILURE, "not installed", f"pip install '{name}{wanted}'")
+            yield Check(name, FAILURE, "not installed", f"pip install '{name}{bounds}'")
             continue
-        fits = _fits(have, wanted)
-        yield Check(name, OK if fits else FAILURE, have, "" if fits else f"{wanted} is needed")
+        fits = _fits(have, bounds)
+        yield Check(name, OK if fits else FAILURE, have, "" if fits else f"{bounds} is needed")
     for name, use in _OPTIONAL.items():
         try:
             yield Check(name, OK, version(name))
@@ -97,13 +97,13 @@ def _versions() -> Iterator[Check]:
             yield Check(name, WARNING, "not installed", f"wanted only for {use}")
 
 
-def _fits(have: str, wanted: str) -> bool:
+def _fits(have: str, bounds: str) -> bool:
     """Whether a version is in `>=a,<b`."""
 
     def number(text: str) -> list[int]:
         return [int(part) for part in re.findall(r"\d+", text.split("+")[0])][:3]
 
-    for bound in filter(None, wanted.split(",")):
+    for bound in filter(None, bounds.split(",")):
         low = bound.startswith(">=") and number(have) < number(bound)
         if low or (bound.startswith("<") and number(have) >= number(bound)):
             return False
@@ -138,9 +138,9 @@ def _ray() -> Check:
 
 
 def _compiler() -> Check:
-    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if found:
-        return Check("compiler", OK, found)
+    path = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if path:
+        return Check("compiler", OK, path)
     return Check(
         "compiler",
         WARNING,
@@ -192,14 +192,14 @@ def _folders() -> Iterator[Check]:
 
 def _calibrated() -> Check:
     try:
-        found = calibration.load()
+        costs = calibration.load()
     except ConfigError as error:
         return Check("calibration", WARNING, "unreadable", str(error))
-    if found is calibration.NOMINAL:
+    if costs is calibration.NOMINAL:
         return Check(
             "calibration", WARNING, "none", "predictions are nominal until `nonet doctor --calibrate`"
         )
-    factors = ", ".join(f"{kind} x{found.factor(kind):.2f}" for kind in found.seen)
+    factors = ", ".join(f"{kind} x{costs.factor(kind):.2f}" for kind in costs.seen)
     return Check(
-        "calibration", OK, f"{found.source}, {found.runs} runs learned" + (f" ({factors})" if factors else "")
+        "calibration", OK, f"{costs.source}, {costs.runs} runs learned" + (f" ({factors})" if factors else "")
     )

@@ -72,8 +72,8 @@ def calibrate(say: Callable[[str], None]) -> Calibration:
         say(f"processes    {_factors(crowded)} as long, each")
         lines, process_s = measure_calls()
         for name, unit in (("call", "byte"), ("hop", "byte"), ("weights", "byte"), ("publish", "row")):
-            found = lines[name]
-            say(f"{name:<12} {found.call_s * 1e3:.3g} ms + {found.unit_s * 1e6:.2g} us a {unit}")
+            cost = lines[name]
+            say(f"{name:<12} {cost.call_s * 1e3:.3g} ms + {cost.unit_s * 1e6:.2g} us a {unit}")
         say(f"worker       starts in {process_s:.3g} s")
     finally:
         torch.set_num_threads(before)
@@ -132,16 +132,16 @@ def _lookup() -> tuple[LinearCost, LinearCost]:
     pulls, pushes = [], []
     steps = itertools.count(1)
     for keys in (200, 5000):
-        wanted, grads = torch.arange(keys), torch.ones(keys, _DIM)
-        pulls.append((keys, _cpu_seconds(lambda w=wanted: world.pull("item", w))))
-        pushes.append((keys, _cpu_seconds(lambda w=wanted, g=grads: world.push("item", w, g, next(steps)))))
+        ids, grads = torch.arange(keys), torch.ones(keys, _DIM)
+        pulls.append((keys, _cpu_seconds(lambda w=ids: world.pull("item", w))))
+        pushes.append((keys, _cpu_seconds(lambda w=ids, g=grads: world.push("item", w, g, next(steps)))))
     return line(pulls), line(pushes)
 
 
-def _factors(found: Points) -> str:
+def _factors(points_of: Points) -> str:
     return "; ".join(
         f"{kind} {', '.join(f'{count:g}: {factor:.2f}x' for count, factor in points) or 'one core'}"
-        for kind, points in found.items()
+        for kind, points in points_of.items()
     )
 
 

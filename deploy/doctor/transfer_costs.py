@@ -106,8 +106,8 @@ def exchange_rank(host: str, port: int, rank: int, ranks: int) -> tuple[LinearCo
 
         points = []
         for keys in (200, 5000):
-            wanted, grads = torch.arange(keys), torch.ones(keys, _DIM)
-            points.append((keys, median_s(lambda w=wanted, g=grads: there_and_back(w, g), 15)))
+            ids, grads = torch.arange(keys), torch.ones(keys, _DIM)
+            points.append((keys, median_s(lambda w=ids, g=grads: there_and_back(w, g), 15)))
         sums = []
         for length in (16, 1 << 19):
             flat = torch.ones(length)

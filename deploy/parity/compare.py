@@ -77,10 +77,10 @@ class Agreement:
             f"(limit of the mean {self.limits['kl']:g})",
             f"overlap of the first {TOP}     {self.overlap:.4f} (limit {self.limits['overlap']:g})",
         ]
-        for name, found in self.metrics.items():
+        for name, values in self.metrics.items():
             lines.append(
-                f"{name:<27} {found['a']:.4f} and {found['b']:.4f}, difference {found['diff']:+.4f} "
-                f"[{found['low']:+.4f}, {found['high']:+.4f}] (limit {self.limits['metric']:g})"
+                f"{name:<27} {values['a']:.4f} and {values['b']:.4f}, difference {values['diff']:+.4f} "
+                f"[{values['low']:+.4f}, {values['high']:+.4f}] (limit {self.limits['metric']:g})"
             )
         verdict = (
             ["", *(f"BEYOND: {sentence}" for sentence in self.beyond)]
@@ -143,18 +143,18 @@ def compare(
 
 def errors(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[ModuleError]:
     """Error of each output by name, in the order of `a`; what only one side has is infinitely far."""
-    found = []
+    modules = []
     for name in [*a, *(name for name in b if name not in a)]:
         if name not in a or name not in b or a[name].shape != b[name].shape:
-            found.append(ModuleError(name, float("inf"), float("inf"), False))
+            modules.append(ModuleError(name, float("inf"), float("inf"), False))
             continue
         x, y = a[name].astype(np.float64), b[name].astype(np.float64)
         difference = np.linalg.norm(x - y)
         norm = max(np.linalg.norm(x), np.finfo(np.float32).tiny)
         relative = float(difference / norm) if difference else 0.0
         largest = float(np.abs(x - y).max(initial=0.0))
-        found.append(ModuleError(name, relative, largest, np.array_equal(a[name], b[name])))
-    return found
+        modules.append(ModuleError(name, relative, largest, np.array_equal(a[name], b[name])))
+    return modules
 
 
 def error_of_all(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
@@ -217,19 +217,19 @@ def _beyond(
         said.append(f"the mean KL is {kl['mean']:.2e} nats, the limit is {limits['kl']:g}")
     if not shared >= limits["overlap"]:
         said.append(f"{shared:.4f} of the first {TOP} are shared, the limit is {limits['overlap']:g}")
-    for name, found in moved.items():
-        if not abs(found["diff"]) <= limits["metric"]:
-            said.append(f"{name} differs by {found['diff']:+.4f}, the limit is {limits['metric']:g}")
+    for name, values in moved.items():
+        if not abs(values["diff"]) <= limits["metric"]:
+            said.append(f"{name} differs by {values['diff']:+.4f}, the limit is {limits['metric']:g}")
     return said
 
 
-def _worst(what: str, found: Sequence[ModuleError]) -> list[str]:
-    if not found:
+def _worst(what: str, modules: Sequence[ModuleError]) -> list[str]:
+    if not modules:
         return []
-    worst = max(found, key=lambda m: np.nan_to_num(m.relative, nan=np.inf))
-    same = sum(m.same for m in found)
-    if same == len(found):
+    worst = max(modules, key=lambda m: np.nan_to_num(m.relative, nan=np.inf))
+    same = sum(m.same for m in modules)
+    if same == len(modules):
         return [f"{what:<27} all {same} the same bits"]
     return [
-        f"{what:<27} {same} of {len(found)} the same bits; the worst, {worst.name}, by {worst.relative:.2e} of its norm"
+        f"{what:<27} {same} of {len(modules)} the same bits; the worst, {worst.name}, by {worst.relative:.2e} of its norm"
     ]

@@ -147,12 +147,12 @@ def _check_there(sides: Sequence[ParitySide]) -> None:
 def _of_run(run: str) -> Material:
     folder = find_run(run)
     facts = folder.read_json("results/tokenise.json")
-    found = Checkpoints(folder.checkpoints).newest()
-    if facts is None or found is None:
+    newest = Checkpoints(folder.checkpoints).newest()
+    if facts is None or newest is None:
         raise ConfigError(
             f"{folder.id} has no commit to compare with; leave --run out to train a few steps here"
         )
-    path, manifest = found
+    path, manifest = newest
     folders = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     return Material(folders, str(path), f"{folder.id}, step {manifest.step} ({manifest.stage})")
 

@@ -87,17 +87,17 @@ def differences(report: Mapping[str, Any]) -> Iterator[Difference]:
     known = {name for name, _ in names(report)}
     for pair, metrics in (report.get("paired") or {}).items():
         left, right = _split_pair(pair, known)
-        for metric, found in (metrics or {}).items():
-            values = [found.get(key) for key in ("diff", "low", "high")]
+        for metric, values_by_key in (metrics or {}).items():
+            values = [values_by_key.get(key) for key in ("diff", "low", "high")]
             if all(_is_number(value) for value in values):
                 yield Difference(left, right, metric, *values)
 
 
 def headline_metrics(report: Mapping[str, Any]) -> list[str]:
     """The metrics that words are about: recall@10 and ndcg@10 where there are such, else the first two."""
-    found = list(dict.fromkeys(difference.metric for difference in differences(report)))
-    found = found or metrics_of(stage_table(report))
-    return [metric for metric in HEADLINES if metric in found] or found[:2]
+    metrics = list(dict.fromkeys(difference.metric for difference in differences(report)))
+    metrics = metrics or metrics_of(stage_table(report))
+    return [metric for metric in HEADLINES if metric in metrics] or metrics[:2]
 
 
 def _split_pair(pair: str, known: set[str]) -> tuple[str, str]:
@@ -110,10 +110,10 @@ def _split_pair(pair: str, known: set[str]) -> tuple[str, str]:
 
 
 def _at(report: Mapping[str, Any], *path: str) -> Any:
-    found: Any = report
+    value: Any = report
     for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _is_number(value: Any) -> bool:

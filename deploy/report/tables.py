@@ -207,11 +207,13 @@ def _turns(report: Report) -> Table:
 def _sparse(report: Report) -> Table:
     """Sparse tables, where some id was refused, forgotten or read as the default row."""
     tables = _part(report, "sparse")
-    told = any(counts.get(what) for counts in tables.values() for what in ("refused", "evicted", "absent"))
+    has_counts = any(
+        counts.get(what) for counts in tables.values() for what in ("refused", "evicted", "absent")
+    )
     columns = ["rows", "admitted", "evicted", "refused", "absent"]
     rows = [[name, *(f"{counts.get(what, 0):,}" for what in columns)] for name, counts in tables.items()]
     note = "Refused and absent: look-ups in training and in reading that read the default row."
-    return Table(["table", *columns], rows if told else [], f"Sparse tables. {note}")
+    return Table(["table", *columns], rows if has_counts else [], f"Sparse tables. {note}")
 
 
 def _sizes(report: Report) -> Table:

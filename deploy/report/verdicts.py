@@ -34,8 +34,8 @@ def findings(report: Mapping[str, Any]) -> list[Finding]:
     """Stages against baselines and each other, the reward that RL trained, then what repeats mean, where there are some."""
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
-    found = _comparisons(report) or [_plain(report)]
-    return found + _rewards(report) + _repeats(report)
+    comparisons = _comparisons(report) or [_plain(report)]
+    return comparisons + _rewards(report) + _repeats(report)
 
 
 def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
@@ -45,12 +45,12 @@ def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
     by_pair: dict[tuple[str, str], dict[str, Difference]] = {}
     for difference in differences(report):
         by_pair.setdefault((difference.left, difference.right), {})[difference.metric] = difference
-    stages, found = list(report.get("stages") or {}), []
+    stages, comparisons = list(report.get("stages") or {}), []
     for pair in _worth_telling(report, list(by_pair)):
-        told = [by_pair[pair][metric] for metric in metrics if metric in by_pair[pair]]
-        if told:
-            found.append(_comparison(report, told, against_stage=pair[1] in stages))
-    return found
+        shown = [by_pair[pair][metric] for metric in metrics if metric in by_pair[pair]]
+        if shown:
+            comparisons.append(_comparison(report, shown, against_stage=pair[1] in stages))
+    return comparisons
 
 
 def _worth_telling(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -75,8 +75,8 @@ def _strongest(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
     return [max(scores, key=lambda name: scores[name])] if scores else []
 
 
-def _comparison(report: Mapping[str, Any], told: list[Difference], *, against_stage: bool) -> Finding:
-    first, *others = told
+def _comparison(report: Mapping[str, Any], shown: list[Difference], *, against_stage: bool) -> Finding:
+    first, *others = shown
     left, right = label(first.left), label(first.right)
     same = f"{left} against {right}: the difference is not significant"
     if first.left == "rl" and against_stage:

@@ -36,8 +36,8 @@ _RESTART_S = 120.0
 class Run:
     """A run under way or over: its folder, its state (running, done, stopped), and its report."""
 
-    def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, held: Held):
-        self.folder, self.id, self._held = folder, folder.id, held
+    def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, lock: Held):
+        self.folder, self.id, self._held = folder, folder.id, lock
         self._controller: Any = controller
         self._memory = memory
         self.state = "running"
@@ -159,13 +159,13 @@ def start(
     if not resume:
         scenario = settled(scenario)
         preflight.check(scenario, folder)
-    held = claim(run)
+    lock = claim(run)
     try:
         read_copies(run) if resume else run.begin_anew()
         memory = PeakMemory().__enter__()
-        return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s, held)
+        return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s, lock)
     except BaseException:
-        held.close()
+        lock.close()
         raise
 
 

@@ -145,8 +145,10 @@ class PlainFace:
     def end(self, progress: Progress) -> None:
         ran = progress.step - progress.first
         steps = f"{steps_text(ran)} in " if ran else ""
-        told = metrics_text(progress.metrics)
-        self.say(f"{progress.stage} done: {steps}{progress.elapsed_s:.1f} s{'  ' if told else ''}{told}")
+        metrics = metrics_text(progress.metrics)
+        self.say(
+            f"{progress.stage} done: {steps}{progress.elapsed_s:.1f} s{'  ' if metrics else ''}{metrics}"
+        )
 
     def say(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -215,9 +217,9 @@ def _cell(value: Any) -> str:
 
 
 def _marked(row: Mapping[str, Any]) -> list[str]:
-    wanted, before = set(row.get("target") or ()), row.get("before")
+    targets, before = set(row.get("target") or ()), row.get("before")
     return [
-        f"{title}{' ✓' if title in wanted else ''}{_movement(title, place, before)}"
+        f"{title}{' ✓' if title in targets else ''}{_movement(title, place, before)}"
         for place, title in enumerate(row["recommended"])
     ]
 

@@ -49,8 +49,8 @@ class LiveFace:
         self._progress = None
         ran = progress.step - progress.first
         steps = f"{steps_text(ran)}, " if ran else ""
-        told = f"{steps}{progress.elapsed_s:.1f} s  {metrics_text(progress.metrics)}"
-        self._console.print(Text.assemble(("✓ ", "green"), (progress.stage, "bold"), "  ", told))
+        text = f"{steps}{progress.elapsed_s:.1f} s  {metrics_text(progress.metrics)}"
+        self._console.print(Text.assemble(("✓ ", "green"), (progress.stage, "bold"), "  ", text))
 
     def say(self, text: str) -> None:
         self._console.print(Text(text))
@@ -86,6 +86,6 @@ class LiveFace:
         left = f", about {progress.left_s:.0f} s left" if progress.left_s else ""
         grid = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=progress.total, completed=progress.step, width=32, pulse=not progress.total)
-        told = f"{progress.step:,}{total}  {progress.elapsed_s:.0f} s{left}"
-        grid.add_row(Text(progress.stage, "bold"), bar, Text(told))
+        text = f"{progress.step:,}{total}  {progress.elapsed_s:.0f} s{left}"
+        grid.add_row(Text(progress.stage, "bold"), bar, Text(text))
         return Group(grid, Text(metrics_text(progress.metrics), "cyan"))

@@ -32,8 +32,8 @@ def searched(source: Any, view: ClusterView, as_json: bool) -> str:
     from nonet.controller.predict import calibration, search, search_dict, search_text
 
     check_covered(source.scenario, plan(source.scenario, view))
-    found = search(source.scenario, view, data_facts(source.scenario, source.folder), calibration.load())
-    return json.dumps(search_dict(found), indent=1) if as_json else search_text(found)
+    plans = search(source.scenario, view, data_facts(source.scenario, source.folder), calibration.load())
+    return json.dumps(search_dict(plans), indent=1) if as_json else search_text(plans)
 
 
 def predicted(source: Any, made: Plan) -> Prediction:
@@ -51,13 +51,13 @@ def data_facts(scenario: Scenario, folder: Path) -> DataFacts:
     from nonet.controller.setup import data_setup
     from nonet.samples.sequences import TEST, TRAIN, VALID
 
-    seq, kept = data_setup(scenario, folder).build()
+    seq, items = data_setup(scenario, folder).build()
     train = seq.split == TRAIN
     lengths = np.add.reduceat(train, seq.offsets[:-1]) if len(seq) else np.ones(1)
     shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}
     spread = float(lengths.std() / max(1e-9, lengths.mean()))
-    asked = int(((seq.split == VALID) | (seq.split == TEST)).sum())
-    return DataFacts(len(seq), int(train.sum()), spread, shares, len(kept), asked)
+    prompts = int(((seq.split == VALID) | (seq.split == TEST)).sum())
+    return DataFacts(len(seq), int(train.sum()), spread, shares, len(items), prompts)
 
 
 def knock(address: str) -> None:

@@ -108,10 +108,10 @@ def prompt_batch(
     A position of 0 gives an empty sequence. Nothing counts in loss_mask.
     """
     users, positions = np.asarray(users, np.int64), np.asarray(positions, np.int64)
-    asked = event_at(seq, users, positions)
-    index, offsets = ranges(asked - np.minimum(positions, history), asked)
+    events = event_at(seq, users, positions)
+    index, offsets = ranges(events - np.minimum(positions, history), events)
     uid = [f"{stage}/{epoch}/{u}:{p}" for u, p in zip(users.tolist(), positions.tolist(), strict=True)]
-    target = torch.from_numpy(seq.item[asked].astype(np.int64))
+    target = torch.from_numpy(seq.item[events].astype(np.int64))
     return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid)
 
 

@@ -81,8 +81,8 @@ class ItemFacts:
         number = {name: place for place, name in enumerate(names)}
         values = np.array([number[name] for row in lists for name in row or ()], np.int64)
         offsets = np.cumsum([0, *(len(row or ()) for row in lists)])
-        found = [re.search(r"\((\d{4})\)\s*$", str(title)) for title in items["title"].to_pylist()]
-        year = np.array([int(match[1]) if match else 0 for match in found], np.int64)
+        matches = [re.search(r"\((\d{4})\)\s*$", str(title)) for title in items["title"].to_pylist()]
+        year = np.array([int(match[1]) if match else 0 for match in matches], np.int64)
         return cls(Jagged(values, offsets), year, tuple(names))
 
 

@@ -42,9 +42,9 @@ def prompt_step(
     """
     events = rl_events(seq, among)
     if not len(events):
-        kept = "" if among is None else " that are asked for"
+        condition = "" if among is None else " that are asked for"
         raise ConfigError(
-            f"stage {stage!r} has no RL events{kept}: set split.rl, so that some events are held out of "
+            f"stage {stage!r} has no RL events{condition}: set split.rl, so that some events are held out of "
             "training."
         )
     epoch, picks = step_rows(len(events), users_per_step, seed, stage, step)

@@ -51,12 +51,12 @@ def import_movielens(src: PathLike, dst: PathLike) -> Counts:
     """Reads a MovieLens folder, writes dst/interactions.parquet and dst/items.parquet."""
     folder = Path(src)
     readers = {"ratings.csv": _csv, "ratings.dat": _dat, "u.data": _100k}
-    found = next((name for name in readers if (folder / name).is_file()), None)
-    if found is None:
+    name_of_ratings = next((name for name in readers if (folder / name).is_file()), None)
+    if name_of_ratings is None:
         raise DataError(
             f"movielens {src}: no {', '.join(readers)} in this folder; give the unpacked MovieLens folder."
         )
-    ratings, movies = readers[found](folder)
+    ratings, movies = readers[name_of_ratings](folder)
     counts = write_tables(ratings, movies, dst, f"movielens {src}")
     for licence in ("README.txt", "README.html", "README"):
         if (folder / licence).is_file() and folder.resolve() != Path(dst).resolve():
@@ -125,11 +125,11 @@ def _ids(tokens: list[str], folder: Path) -> pa.Array:
     return pa.array(whole_numbers(tokens, f"movielens {folder}"))
 
 
-def _columns(table: pa.Table, wanted: list[str], path: Path) -> pa.Table:
-    for name in wanted:
+def _columns(table: pa.Table, names: list[str], path: Path) -> pa.Table:
+    for name in names:
         if name not in table.column_names:
             raise DataError(f"movielens {path}: no column {name!r}; it has {', '.join(table.column_names)}.")
-    return table.select(wanted)
+    return table.select(names)
 
 
 def _split_lines(path: Path, mark: str, fields: int) -> list[list[str]]:

@@ -109,8 +109,10 @@ def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def year_of(titles: pa.ChunkedArray) -> pa.Array:
     """The year in brackets at the end of a title, int32, null where there is none."""
-    found = (re.search(r"\((\d{4})(?:\s*[-–]\s*\d{0,4})?\)\s*$", title or "") for title in titles.to_pylist())
-    return pa.array([int(match[1]) if match else None for match in found], pa.int32())
+    matches = (
+        re.search(r"\((\d{4})(?:\s*[-–]\s*\d{0,4})?\)\s*$", title or "") for title in titles.to_pylist()
+    )
+    return pa.array([int(match[1]) if match else None for match in matches], pa.int32())
 
 
 def genres_of(column: pa.ChunkedArray) -> pa.Array:

@@ -43,10 +43,10 @@ def matches(text: str, table: pa.Table, *, name: str = "condition") -> np.ndarra
     """[rows] bool: where `text` holds; null counts as no."""
     expression = condition(text, table.schema, name=name)
     try:
-        found = ds.dataset(table).scanner(columns={"match": expression}).to_table()["match"]
+        column = ds.dataset(table).scanner(columns={"match": expression}).to_table()["match"]
     except pa.ArrowException as error:
         raise ConfigError(f"{name}: {text!r} cannot be computed: {str(error).splitlines()[0]}") from None
-    return found.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    return column.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
 
 
 class _Compiler:

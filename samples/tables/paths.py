@@ -67,10 +67,10 @@ def _find_remote(uri: str, what: str) -> tuple[pafs.FileSystem, list[str]]:
         info = system.get_file_info(root)
         if info.type == pafs.FileType.File:
             return system, [root]
-        found = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+        entries = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{what} {uri}: cannot be listed: {_first(error)}") from None
-    files = sorted(file.path for file in found if file.type == pafs.FileType.File)
+    files = sorted(file.path for file in entries if file.type == pafs.FileType.File)
     if pattern is not None:
         files = [file for file in files if fnmatch.fnmatchcase(file, pattern)]
     else:

@@ -85,7 +85,7 @@ class Environment:
             )
             for node in ids
         ]
-        wanted = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
+        versions = {"python": ".".join(map(str, sys.version_info[:2])), "ray": ray.__version__}
         try:
             looked = ray.get(checks, timeout=timeout_s)
         except RayError as error:
@@ -93,11 +93,11 @@ class Environment:
                 f"pool {pool!r}: nobody could look for env.python {self.python} on its nodes within "
                 f"{timeout_s:g} s: {error}{way_out(timeout_s)}"
             ) from None
-        for node, found in zip(ids, looked, strict=True):
-            problem = found.get("error") or ", ".join(
-                f"{what} is {found[what]}, the cluster's is {version}"
-                for what, version in wanted.items()
-                if found[what] != version
+        for node, interpreter in zip(ids, looked, strict=True):
+            problem = interpreter.get("error") or ", ".join(
+                f"{what} is {interpreter[what]}, the cluster's is {version}"
+                for what, version in versions.items()
+                if interpreter[what] != version
             )
             if problem:
                 raise PlacementError(

@@ -52,12 +52,12 @@ class Account:
         with self._lock:
             others = sum(bytes_held for name, bytes_held in self._held.items() if name != owner)
             if self.capacity_bytes and others + wanted_bytes > self.capacity_bytes:
-                told = ", ".join(
+                holders = ", ".join(
                     f"{name} {bytes_held}" for name, bytes_held in self._held.items() if name != owner
                 )
                 raise PlacementError(
-                    f"{owner} wants {wanted_bytes} bytes resident, the device has {self.capacity_bytes} and {told or 'nobody'} "
-                    "held there; offload one of them first"
+                    f"{owner} wants {wanted_bytes} bytes resident, the device has {self.capacity_bytes} "
+                    f"and {holders or 'nobody'} held there; offload one of them first"
                 )
             self._held[owner] = wanted_bytes
 
@@ -128,9 +128,9 @@ class Residency:
     def resume(self) -> int:
         """Move every buffer back; bytes moved. Raises PlacementError unless offloaded, or where the device has no room."""
         with self._moving(State.OFFLOADED, "resume"):
-            wanted, filled = self.offloaded_bytes, []
+            size_bytes, filled = self.offloaded_bytes, []
             try:
-                self.account.take(self.owner, wanted)
+                self.account.take(self.owner, size_bytes)
                 for storage, shelf in self._parked:
                     filled.append(storage)
                     storage.resize_(shelf.numel())
@@ -143,7 +143,7 @@ class Residency:
                 raise
             self._parked = []
             self.state = State.RESIDENT
-            return wanted
+            return size_bytes
 
     @contextmanager
     def _moving(self, expected: State, what: str) -> Iterator[None]:

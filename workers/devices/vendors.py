@@ -85,10 +85,10 @@ class Device:
                     f"device {self.name!r} needs the package {self.package}, which {sys.executable} cannot import "
                     f"({error}); install it there, or give the pool an env whose Python has it"
                 ) from None
-        found = getattr(torch, self.name, None)
-        if found is None:
+        module = getattr(torch, self.name, None)
+        if module is None:
             raise ConfigError(f"torch {torch.__version__} in {sys.executable} knows no device {self.name!r}")
-        return found
+        return module
 
     def why_not(self) -> str:
         """Why this process cannot use the device; "" when it can."""

@@ -170,7 +170,7 @@ class Rollout(DistributeWorker):
         batch = self._recommender.batch(users, positions, stage)
         beams = self._recommender.beams(batch, width, users, positions)
         item = beams.item.numpy()
-        asked = event_at(corpus.seq, users, positions)
+        events = event_at(corpus.seq, users, positions)
         history = seen(corpus.seq, users, positions)
         rollouts = Rollouts(
             uid=np.array(batch.uid, dtype=np.str_),
@@ -180,7 +180,7 @@ class Rollout(DistributeWorker):
             sid=beams.sid.numpy().astype(np.int32),
             logp=beams.logp.numpy(),
             valid=beams.valid.numpy(),
-            target=Jagged(corpus.item_id[corpus.seq.item[asked]], np.arange(len(users) + 1)),
+            target=Jagged(corpus.item_id[corpus.seq.item[events]], np.arange(len(users) + 1)),
             history=Jagged(corpus.item_id[history.values], history.offsets),
             scene=np.zeros(len(users), np.int64),
             weights_version=self._version,
