@@ -1,6 +1,6 @@
 """SingleController: the actor that conducts a run. It plans, drives groups and commits; it holds references, never rows.
 
-It works from the moment it is made, on a thread of its own, while `poll`, `renew`, `stop` and `rss_bytes` answer. Ray restarts
+It works from the moment it is made, on a thread of its own, while `poll`, `renew` and `stop` answer. Ray restarts
 it when it is killed: it then ends what its forerunner left and goes on from the newest commit. A lost worker is met the
 same way, without a restart. Without its driver's lease it commits, ends everything, and itself.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import socket
 import threading
 import time
@@ -90,11 +89,6 @@ class SingleController:
     def stop(self) -> None:
         """Stop at the next step boundary, after a commit."""
         self._stop.set()
-
-    @ray.method(concurrency_group="control")
-    def rss_bytes(self) -> int:
-        """Peak resident memory of this actor: it must not grow with the payload."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _conduct(self) -> None:
         """The whole run; its outcome is what `poll` then tells."""

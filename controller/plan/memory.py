@@ -34,10 +34,6 @@ class Need:
     def idle_bytes(self) -> float:
         return sum(self.fixed.values())
 
-    @property
-    def busy_bytes(self) -> float:
-        return self.idle_bytes + sum(self.working.values())
-
 
 def need(
     scenario: Scenario, stage: str, roles: tuple[str, ...], workers: int, size: ModelSize, budget_bytes: float

@@ -79,12 +79,6 @@ def _count(value: Any) -> str:
     return f"{value:,.0f}"
 
 
-def _every_group(plan: Any) -> Iterator[Any]:
-    yield from plan.groups
-    for change in plan.changes:
-        yield from change.starts
-
-
 def _group_row(group: Any, not_run: Sequence[str]) -> tuple[str, ...]:
     each = f"{group.devices:g} {group.resource}" if group.devices else f"{group.cpus:g} CPU"
     roles = f" = {' + '.join(group.roles)}" if len(group.roles) > 1 else ""

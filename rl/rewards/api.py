@@ -15,17 +15,15 @@ Everything here is NumPy: a reward may use torch, this module does not. What a r
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from nonet.errors import ConfigError, DataError
+from nonet.plugins import import_file, import_name
 from nonet.rl.rewards.checks import score_checked
 from nonet.suggest import close_to
 from nonet.types import Rollouts
@@ -214,9 +212,9 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
         )
     where, _, attribute = use.partition(":")
     if where.endswith(".py"):
-        module = _import_file(Path(base) / where, f"{title} ({where})")
+        module = import_file(Path(base) / where, f"{title} ({where})")
     elif attribute:
-        module = _import(where, f"{title} ({use})")
+        module = import_name(where, f"{title} ({use})")
     elif use in SHIPPED:
         where, _, attribute = SHIPPED[use].partition(":")
         module = importlib.import_module(where)
@@ -264,37 +262,3 @@ def _is_reward(value: Any) -> bool:
     if isinstance(value, type):
         return issubclass(value, Reward) and value.score is not Reward.score
     return getattr(value, "__nonet_reward__", False) is True
-
-
-def _import_file(path: Path, title: str) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{title}: there is no file {path}. A file is looked up beside the scenario.")
-    text = path.read_bytes()
-    key = f"nonet_reward_{path.stem}_{hashlib.sha256(str(path.resolve()).encode() + text).hexdigest()[:12]}"
-    if key in sys.modules:
-        return sys.modules[key]
-    spec = importlib.util.spec_from_file_location(key, path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018  a .py file always has both
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses and pickle look a class's module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[key]
-        raise _import_error(error, title) from error
-    return module
-
-
-def _import(module: str, title: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except BaseException as error:
-        raise _import_error(error, title) from error
-
-
-def _import_error(error: BaseException, title: str) -> BaseException:
-    """A one-line ConfigError; what is not an error of the file (Ctrl-C) passes."""
-    if not isinstance(error, (Exception, SystemExit)):
-        return error
-    cause = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"{title}: it does not import: {cause}")

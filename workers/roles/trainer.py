@@ -316,19 +316,14 @@ class Trainer(DistributeWorker):
         return self._opened[1]
 
     def _request(self, stage: StageSetup) -> SampleRequest:
-        return SampleRequest(
-            stage=stage.name,
-            seed=self.run.seed,
-            unit="users",
-            rows=stage.users,
-            history=self.run.history,
-            target=stage.target,
-            chunk=stage.chunk,
-            features=tuple(self.run.features),
-            events=lambda: self.corpus.seq,
-            items=lambda: self.corpus.items,
-            sids_IL=self.corpus.sids,
-        )
+        """What the stage wants of the source."""
+        corpus = self.corpus
+        return self._request_of(stage, "users", lambda: corpus.seq, lambda: corpus.items, corpus.sids)
+
+    def _request_of(self, stage: StageSetup, unit: str, *data: Any) -> SampleRequest:
+        run = self.run
+        features, size = tuple(run.features), (stage.users, run.history)
+        return SampleRequest(stage.name, run.seed, unit, *size, stage.target, stage.chunk, features, *data)
 
 
 def _write_reference(tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:

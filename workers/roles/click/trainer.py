@@ -56,18 +56,7 @@ class ClickTrainer(Trainer):
 
     def _request(self, stage: StageSetup) -> SampleRequest:
         self._last = stage.target
-        return SampleRequest(
-            stage=stage.name,
-            seed=self.run.seed,
-            unit="events",
-            rows=stage.users,
-            history=self.run.history,
-            target=stage.target,
-            chunk=stage.chunk,
-            features=tuple(self.run.features),
-            events=lambda: self._seq,
-            items=lambda: self._items,
-        )
+        return self._request_of(stage, "events", lambda: self._seq, lambda: self._items)
 
     def _computed(
         self, stage: StageSetup, step: int, read: SparseBatch, rows: Mapping[str, Tensor]
