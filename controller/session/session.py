@@ -140,7 +140,7 @@ class Session:
         """Stop every process of the run, `at_once` without a word to its roles; the folder stays resumable."""
         if hasattr(self, "groups"):
             self.groups.stop(at_once=at_once)
-        if hasattr(self, "history"):
+        if hasattr(self, "commits"):
             self.commits.close()
             self.trace.close()
         if hasattr(self, "_held"):

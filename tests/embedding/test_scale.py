@@ -27,7 +27,6 @@ RESIDENT = number(r"free room, 1 to 2 M rows \| \d+ to (\d+)")
 LOOKUP_NS = number(r"distinct key, cold, 8 M rows, uniform \| ([\d.]+) ns")
 STEP_NS = number(r"of a distinct key, the same \| ([\d.]+) ns")
 SAVE, LOAD = number(r"\| (\d+) MB/s; \d+ MB/s"), number(r"\| \d+ MB/s; (\d+) MB/s")
-INCREMENT = number(r"of the full bytes \| ([\d.]+) %")
 ROWS = TABLE / ROW
 HOSTS = -(-ROWS * RESIDENT // (HOST * FULL))
 
@@ -78,6 +77,3 @@ def test_a_checkpoints_time_follows_from_a_processes_rate():
     assert number(r"write 10 TB in (\d+) s") == pytest.approx(TABLE / shards / SAVE / 1e6, abs=1)
     assert number(r"and need (\d+) GB/s of storage") == pytest.approx(shards * SAVE / 1e3, abs=0.6)
     assert number(r"they load in\s+(\d+) s") == pytest.approx(TABLE / shards / LOAD / 1e6, abs=1)
-    assert number(r"touched rows is (\d+) GB") == pytest.approx(TABLE * INCREMENT / 100 / 1e9, abs=1)
-    seconds = TABLE * INCREMENT / 100 / shards / SAVE / 1e6
-    assert number(r"touched rows is \d+ GB, ([\d.]+) s") == pytest.approx(seconds, abs=0.06)
