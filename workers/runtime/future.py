@@ -216,7 +216,9 @@ def together(timeout_s: float, *futures: GroupFuture) -> list[Any]:
         if refs:
             ray.get(refs, timeout=timeout_s)
     except GetTimeoutError:
-        raise next(future for future in futures if not future.done()).late(timeout_s) from None
+        for future in futures:
+            if not future.done():
+                raise future.late(timeout_s) from None
     except (RayActorError, RayTaskError):
         pass  # whoever failed says so below, or is asked again
     return [future.get(timeout_s) for future in futures]

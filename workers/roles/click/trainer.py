@@ -1,6 +1,6 @@
 """ClickTrainer: the trainer of a click model; a step is rows of events, a DeepFM's loss, one dense and one sparse step.
 
-Gangs, optimizer, commits and resuming are the trainer's own. Losses are divided by the rows of all ranks.
+Process group, optimizer, commits and resuming are the trainer's own. Losses are divided by the rows of all ranks.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class ClickTrainer(Trainer):
         self._folders, self._items = folders, read_items(folders)
         self._bags: EmbeddingBagCollection | None = None
         self._last: str | None = None
+        self._known: dict[str | None, Clicks] = {}
         return self._built(click_setup(self.run).build())
 
     def _parts(self) -> list[Callable[[Path], list[Path]]]:
@@ -44,9 +45,7 @@ class ClickTrainer(Trainer):
         if self.rank:
             return parts
         setup, items = click_setup(self.run), as_array(self._items["item_id"])
-        clicks = Clicks.labelled(
-            self._seq, self._items, self._last, list(self.run.features), self.run.history
-        )
+        clicks = self._clicks()
         return [*parts, lambda folder: save_clicks(folder, setup, clicks, items)]
 
     def _read(self, stage: StageSetup, step: int) -> SparseBatch:
@@ -75,6 +74,13 @@ class ClickTrainer(Trainer):
         total = self._member.total(float(loss.detach()))[0]
         bags.push(step)
         return rows_source.grads, self._stepped(stage, step, total / events, float(events))
+
+    def _clicks(self) -> Clicks:
+        """The events that commits tell of, labelled by the last stage's condition; made once a condition."""
+        if self._last not in self._known:
+            features, history = list(self.run.features), self.run.history
+            self._known[self._last] = Clicks.labelled(self._seq, self._items, self._last, features, history)
+        return self._known[self._last]
 
     @cached_property
     def _seq(self) -> Sequences:
