@@ -152,7 +152,14 @@ class Pipeline:
 
     def _show(self, name: str, result: dict[str, Any]) -> None:
         users = self._shown_users()
-        self.recorder.event("result", name=name, metrics=headline(result), shown=result["shown"], users=users)
+        self.recorder.event(
+            "result",
+            name=name,
+            metrics=headline(result),
+            shown=result["shown"],
+            users=users,
+            baseline=name not in self.session.stages,
+        )
         for how, parts in result["detail"].get("test", {}).items():
             values = {f"{name}/{key}": value for key, value in parts["all"].items()}
             self.recorder.metrics(f"evaluate/{how}", 0, values, role="evaluator")

@@ -1,5 +1,3 @@
-from .baselines import BASELINES as BASELINES
-from .baselines import Popularity as Popularity
 from .metrics import MISSED as MISSED
 from .metrics import list_depth as list_depth
 from .metrics import of_events as of_events

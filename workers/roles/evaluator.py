@@ -1,4 +1,4 @@
-"""Evaluator: the role that tells how good a commit is, beside popularity and the transition counter.
+"""Evaluator: the role that tells how good a commit is, beside the run's baselines.
 
 Full ranking over the catalogue, by exhaustive scoring *and* by beam, on validation and test, on all held-out events and
 on those that match the finetuning target. What is masked is masked for every subject and both ways. Ranks are kept a file
@@ -8,7 +8,7 @@ a subject, so that any two can be compared by a paired bootstrap over users.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,7 @@ import torch
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
 from nonet.models import (
-    BASELINES,
     MISSED,
-    Popularity,
     Scoreboard,
     build_model,
     list_depth,
@@ -30,6 +28,7 @@ from nonet.models import (
     rank_of_target_np,
     tie_order,
 )
+from nonet.models.baselines import BASELINES, Baseline, Popularity, check_scores, make_baseline, rehearse
 from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.samples.batches import event_at, masked, prompts
 from nonet.samples.sequences import TEST, VALID
@@ -50,13 +49,17 @@ Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSetup:
-    """Metrics by name, beam width, the stage whose target mask marks the `target` column, and how many users to show."""
+    """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, and
+    baselines by name: `use` and options."""
 
     metrics: Sequence[str]
     width: int
     target: str | None
     shown_users: int = 8
     shown_items: int = 5
+    baselines: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {name: {"use": name} for name in ("popularity", "transition_counter")}
+    )
 
 
 class Evaluator(DistributeWorker):
@@ -67,20 +70,35 @@ class Evaluator(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the artifacts; ranks go to the folder `results`."""
+        """Open the artifacts; ranks go to the folder `results`. Raises DataError where a user's own baseline fails on a few."""
         self.corpus, self._results = Corpus.load(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self._tie = tie_order(
             Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity, self.run.seed
         )
         self._prompts = {name: prompts(self.corpus.seq, split) for name, split in SPLITS.items()}
+        for name, config in self.ask.baselines.items():
+            if config["use"] not in BASELINES.shipped():
+                rehearse(name, lambda: self._made(name), self.corpus.seq, len(self.corpus.items))
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
-        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user}."""
-        scorer = BASELINES[name](len(self.corpus.items)).fit(self.corpus.seq)
-        seq = self.corpus.seq
-        return self._evaluate(name, lambda users, positions: scorer.scores(seq, users, positions), None)
+        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user},
+        and how it was `trained` where it says so."""
+        seq, baseline = self.corpus.seq, self._made(name).fit(self.corpus.seq)
+
+        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            answer = baseline.scores(seq, users, positions)
+            return check_scores(name, answer, len(users), len(self.corpus.items))
+
+        facts = getattr(baseline, "trained", None)
+        return self._evaluate(name, scores, None) | ({"trained": dict(facts)} if facts else {})
+
+    def _made(self, name: str) -> Baseline:
+        run = self.run
+        return make_baseline(
+            self.ask.baselines[name], len(self.corpus.items), seed=run.seed, history=run.history
+        )
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
