@@ -54,15 +54,22 @@ class SasRecNet(nn.Module):
     def loss(self, item: Jagged, target_N: Tensor, negative_n: Tensor | None) -> Tensor:
         """Mean nats of the events [N] that are targets, each asked from the state before it.
 
-        Without negatives the softmax is over all items. With them it is over the target and `n` that were drawn evenly, one
-        draw for all targets; a draw stands for I / n items (log-q correction), and one that hit the target for none.
+        Without negatives the softmax is over all items. With them it is over the target and `n` different items, drawn evenly
+        and once for all targets; each stands for I / n of them (log-q correction), a target that was drawn for none.
         """
         sequence_N = torch.repeat_interleave(item.offsets.diff())
         before_M = (torch.arange(len(item.values)) + sequence_N)[target_N]
         state_MD, target_M = self(item)[before_M], item.values[target_N]
         if negative_n is None:
             return functional.cross_entropy(state_MD @ self.item.weight.T, target_M)
-        own_M1 = (state_MD * self.item(target_M)).sum(1, keepdim=True)
-        logits_Mn = state_MD @ self.item(negative_n).T + math.log(len(self.item.weight) / len(negative_n))
-        logits_Mn = logits_Mn.masked_fill(target_M[:, None] == negative_n, -torch.inf)
-        return (torch.cat([own_M1, logits_Mn], 1).logsumexp(1) - own_M1[:, 0]).mean()
+        place_I = torch.full((len(self.item.weight),), -1).index_copy(
+            0, negative_n, torch.arange(len(negative_n))
+        )
+        place_M = place_I[target_M]
+        drawn = (place_M >= 0).nonzero().squeeze(1)
+        logits_Mn = (state_MD @ self.item(negative_n).T).index_put(
+            (drawn, place_M[drawn]), torch.tensor(-torch.inf)
+        )
+        others_M = logits_Mn.logsumexp(1) + math.log(len(self.item.weight) / len(negative_n))
+        own_M = (state_MD * self.item(target_M)).sum(1)
+        return (torch.logaddexp(own_M, others_M) - own_M).mean()

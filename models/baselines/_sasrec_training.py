@@ -120,7 +120,9 @@ class SasRec:
                 target=None,
             )
             negatives = (
-                torch.randint(len(self._no_sids), (self._options.negatives,)) if self._sampled else None
+                torch.randint(len(self._no_sids), (self._options.negatives,)).unique()
+                if self._sampled
+                else None
             )
             loss = net.loss(batch.item, batch.loss_mask.values, negatives)
             optimizer.zero_grad()

@@ -29,7 +29,7 @@ class SasRecOptions(StrictModel):
     users: Annotated[Positive, Field(description="of a step")] = 128
     negatives: Annotated[
         Count, Field(description="shared by the targets of a step where the softmax is sampled")
-    ] = 512
+    ] = 2048
 
     @model_validator(mode="after")
     def _divides(self) -> SasRecOptions:

@@ -9,8 +9,8 @@ import pytest
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.worker_setup import baselines_of
 from nonet.errors import ConfigError, DataError
-from nonet.models.baselines.base import BASELINES, make_baseline
 from nonet.models.baselines import rehearse
+from nonet.models.baselines.base import BASELINES, make_baseline
 from nonet.plugins import Files
 from nonet.samples.sequences.sequences import build_sequences
 

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from nonet.models.baselines import make_baseline
 from nonet.models.baselines import _sasrec_training as training
+from nonet.models.baselines import make_baseline
 from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.metrics import per_event, rank_of_target_np
 from nonet.samples.batches.prompt_rows import masked, prompts
@@ -103,11 +103,13 @@ def test_histories_that_are_packed_together_do_not_see_each_other():
         assert torch.allclose(together[row], alone[0], atol=1e-6)
 
 
-def test_every_item_drawn_equally_often_is_the_full_softmax():
+def test_negatives_that_are_all_items_are_the_full_softmax_and_fewer_stand_for_more():
     net = SasRecNet(7, 8, 1, 1, 0.0).eval()
     item = Jagged(torch.tensor([1, 2, 3, 6, 0]), torch.tensor([0, 3, 5]))
     target = torch.tensor([True, True, False, True, True])
     full = net.loss(item, target, None)
-    for times in (1, 5):
-        drawn = net.loss(item, target, torch.arange(7).repeat(times))
-        assert drawn.item() == pytest.approx(full.item(), abs=1e-5)  # float32 sums of seven
+    assert net.loss(item, target, torch.arange(7)).item() == pytest.approx(full.item(), abs=1e-6)
+    with torch.no_grad():
+        net.item.weight.zero_()
+    drawn = torch.tensor([3, 4, 5])  # none of the targets: 7 / 3 for each of three, and the target
+    assert net.loss(item, target, drawn).item() == pytest.approx(np.log(8), abs=1e-6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Evaluator(DistributeWorker):
         self._prompts = {name: prompts(self.corpus.seq, split) for name, split in SPLITS.items()}
         for name, config in self.ask.baselines.items():
             if config["use"] not in BASELINES.shipped():
-                rehearse(name, lambda: self._made(name), self.corpus.seq, len(self.corpus.items))
+                rehearse(name, partial(self._made, name), self.corpus.seq, len(self.corpus.items))
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ring_world import Ring
 
+from nonet.errors import DataError
 from nonet.models.generation.beams import Beams
 from nonet.models.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import event_at, prompts, seen
@@ -152,6 +153,32 @@ def test_the_target_column_is_of_the_events_that_match_and_all_is_of_all(evaluat
         assert detail[how]["target"]["recall@1"] == 1.0
         assert detail[how]["all"]["recall@1"] == pytest.approx(liked)
     assert "target" not in planted(evaluator(), right_where_liked)["test"]["exhaustive"]
+
+
+class Turned:
+    """A baseline of the user's own that answers with a row an item."""
+
+    def __init__(self, n_items):
+        self.n_items = n_items
+
+    def fit(self, seq, splits=(TRAIN,)):
+        return self
+
+    def scores(self, seq, users, positions):
+        return np.zeros((self.n_items, len(users)), np.float32)
+
+
+def test_a_baseline_of_the_users_own_is_rehearsed_as_the_evaluator_opens(evaluator):
+    with pytest.raises(
+        DataError, match=r"^baseline 'mine': scores are float32 \[\d+, 4\]; wanted float32 \[4, "
+    ):
+        evaluator(baselines={"mine": {"use": f"{__name__}:Turned"}})
+
+
+def test_a_baseline_that_was_trained_says_how(evaluator):
+    trained = evaluator(baselines=ALL_BASELINES).baseline("sasrec")["trained"]
+    assert {"epochs", "trials", "seconds", "loss"} <= set(trained)
+    assert "trained" not in evaluator(baselines=ALL_BASELINES).baseline("popularity")
 
 
 ALL_BASELINES = {
