@@ -13,6 +13,7 @@ from .protocol import PromptCache as PromptCache
 from .protocol import SidModel as SidModel
 from .scoreboard import Scoreboard as Scoreboard
 from .spec import MODELS as MODELS
+from .spec import NATS as NATS
 from .spec import ModelSize as ModelSize
 from .spec import ModelSpec as ModelSpec
 from .spec import Options as Options

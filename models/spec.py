@@ -14,6 +14,9 @@ from nonet.plugins import Registry, heavy
 
 Options = Mapping[str, Any]
 
+NATS = "nats"
+"""The measure that every validation has: the mean negative log-likelihood of held-out events."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -66,6 +69,7 @@ class ModelSpec:
     makes_lists  whether it recommends: then there are rollouts, RL, and a policy on repeats
     rows         what a step's batch counts: "users" or "events"
     cuts_steps   whether trainers compute a step in chunks
+    lower_is_better  of its metrics, those of which less is better
     runs         whether this version runs it, or only plans it
     """
 
@@ -77,6 +81,7 @@ class ModelSpec:
     rows: ClassVar[str] = "users"
     cuts_steps: ClassVar[bool] = True
     runs: ClassVar[bool] = True
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
 
     def size(self, options: Options, around: Surroundings) -> ModelSize:
         """How large it is."""

@@ -123,6 +123,8 @@ class RunGroups:
         waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
         for wait in waits:
             wait.get(self.deadlines.open)
+        if self._has("rollout"):
+            self.rollout.holds = None  # rows were put back: no difference leads from what its copies hold
 
     def _check_shared(self, fresh: Collection[str]) -> None:
         """Raise PlacementError, with no process left, where workers on another node do not reach the run's folder."""

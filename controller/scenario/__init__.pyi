@@ -22,6 +22,7 @@ from .stage import PlannedGroup as PlannedGroup
 from .stage import Schedule as Schedule
 from .stage import StageKind as StageKind
 from .stage import StageOptions as StageOptions
+from .stage import Stop as Stop
 from .table_options import check_tables as check_tables
 from .table_options import has_policy as has_policy
 from .table_options import table_arguments as table_arguments
@@ -31,3 +32,8 @@ from .units import Bytes as Bytes
 from .units import size_bytes as size_bytes
 from .unsupported import check_runnable as check_runnable
 from .unsupported import roles_not_run as roles_not_run
+from .validation import ValidationRule as ValidationRule
+from .validation import check_every as check_every
+from .validation import check_validation as check_validation
+from .validation import validation_rule as validation_rule
+from .validation import validation_words as validation_words

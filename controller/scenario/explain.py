@@ -20,6 +20,7 @@ from nonet.suggest import suggestion
 _WORDLESS = {
     "Schedule",
     "Elastic",
+    "Stop",
     "int",
     "float",
     "constrained-int",

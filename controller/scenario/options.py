@@ -223,7 +223,13 @@ class Init(StrictModel):
 class Evaluate(StrictModel):
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
-    every: Positive | None = None
+    every: Annotated[
+        Positive | None,
+        Field(
+            description="steps between validations of a supervised stage, whose end is validated too. By default once an "
+            "epoch, but at least 4 and at most 20 times a stage and never within 50 steps; on up to 2,000 validation users"
+        ),
+    ] = None
 
 
 Wait = Annotated[Seconds, Field(gt=0)]
@@ -249,7 +255,13 @@ class Deadlines(StrictModel):
 
 class KeepCommits(StrictModel):
     last: Positive = 3
-    best: str | None = None
+    best: Annotated[
+        str | None,
+        Field(
+            description="the metric whose best validation names the commit that a supervised stage ends with: one of "
+            "evaluate.metrics, or nats. By default ndcg@10 where it is measured, else the first of them"
+        ),
+    ] = None
 
 
 class Checkpoint(StrictModel):

@@ -10,6 +10,7 @@ from nonet.controller.scenario import (
     Scenario,
     check_runnable,
     check_tables,
+    check_validation,
 )
 from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
@@ -36,6 +37,7 @@ def check(scenario: Scenario, folder: Path) -> None:
     for metric in scenario.evaluate.metrics:
         scenario.model.spec.check_metric(metric, scenario.evaluate.width)
     scenario.model.spec.check(scenario)
+    check_validation(scenario)
     taken = ("tokenise", "evaluate", *baselines_of(scenario))
     for name in scenario.stages:
         if name in taken:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nonet.controller.plan import largest_chunk, model_size, roles_of
-from nonet.controller.record import RunFolder
+from nonet.controller.record import Manifest, RunFolder
 from nonet.controller.scenario import (
     Role,
     Scenario,
@@ -154,7 +154,8 @@ def stage_setups(
     users = events if scenario.model.spec.rows == "events" else users
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
-        lengths = body.kind.lengths(body, epoch_rows(scenario, name, users), events)
+        rows = epoch_rows(scenario, name, users)
+        lengths = body.kind.lengths(body, rows, events)
         chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
         setups[name] = StageSetup(
             name=name,
@@ -164,6 +165,7 @@ def stage_setups(
             chunk=chunk,
             rolls_out=body.kind.rolls_out,
             phases=body.kind.trainer_phases,
+            epochs=lengths["steps"] * lengths["users"] / max(1, rows),
             **lengths,
         )
         first += setups[name].steps
@@ -171,6 +173,15 @@ def stage_setups(
         name: replace(setup, target=name if name in targets(scenario) else None)
         for name, setup in setups.items()
     }
+
+
+def following(stages: Mapping[str, StageSetup], at: Manifest) -> dict[str, StageSetup]:
+    """The stages, their global steps counted on from a commit: one that ends its stage makes the stage as long as that."""
+    numbered, names, first = dict(stages), list(stages), at.step - at.stage_step
+    for name in names[names.index(at.stage) :]:
+        numbered[name] = replace(stages[name], first=first)
+        first += at.stage_step if at.last and name == at.stage else stages[name].steps
+    return numbered
 
 
 def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:

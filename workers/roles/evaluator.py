@@ -34,7 +34,7 @@ from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.samples.batches import event_at, masked, prompts
 from nonet.samples.sequences import TEST, VALID
 from nonet.types import Jagged
-from nonet.workers import load_model
+from nonet.workers import NatsOfTargets, load_model, of_some_users
 from nonet.workers.devices import HOST, claim
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
@@ -85,12 +85,18 @@ class Evaluator(DistributeWorker):
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
         """The same for the model of a commit, by exhaustive scoring and by beam."""
-        recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
-
-        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            return recommender.scores(recommender.batch(users, positions)).numpy()
-
+        recommender, scores = self._model(folder)
         return self._evaluate(name, scores, recommender)
+
+    @method(collect="first")
+    def validate(self, name: str, folder: str) -> dict[str, Any]:
+        """Rank the validation events of at most 2,000 users exhaustively by a commit of the stage `name`, which goes on
+        meanwhile: {"metrics", "nats": mean of a held-out event, "events": how many}."""
+        users, positions = self._prompts["valid"]
+        few = of_some_users(users, self.run.seed)
+        nats = NatsOfTargets(self._model(folder)[1], self._target)
+        board = self._ranked(nats, users[few], positions[few])
+        return {"metrics": board.summary()["all"], "nats": nats.mean, "events": int(few.sum())}
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -125,6 +131,15 @@ class Evaluator(DistributeWorker):
                 }
             )
         return rows
+
+    def _model(self, folder: str) -> tuple[Recommender, Scores]:
+        """The model of a commit, and its scores."""
+        recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
+
+        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            return recommender.scores(recommender.batch(users, positions)).numpy()
+
+        return recommender, scores
 
     def _evaluate(self, name: str, scores: Scores, recommender: Recommender | None) -> dict[str, Any]:
         arrays: dict[str, np.ndarray] = {}

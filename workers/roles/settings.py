@@ -69,7 +69,7 @@ class StageSetup:
     """One training stage.
 
     first      global number of the stage's first step: sparse steps count over the whole run
-    steps      of the whole stage; users: rows (users or prompts) a global step
+    steps      of the whole stage; users: rows (users or prompts) a global step; epochs: how many its steps are
     lr         peak, warmup share and decay of the dense rate
     base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
     ahead      how many events ahead are targets too, weighted 1 / distance
@@ -93,3 +93,4 @@ class StageSetup:
     chunk: int = CHUNK_TOKENS
     rolls_out: bool = False
     phases: tuple[str, str] = ("train", "train")
+    epochs: float = 0.0
