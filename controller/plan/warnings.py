@@ -9,7 +9,7 @@ from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory_ledger import gigabytes
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.sizes import model_size, table_bytes
-from nonet.controller.scenario import Elastic, Scenario, check_runnable
+from nonet.controller.scenario import Elastic, Scenario, check_runnable, validation_rule
 from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
@@ -125,7 +125,7 @@ def _commits(scenario: Scenario) -> Iterator[str]:
     if rows:
         size = model_size(scenario)
         dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
-        commits = keep.last + bool(keep.best)
+        commits = keep.last + any(validation_rule(scenario, name) for name in scenario.stages)
         yield (
             f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
             f"({gigabytes(rows)} of it rows); {commits} kept are {gigabytes(commits * (rows + dense))} of storage"

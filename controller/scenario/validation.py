@@ -129,7 +129,7 @@ def validation_words(scenario: Scenario, stage: str) -> str:
         when = "once an epoch"
     else:
         count = min(MOST, max(FEWEST, epochs)) if epochs else f"{FEWEST} to {MOST}"
-        when = f"{count} times"
+        when = f"{'up to ' if epochs else ''}{count} times"
     when += "" if rule.every else f", at least {LEAST_STEPS} steps apart"
     stops = f"stops after {rule.patience} without a better one" if rule.patience else "never stops early"
     return f"validated {when}; best by {rule.metric}{' (lowest)' if rule.lower else ''}; {stops}"

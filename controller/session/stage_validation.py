@@ -1,6 +1,6 @@
 """StageValidation: one supervised stage's validations, asked of the evaluator as commits become whole.
 
-The evaluator works beside the next steps. At a validation point the stage stops or goes on by the answers to all points before it,
+The evaluator works beside the next steps. At a point the stage stops or goes on by the answers to all points before it,
 which are waited for there, never by what happens to have come: the same seed decides the same, however late an answer is.
 """
 
