@@ -19,6 +19,7 @@ from nonet.types import Jagged
 from nonet.workers.roles import evaluator as evaluators
 from nonet.workers.roles.evaluator import EvaluateSetup, Evaluator
 from nonet.workers.roles.tokenizer import write_sequences
+from nonet.workers.validation import NatsOfTargets, of_some_users
 
 # Shapes: P prompts, I items, W beams.
 METRICS = ("recall@1", "recall@2", "ndcg@2")
@@ -293,3 +294,39 @@ def test_rollouts_on_the_wire_tell_rewards_of_the_same_prompt_row_by_row(ring):
     asked = world.rollout._recommender
     every = asked.scores(asked.batch(beams["user"], beams["position"])).numpy()
     np.testing.assert_allclose(total, np.take_along_axis(every, beams["item"], 1), rtol=1e-4)
+
+
+def test_validation_ranks_validation_events_alone_and_tells_what_they_cost(evaluator, monkeypatch):
+    there = evaluator()
+    seq, asked = there.corpus.seq, []
+
+    def scores(users, positions):
+        asked.append(event_at(seq, users, positions))
+        values = np.full((len(users), seq.item.max() + 1), -3.0)
+        values[np.arange(len(users)), seq.item[asked[-1]]] = -0.5
+        return values
+
+    monkeypatch.setattr(evaluators, "load_recommender", lambda *_: Planted(there.corpus, scores))
+    found = there.validate("pretrain", "no commit")
+    assert (seq.split[np.concatenate(asked)] == VALID).all()
+    assert found["events"] == len(np.concatenate(asked)) == (seq.split == VALID).sum()
+    assert found["metrics"]["recall@1"] == 1.0
+    assert found["nats"] == pytest.approx(0.5)
+
+
+def test_a_target_outside_the_catalogue_has_no_nats():
+    scores = np.array([[-1.0, -np.inf], [-np.inf, -np.inf]])
+    nats = NatsOfTargets(lambda *_: scores, lambda *_: np.array([0, 1]))
+    assert nats.mean is None
+    nats(np.array([0, 1]), np.array([0, 0]))
+    assert nats.mean == 1.0
+
+
+def test_of_many_users_some_are_validated_with_all_their_events_and_the_same_each_time():
+    users = np.repeat(np.arange(100), 3)
+    few = of_some_users(users, 7, most=10)
+    assert len(np.unique(users[few])) == 10
+    assert few.sum() == 30
+    np.testing.assert_array_equal(few, of_some_users(users, 7, most=10))
+    assert (few != of_some_users(users, 8, most=10)).any()
+    assert of_some_users(users, 7).all()
