@@ -80,7 +80,7 @@ def _answers(
         except CheckpointError:
             continue
         model = load_recommender(run, histories, Path(path))
-        scores[stage] = model.scores(model.batch(users, positions)).numpy()
+        scores[stage] = model.scores(model.batch(users, positions), users, positions).numpy()
     tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
     hidden = masked(histories.seq, users, positions)
     best = {

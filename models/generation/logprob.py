@@ -66,6 +66,19 @@ def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie)
     return torch.stack(out, -1)
 
 
+def leaves_of(sids: Tensor, trie: Trie) -> Tensor:
+    """The leaf [U, W] that each SID [U, W, L] leads to, -1 for a SID of -1. Raises DataError for one outside the catalogue."""
+    sids_UWL = sids.long()
+    valid_UW = (sids_UWL >= 0).all(-1)
+    node_UW = torch.zeros_like(valid_UW, dtype=torch.int64)
+    for level in range(trie.levels):
+        code_UW1 = sids_UWL[..., level, None].clamp_min(0)
+        node_UW = trie.children(level, node_UW).gather(-1, code_UW1).squeeze(-1)
+        _refuse_illegal(sids_UWL, valid_UW & (node_UW < 0), trie)
+        node_UW = node_UW.clamp_min(0)
+    return node_UW.masked_fill(~valid_UW, -1)
+
+
 def _refuse_illegal(sids_UWL: Tensor, illegal_UW: Tensor, trie: Trie) -> None:
     if not bool(illegal_UW.any()):
         return

@@ -89,8 +89,8 @@ class Probe(DistributeWorker):
         """Log-probability of every catalogue item for each prompt [P, I] float32, nats."""
         scores = []
         with device(self.device).autocast(self._precision):
-            for batch, *_ in self.asked.chunks(users, positions, _CHUNK):
-                scores.append(self.asked.scores(batch).float().numpy())
+            for asked in self.asked.chunks(users, positions, _CHUNK):
+                scores.append(self.asked.scores(*asked).float().numpy())
         return np.concatenate(scores)
 
 

@@ -1,0 +1,11 @@
+from .fit import Held as Held
+from .fit import fit as fit
+from .memory import WEIGHTS as WEIGHTS
+from .memory import Memory as Memory
+from .memory import attach as attach
+from .memory import memory_weights as memory_weights
+from .memory import policy_log_prob as policy_log_prob
+from .memory import remember as remember
+from .votes import VoteOptions as VoteOptions
+from .votes import Voters as Voters
+from .votes import Votes as Votes
