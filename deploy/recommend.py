@@ -24,7 +24,7 @@ from nonet.samples.batches import masked, seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE, keys_in
 from nonet.suggest import close_to
-from nonet.workers.roles import load_recommender
+from nonet.workers.roles.evaluation import load_recommender
 
 _SHOWN_HISTORY = 12
 

@@ -129,5 +129,5 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
     memory = options.pop("memory", False)
     model = heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
     if memory:
-        heavy("nonet.models.generation.memory:attach")(model)
+        heavy("nonet.models.generation:attach")(model)
     return model

@@ -18,9 +18,10 @@ from torch import Tensor
 from nonet.errors import ConfigError
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import legal_log_softmax
-from nonet.models.generation.memory import Votes, remember
+from nonet.models.generation.memory import remember
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import Votes
 from nonet.types import Jagged
 
 # Shapes: U users, W beams asked for, V beams alive at a level (1, then up to W), L levels, K codes of the

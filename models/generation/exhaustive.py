@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from nonet.errors import DataError
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import legal_log_softmax
-from nonet.models.generation.memory import Memory, Votes
+from nonet.models.generation.memory import Memory
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import Votes
 from nonet.types import Jagged
 
 # Shapes: U users, I items, K codes; n nodes of a level, m of them with a choice, c children

@@ -18,7 +18,7 @@ from nonet.embedding.reading import SparseReader
 from nonet.models.generation.beams import Beams, beam_search
 from nonet.models.generation.corpus import Corpus
 from nonet.models.generation.exhaustive import score_items, with_votes
-from nonet.models.generation.memory import Voters, Votes
+from nonet.models.generation.votes import Voters, Votes
 from nonet.samples.batches import masked, prompt_batch
 from nonet.types import Jagged, SampleBatch
 

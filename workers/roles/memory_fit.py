@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from nonet.embedding.training import ShardedTables
-from nonet.models.generation import Corpus, on
-from nonet.models.generation.memory import WEIGHTS, Held, Voters, fit, remember
+from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, fit, on, remember
 from nonet.random import rng
 from nonet.samples.batches import bounded, event_at, masked, prompt_batch, prompts
 from nonet.samples.sequences import VALID
@@ -48,7 +47,7 @@ class MemoryFit:
         if not self.member.total(float(len(held.target)))[0]:
             return
         weights = fit(lambda candidates: self._summed(held, candidates))
-        buffer = getattr(self.model, WEIGHTS)
+        buffer = getattr(self.model, MEMORY_WEIGHTS)
         buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
 
     def _summed(self, held: Held, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.training import ShardedTables
-from nonet.models.generation import Corpus, on
-from nonet.models.generation.memory import Voters, policy_log_prob
+from nonet.models.generation import Corpus, Voters, on, policy_log_prob
 from nonet.plugins import heavy
 from nonet.rl import Advantages, PolicyLoss
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy

@@ -44,7 +44,7 @@ class RunSetup:
 
     def voters(self, corpus: Any) -> Any:
         """Who votes in a memory over a corpus; None without one."""
-        from nonet.models.generation.memory import VoteOptions, Voters
+        from nonet.models.generation import VoteOptions, Voters
 
         if self.memory is None:
             return None

@@ -8,10 +8,11 @@ import torch
 
 from nonet.models.generation.beams import beam_search
 from nonet.models.generation.exhaustive import score_items, top_items, with_votes
-from nonet.models.generation.logprob import leaves_of, log_prob_from
-from nonet.models.generation.memory import WEIGHTS, Held, Votes, attach, fit, remember
-from nonet.models.generation.memory.paths import Leaves, path_log_probs
+from nonet.models.generation.fitting import Held, fit
+from nonet.models.generation.logprob import Leaves, leaves_of, log_prob_from, path_log_probs
+from nonet.models.generation.memory import MEMORY_WEIGHTS, attach, remember
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import Votes
 from nonet.random import rng
 
 CODES = (6, 5, 4, 3)
@@ -30,7 +31,7 @@ def remembering(make_model):
     def make(weights=(0.3, 0.5, 1.0), **options):
         model = make_model(CODES, **options)
         attach(model)
-        getattr(model, WEIGHTS).copy_(torch.tensor(weights))
+        getattr(model, MEMORY_WEIGHTS).copy_(torch.tensor(weights))
         return model
 
     return make
@@ -94,7 +95,9 @@ def test_levels_sum_to_the_score_of_the_item_and_each_is_a_distribution(remember
 def test_paths_are_scored_as_log_prob_scores_them_each_node_once(remembering, make_cache, trie, make_sids):
     model, cache = remembering(), make_cache(USERS)
     draw = rng(4, "leaves")
-    leaf = torch.from_numpy(draw.integers(-1, trie.n_leaves, (USERS, 20)))  # twice the same, none, out of order
+    leaf = torch.from_numpy(
+        draw.integers(-1, trie.n_leaves, (USERS, 20))
+    )  # twice the same, none, out of order
     codes = trie.prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
     expected = log_prob_from(model, cache, codes.masked_fill(leaf.unsqueeze(-1) < 0, -1), trie)
     model.steps = 0
@@ -156,7 +159,7 @@ def test_the_fit_finds_the_weights_that_made_the_events():
     users, items = 4000, 30
     logp = np.log(draw.dirichlet(np.full(items, 0.3), users))
     votes = draw.dirichlet(np.full(12, 0.5), users)
-    l, b, c = 0.4, 0.5, 1.0
+    l, b, c = 0.4, 0.5, 1.0  # noqa: E741
     q = np.exp(b * logp[:, :12]) * votes**c
     chance = (1 - l) * np.exp(logp)
     chance[:, :12] += l * q / q.sum(1, keepdims=True)

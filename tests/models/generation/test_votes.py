@@ -9,8 +9,8 @@ import pytest
 
 from nonet.errors import ConfigError
 from nonet.models.baselines import TransitionCounter
-from nonet.models.generation.memory import Voters, VoteOptions
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import VoteOptions, Voters
 from nonet.random import rng
 from nonet.samples.batches import masked, prompts
 from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, CountOptions, Sequences, Transitions
@@ -132,5 +132,7 @@ def test_a_prompt_without_history_has_no_votes():
 
 
 def test_an_event_kind_that_is_not_there_is_one_line():
-    with pytest.raises(ConfigError, match=r"model\.memory\.events: the data has no event 'buyy'; its kinds are view, buy"):
+    with pytest.raises(
+        ConfigError, match=r"model\.memory\.events: the data has no event 'buyy'; its kinds are view, buy"
+    ):
         Transitions.fit(_sequences(), ITEMS, CountOptions(events=("buyy",)))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation.memory.votes import Votes
+from nonet.models.generation.votes import Votes
 
 # Shapes: U prompts, V votes, G candidates (l, b, c).
 

@@ -18,27 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation.logprob import leaves_of, log_prob
-from nonet.models.generation.memory.paths import Leaves, path_log_probs
-from nonet.models.generation.memory.votes import Votes
+from nonet.models.generation.logprob import Leaves, leaves_of, log_prob, path_log_probs
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import Votes
 from nonet.types import SampleBatch
 
 # Shapes: U prompts, W paths, V votes, L levels, I items.
 
-WEIGHTS = "memory"
+MEMORY_WEIGHTS = "memory"
 """The buffer of a model that holds (l, b, c): part of its weights, so commits and published versions have it."""
 _FIRST = (0.2, 0.75, 1.2)
 
 
 def attach(model: nn.Module) -> None:
     """Give a model a memory's weights (l, b, c), to be fitted."""
-    model.register_buffer(WEIGHTS, torch.tensor(_FIRST, dtype=torch.float32))
+    model.register_buffer(MEMORY_WEIGHTS, torch.tensor(_FIRST, dtype=torch.float32))
 
 
 def memory_weights(model: nn.Module) -> tuple[float, float, float]:
     """(l, b, c) of a model with a memory."""
-    l, b, c = getattr(model, WEIGHTS).tolist()  # noqa: E741
+    l, b, c = getattr(model, MEMORY_WEIGHTS).tolist()  # noqa: E741
     return l, b, c
 
 

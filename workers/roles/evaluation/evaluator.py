@@ -36,7 +36,7 @@ from nonet.samples.sequences import TEST, VALID
 from nonet.types import Jagged
 from nonet.workers import load_model
 from nonet.workers.devices import HOST, claim
-from nonet.workers.roles.settings import RunSetup
+from nonet.workers.roles import RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items, W beams.
