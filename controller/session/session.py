@@ -367,6 +367,8 @@ class Session:
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
+        if self.scenario.model.votes() is not None and not stage.rolls_out:
+            trainer.fit_memory()
         last = {"last": False} if self.validation is not None and stage == self.stage else {}
         aside = self.commits.begin(stage, done, self.version, self._artifacts(), worlds, **last)
         groups = [trainer.group, trainer.shards]

@@ -17,7 +17,8 @@ from nonet.models.generation import read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.workers import of_some_users
-from nonet.workers.roles import EvaluateSetup, RunSetup
+from nonet.workers.roles import RunSetup
+from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P held-out events.
