@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def stage_validation(session: Session) -> StageValidation | None:
-    """The validations of the stage under way; None where there are none. Raises ConfigError where it is over before the first."""
+    """The validations of the stage under way; None where there are none.
+
+    Raises ConfigError where the stage is over before the first of them.
+    """
     stage, rule = session.stage, validation_rule(session.scenario, session.stage.name)
     if (
         rule is None
