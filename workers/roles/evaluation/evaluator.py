@@ -17,12 +17,11 @@ import torch
 
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
-from nonet.models import (
-    BASELINES,
+from nonet.models import BASELINES, Popularity, build_model
+from nonet.models.generation import Corpus, Recommender, top_items
+from nonet.models.ranking import (
     MISSED,
-    Popularity,
     Scoreboard,
-    build_model,
     list_depth,
     of_events,
     paired,
@@ -30,7 +29,6 @@ from nonet.models import (
     rank_of_target_np,
     tie_order,
 )
-from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.samples.batches import event_at, masked, prompts
 from nonet.samples.sequences import TEST, VALID
 from nonet.types import Jagged
