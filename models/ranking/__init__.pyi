@@ -7,5 +7,6 @@ from .metrics import paired as paired
 from .metrics import parse_metric as parse_metric
 from .metrics import per_event as per_event
 from .metrics import rank_of_target_np as rank_of_target_np
+from .metrics import significant as significant
 from .metrics import tie_order as tie_order
 from .scoreboard import Scoreboard as Scoreboard
