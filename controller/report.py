@@ -16,7 +16,7 @@ from nonet.controller.record import RunFolder, Validations
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
-from nonet.models import paired
+from nonet.models.ranking import paired
 
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 

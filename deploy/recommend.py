@@ -18,8 +18,9 @@ from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import run_setup
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models import BASELINES, Popularity, tie_order
+from nonet.models import BASELINES, Popularity
 from nonet.models.generation import Corpus, top_items
+from nonet.models.ranking import tie_order
 from nonet.samples.batches import masked, seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE, keys_in

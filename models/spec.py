@@ -104,7 +104,7 @@ class ModelSpec:
     def check_metric(self, metric: str, width: int) -> None:
         """Raise ConfigError for a metric that it cannot be measured by; `width`: of the evaluator's beams."""
         from nonet.errors import ConfigError
-        from nonet.models import parse_metric
+        from nonet.models.ranking import parse_metric
 
         _, k = parse_metric(metric)
         if k and k > width:

@@ -19,7 +19,7 @@ ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
     "samples": ("", "tables", "sequences", "batches", "sources", "importers"),
-    "models": ("", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
+    "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
     "rl": ("", "rewards", "algorithms"),
     "workers": (
         "",

@@ -10,7 +10,7 @@ from nonet.errors import DataError
 from nonet.models.generation.exhaustive import score_items, top_items
 from nonet.models.generation.logprob import log_prob_from
 from nonet.models.generation.trie import Trie
-from nonet.models.metrics import MISSED, rank_of_target_np, tie_order
+from nonet.models.ranking.metrics import MISSED, rank_of_target_np, tie_order
 from nonet.random import rng
 
 CODES = (6, 5, 4, 3)

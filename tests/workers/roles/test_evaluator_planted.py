@@ -12,7 +12,7 @@ from ring_world import Ring
 
 from nonet.models.baselines import BASELINES
 from nonet.models.generation.beams import Beams
-from nonet.models.metrics import rank_of_target_np
+from nonet.models.ranking.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import event_at, prompts, seen
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID
 from nonet.types import Jagged

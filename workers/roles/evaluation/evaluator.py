@@ -17,12 +17,11 @@ import torch
 
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
-from nonet.models import (
-    BASELINES,
+from nonet.models import BASELINES, Popularity, build_model
+from nonet.models.generation import Corpus, Recommender, top_items
+from nonet.models.ranking import (
     MISSED,
-    Popularity,
     Scoreboard,
-    build_model,
     list_depth,
     of_events,
     paired,
@@ -30,9 +29,8 @@ from nonet.models import (
     rank_of_target_np,
     tie_order,
 )
-from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.samples.batches import event_at, masked, prompts
-from nonet.samples.sequences import TEST, VALID
+from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.types import Jagged
 from nonet.workers import NatsOfTargets, load_model, of_some_users
 from nonet.workers.devices import HOST, claim
@@ -73,12 +71,18 @@ class Evaluator(DistributeWorker):
         self._tie = tie_order(
             Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity, self.run.seed
         )
-        self._prompts = {name: prompts(self.corpus.seq, split) for name, split in SPLITS.items()}
+        self.fitted = self.corpus.seq
+        self.ask_about(self.fitted)
+
+    def ask_about(self, seq: Sequences) -> None:
+        """Rank the held-out events of these sequences over the same items, by default those of the artifacts."""
+        self.corpus = self.corpus.with_events(seq)
+        self._prompts = {name: prompts(seq, split) for name, split in SPLITS.items()}
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user}."""
-        scorer = BASELINES[name](len(self.corpus.items)).fit(self.corpus.seq)
+        scorer = BASELINES[name](len(self.corpus.items)).fit(self.fitted)
         seq = self.corpus.seq
         return self._evaluate(name, lambda users, positions: scorer.scores(seq, users, positions), None)
 
