@@ -37,7 +37,7 @@ ROOMS = {
             "",
         ),
     ),
-    "deploy": ("report", "run", "doctor", "parity", ""),
+    "deploy": ("report", "run", "new", "doctor", "parity", ""),
     "bench": ("timing", "cluster", "runs", "attention", "embedding", ""),
 }
 

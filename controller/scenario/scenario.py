@@ -7,8 +7,8 @@ the key. Pure: imports neither Ray nor torch.
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -187,7 +187,7 @@ def _with_settings(document: dict[str, Any], source: str, files: Files, stored: 
         use = named.get("use", part.default) if yaml.is_map(named) else named or part.default
         if use != part.default:
             raise ConfigError(
-                f"{source}: settings: data knows {key}.use: {part.default}, got {use!r}; leave `settings` out, and say what you want"
+                f"{source}: settings: data knows {key}.use: {part.default}, got {use!r}; leave `settings` out and give the keys"
             )
     filled = deepcopy(document)
     filled["stages"] = {name: {} if body is None else body for name, body in stages.items()}

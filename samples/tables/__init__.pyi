@@ -9,11 +9,12 @@ from .guesses import guess_roles as guess_roles
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
+from .paths import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import parquet_schema as parquet_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import write_parquet as write_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import ROLES as ROLES
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .paths import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .paths import parquet_schema as parquet_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

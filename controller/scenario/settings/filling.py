@@ -6,7 +6,7 @@ The document is plain data, as YAML has it. Afterwards `settings` holds a reason
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
