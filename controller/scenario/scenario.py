@@ -190,7 +190,8 @@ def _with_settings(document: dict[str, Any], source: str, files: Files, stored: 
                 f"{source}: settings: data knows {key}.use: {part.default}, got {use!r}; leave `settings` out and give the keys"
             )
     filled = deepcopy(document)
-    filled["stages"] = {name: {} if body is None else body for name, body in stages.items()}
+    empty: dict[str, Any] = {}
+    filled["stages"] = {name: body or dict(empty) for name, body in stages.items()}
     if yaml.is_map(stored) and yaml.is_map(stored.get("settings")):
         return filled | {"settings": take_from(filled, stored, _put)}
     kinds = {name: kind_of(body, files) for name, body in filled["stages"].items()}
@@ -274,7 +275,9 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     *parents, last = path.split(".")
     place = document
     for depth, part in enumerate(parents):
-        there: Any = place.setdefault(part, {})
+        there: Any = place.get(part)
+        if there is None:  # `pretrain:` with nothing behind it
+            there = place[part] = {}
         if not yaml.is_map(there):
             value_text = "a value" if is_hidden(parents[: depth + 1]) else repr(there)
             raise ConfigError(f"{source}: {part} holds {value_text}, which has no keys")

@@ -119,9 +119,8 @@ def _scenario(
     from nonet.controller.plan import gigabytes
     from nonet.deploy.run import ScenarioFile, planning
 
-    paths = [data.get("interactions"), data.get("items")]
-    whole = [path and str(beside / path) for path in paths]
-    profile = read_profile(whole[0], whole[1], data.get("columns"))
+    items = str(beside / data["items"]) if "items" in data else None
+    profile = read_profile(str(beside / data["interactions"]), items, data.get("columns"))
     text = scenario_page(name, place.name or str(place), data, profile, str(reward))
     scenario = make_scenario(yaml.parse(text), name, Files(str(beside)))
     source = ScenarioFile(scenario, beside)

@@ -45,7 +45,10 @@ def _lines(name: str, title: str, data: Mapping[str, Any], profile: Profile, rew
 
 def reward_page(name: str) -> str:
     """A reward to start from."""
-    return f'''"""A reward of your own: numbers [U, W] for U users and W recommended items each. docs/rewards.md says what it may ask for."""
+    return f'''"""A reward of your own: numbers [U, W] for U users and W recommended items each.
+
+It may ask for any column of the items, and more: docs/rewards.md.
+"""
 
 import nonet
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,21 @@ _NEEDED = ("user", "item", "time")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, what it is written in (parquet or csv), its columns, and role -> column as far as names and types tell."""
+    """A table, what it is written in (parquet or csv), its Arrow schema, and role -> column as far as names tell."""
 
     path: Path
     form: str
-    names: tuple[str, ...]
+    schema: Any
     roles: Mapping[str, str]
     item_roles: Mapping[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.schema.names)
+
+    def by_type(self) -> Table:
+        """The same with the roles that types tell, where names do not."""
+        return replace(self, roles=guess_by_type(self.roles, self.schema))
 
     @property
     def is_interactions(self) -> bool:
@@ -120,8 +128,8 @@ def _form(path: Path) -> str:
 def _table(path: Path, columns: Mapping[str, str]) -> Table:
     form = _form(path) or "csv"
     schema: Any = parquet_schema(path, "table") if form == "parquet" else csv_schema(path, "csv")
-    roles = guess_by_type(guess_roles(OF_INTERACTIONS, schema.names, columns), schema)
-    return Table(path, form, tuple(schema.names), roles, guess_roles(OF_ITEMS, schema.names, columns))
+    roles = guess_roles(OF_INTERACTIONS, schema.names, columns)
+    return Table(path, form, schema, roles, guess_roles(OF_ITEMS, schema.names, columns))
 
 
 def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, str]) -> Table:
@@ -132,6 +140,7 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
                 f"--column {role}={name}: no table of {place} has it; columns: {listed(sorted(there))}"
             )
     whole = [table for table in tables if table.is_interactions]
+    whole = whole or [table for table in (each.by_type() for each in tables) if table.is_interactions]
     if chosen := _by_name(whole, "interactions"):
         return chosen
     if len(whole) > 1:
@@ -167,7 +176,7 @@ def _items(
                 f"--items {given}: no column looks like the item; it has {listed(table.names)}. Name it: --column item=NAME"
             )
         return table
-    of_items = [table for table in tables if table is not interactions and table.is_items]
+    of_items = [table for table in tables if table.path != interactions.path and table.is_items]
     if len(of_items) > 1 and _by_name(of_items, "items") is None:
         names = listed(table.path.name for table in of_items)
         raise ConfigError(

@@ -14,7 +14,7 @@ import numpy as np
 from nonet.samples.sequences import repeated
 
 # Shapes: U users, I items of the catalogue, N events.
-ENDS = 10  # newest events of a user whose ties are counted: a split that tests more is told about these
+ENDS, LONGEST = 10, 32  # tests of a user, and events held out of one, up to which ties at the end are counted
 _DRIFT = 0.1  # the newest share of events that is looked at for new items
 
 
@@ -38,7 +38,7 @@ class Profile:
     first, last   unix seconds; resolution_s: what all differences of times are a multiple of, 0 where all are equal
     counted       whether times are no times but the events' places in their user's history
     ties          share of neighbouring events of a user that share a timestamp
-    tied_ends     tied_ends[k - 1]: users with more than k events whose event k from the end shares the time of the one before
+    tied_ends     tied_ends[k - 1, n]: users with more than n events whose event k from the end shares the time of the one before
     duplicates    events that are there again: same user, item and second
     repeats       share of events that return to an item of their user
     drift         share of the newest tenth of the events whose item was not seen before it; None where times say nothing
@@ -55,7 +55,7 @@ class Profile:
     resolution_s: int
     counted: bool
     ties: float
-    tied_ends: tuple[int, ...]
+    tied_ends: np.ndarray
     duplicates: int
     repeats: float
     drift: float | None
@@ -81,10 +81,9 @@ class Profile:
         lengths = np.where(lengths > held_out, lengths - held_out, lengths)
         return _quantile(np.bincount(lengths, weights=self.users_of), 0.5)
 
-    def tied_tests(self, test: int) -> tuple[int, int]:
-        """Users whose first test event shares the time of the event before it, and the users with such events."""
-        k = min(test, ENDS)
-        return self.tied_ends[k - 1], self.users_above(k)
+    def tied_tests(self, test: int, held_out: int) -> tuple[int, int]:
+        """Users whose first test event shares the time of the event before it, and all users that are tested."""
+        return int(self.tied_ends[min(test, ENDS) - 1, min(held_out, LONGEST)]), self.users_above(held_out)
 
     def kept_by(self, item_events: int) -> float:
         """Share of the events that are of items with at least so many."""
@@ -131,12 +130,15 @@ def measure(
     )
 
 
-def _tied_ends(offsets: np.ndarray, time: np.ndarray) -> tuple[int, ...]:
-    counts = []
+def _tied_ends(offsets: np.ndarray, time: np.ndarray) -> np.ndarray:
+    counts = np.zeros((ENDS, LONGEST + 1), np.int64)
     for k in range(1, ENDS + 1):
-        ends = offsets[1:][np.diff(offsets) > k]
-        counts.append(int((time[ends - k] == time[ends - k - 1]).sum()))
-    return tuple(counts)
+        lengths = np.diff(offsets)
+        ends, lengths = offsets[1:][lengths > k], lengths[lengths > k]
+        tied = lengths[time[ends - k] == time[ends - k - 1]]
+        of_length = np.bincount(np.minimum(tied, LONGEST + 1), minlength=LONGEST + 2)
+        counts[k - 1] = of_length[::-1].cumsum()[::-1][1:]
+    return counts
 
 
 def _duplicates(user: np.ndarray, item: np.ndarray, time: np.ndarray, tied: np.ndarray) -> int:

@@ -100,7 +100,7 @@ def _history(profile: Profile) -> Setting:
 
 def _tokenizer(profile: Profile) -> Iterator[Setting]:
     of = {column.name: column for column in profile.columns if column.filled >= FILLED}
-    vectors: list[Any] = [
+    vectors = [
         name
         for name in ("title", "categories")
         if name in of and of[name].kind in ("text", "list") and of[name].distinct > 1 / max(2, profile.items)
@@ -112,10 +112,13 @@ def _tokenizer(profile: Profile) -> Iterator[Setting]:
         and column.kind in ("text", "list")
         and 1 / max(2, profile.items) < column.distinct <= SHARED_TEXT
     ][:MOST_TEXTS]
-    vectors += [{name: TEXT_WEIGHT} for name in texts]
-    named = ", ".join(["cooccurrence", *(next(iter(v)) if isinstance(v, dict) else v for v in vectors)])
-    what = f"items have {named.partition(', ')[2]}" if vectors else "items have no text to learn from"
-    yield Setting("tokenizer.vectors", [*vectors, "cooccurrence"], what)
+    what = (
+        f"items have {', '.join([*vectors, *texts])}"
+        if vectors or texts
+        else "items have no text to learn from"
+    )
+    sources = [*vectors, *({name: TEXT_WEIGHT} for name in texts), "cooccurrence"]
+    yield Setting("tokenizer.vectors", sources, what)
     codes = next(codes for most, codes in CODES if profile.items <= most)
     while codes > 8 and codes * ITEMS_A_CODE > profile.items:
         codes //= 2

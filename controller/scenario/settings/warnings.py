@@ -37,7 +37,7 @@ def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[
 
 
 def _of_the_end(p: Profile, test: int, held_out: int) -> Iterator[str]:
-    tied, users = p.tied_tests(test)
+    tied, users = p.tied_tests(test, held_out)
     if not p.counted and users and tied > TIED * users:
         yield (
             f"{tied / users:.0%} of the tested users ({tied:,} of {users:,}) have a test event at the second of the event before "
