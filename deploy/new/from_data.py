@@ -25,6 +25,7 @@ from nonet.samples.profiles import profile_text, read_profile
 from nonet.samples.tables import ROLES, read_interactions, read_items, write_parquet
 
 _TABLES = ("interactions.parquet", "items.parquet")
+_RAY_BYTES = 1e9  # of its processes and the driver, in runs on one node
 _BESIDE = ("README", "README.txt", "README.html")  # what an importer may copy along
 
 
@@ -130,6 +131,7 @@ def _scenario(
     prediction = planning.predicted(source, made)
     memory = max((line.needed for line in made.ledger.lines), default=0)
     said.append(
-        f"a run takes about {max(1, round(prediction.wall_s / 60))} min and {gigabytes(memory)} here (costs: {prediction.source})"
+        f"a run takes about {max(1, round(prediction.wall_s / 60))} min where nothing else runs; its workers hold about "
+        f"{gigabytes(memory)}, Ray's own processes {gigabytes(_RAY_BYTES)} more (costs: {prediction.source})"
     )
     return text, said
