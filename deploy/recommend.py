@@ -24,7 +24,7 @@ from nonet.samples.batches import masked, seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE, keys_in
 from nonet.suggest import close_to
-from nonet.workers.roles import load_recommender
+from nonet.workers.roles.evaluation import load_recommender
 
 _SHOWN_HISTORY = 12
 
@@ -80,7 +80,7 @@ def _answers(
         except CheckpointError:
             continue
         model = load_recommender(run, histories, Path(path))
-        scores[stage] = model.scores(model.batch(users, positions)).numpy()
+        scores[stage] = model.scores(model.batch(users, positions), users, positions).numpy()
     tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
     hidden = masked(histories.seq, users, positions)
     best = {

@@ -21,7 +21,16 @@ ROOMS = {
     "samples": ("", "tables", "sequences", "profiles", "batches", "sources", "importers"),
     "models": ("", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
     "rl": ("", "rewards", "algorithms"),
-    "workers": ("", "devices", "runtime", "engines", "roles", "roles/kinds", "roles/click"),
+    "workers": (
+        "",
+        "devices",
+        "runtime",
+        "engines",
+        "roles",
+        "roles/kinds",
+        "roles/evaluation",
+        "roles/click",
+    ),
     "controller": (
         *(
             "record",

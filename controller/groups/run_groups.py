@@ -23,7 +23,8 @@ from nonet.controller.record import RunFolder, Trace, check_shared
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import deadlines, reward_options, role_specs, rollout_options, targets
 from nonet.errors import NonetError
-from nonet.workers.roles import EvaluateSetup, StageSetup
+from nonet.workers.roles import StageSetup
+from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.roles.kinds import gang_roles
 from nonet.workers.runtime import Life, WorkerGroup
 

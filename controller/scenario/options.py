@@ -98,9 +98,49 @@ class Tokenizer(Replaceable):
     shipped: ClassVar[dict[str, type[StrictModel]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
 
 
+class Memory(StrictModel):
+    """What transitions between items vote for, mixed with what the model says (`nonet.models.generation.memory`)."""
+
+    width: Annotated[Positive, Field(description="best-voted items that a user's memory holds")] = 64
+    last: Annotated[Positive, Field(description="newest events of a user that vote")] = 5
+    fade: Annotated[
+        float, Field(gt=0, le=1, description="an event votes this much weaker than the one after it")
+    ] = 0.6
+    reach: Annotated[
+        Positive, Field(description="events apart that a pair of items may be, weighted 1 / distance")
+    ] = 3
+    neighbours: Annotated[Positive, Field(description="kept an item, the most frequent")] = 100
+    events: Annotated[
+        list[str], Field(description="kinds of events that count and vote; all by default")
+    ] = []
+    half_life: Annotated[Seconds | None, Field(gt=0, description="age at which a pair counts half")] = None
+
+
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
     registry: ClassVar[Registry[Any] | None] = MODELS
+    memory: Annotated[
+        Literal["on", "off"] | Memory,
+        Field(
+            description="a memory of transitions over the catalogue, fitted to validation after every supervised stage"
+        ),
+    ] = "off"
+
+    def counts(self) -> dict[str, Any]:
+        """How transitions are counted."""
+        memory = self._memory() or Memory()
+        counted = {"reach", "neighbours", "events"}
+        return {**memory.model_dump(include=counted), "half_life_s": memory.half_life}
+
+    def votes(self) -> dict[str, Any] | None:
+        """How they vote; None without a memory."""
+        memory = self._memory()
+        return memory and memory.model_dump(include={"width", "last", "fade"})
+
+    def _memory(self) -> Memory | None:
+        if isinstance(self.memory, str):
+            return Memory() if self.memory == "on" else None
+        return self.memory
 
 
 # --- pools and roles ----------------------------------------------------------------------------------------------

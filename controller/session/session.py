@@ -323,6 +323,8 @@ class Session:
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
+        if self.scenario.model.votes() is not None and not stage.rolls_out:
+            trainer.fit_memory()
         aside = self.commits.begin(stage, done, self.version, self._artifacts(), worlds)
         groups = [trainer.group, trainer.shards]
         self._open_commit = OpenCommit(aside, groups, self.deadlines.save, wait=wait)

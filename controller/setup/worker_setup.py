@@ -47,6 +47,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.sparse.wire,
         _engine(scenario),
         {"use": scenario.data.source.address, **scenario.data.source.options()},
+        scenario.model.votes(),
     )
 
 
@@ -66,7 +67,8 @@ def model_options(scenario: Scenario) -> dict[str, Any]:
     """What `build_model` takes."""
     model = scenario.model
     around = Surroundings(0, 0, scenario.data.history)
-    return {"use": model.address, **model.spec.built_with(model.options(), around)}
+    memory = {"memory": True} if model.votes() is not None else {}
+    return {"use": model.address, **memory, **model.spec.built_with(model.options(), around)}
 
 
 def baselines_of(scenario: Scenario) -> tuple[str, ...]:

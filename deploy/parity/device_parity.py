@@ -218,7 +218,7 @@ def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-    from nonet.workers.roles import Probe
+    from nonet.workers.roles.evaluation import Probe
 
     kind = device(side.pool.device)
     bundle = {kind.resource or "CPU": 1.0}

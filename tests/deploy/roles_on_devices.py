@@ -32,7 +32,7 @@ def trained(setup, stage, folders, device: str, folder: Path) -> dict[str, bytes
 
 def asked(setup, stage, folders, commit: Path, device: str, precision: str, prompts) -> dict:
     """What `nonet parity` asks of one side."""
-    from nonet.workers.roles.probe import Probe
+    from nonet.workers.roles.evaluation.probe import Probe
     from nonet.workers.runtime.worker import Place
 
     probe = Probe(setup, precision)

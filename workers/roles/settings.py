@@ -20,7 +20,7 @@ class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
     of tables in tiers what each may hold, how long waits may take, the codec of rows between processes, the train engine and
-    the source of the trainers' samples, each with its options."""
+    the source of the trainers' samples, each with its options, and how votes of a memory are taken (None: without one)."""
 
     seed: int
     history: int
@@ -34,12 +34,21 @@ class RunSetup:
     wire: str = "fp32"
     engine: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    memory: Mapping[str, Any] | None = None
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""
         from nonet.embedding.tables import TableSpec
 
         return {name: TableSpec(**spec) for name, spec in self.tables.items()}
+
+    def voters(self, corpus: Any) -> Any:
+        """Who votes in a memory over a corpus; None without one."""
+        from nonet.models.generation import VoteOptions, Voters
+
+        if self.memory is None:
+            return None
+        return Voters(corpus.transitions, corpus.trie, VoteOptions(**self.memory))
 
     def feature_dims(self) -> dict[str, int]:
         """Width of each sparse feature."""

@@ -16,8 +16,8 @@ from nonet.models.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import event_at, prompts, seen
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID
 from nonet.types import Jagged
-from nonet.workers.roles import evaluator as evaluators
-from nonet.workers.roles.evaluator import EvaluateSetup, Evaluator
+from nonet.workers.roles.evaluation import evaluator as evaluators
+from nonet.workers.roles.evaluation.evaluator import EvaluateSetup, Evaluator
 from nonet.workers.roles.tokenizer import write_sequences
 
 # Shapes: P prompts, I items, W beams.
@@ -38,11 +38,11 @@ class Planted:
             part = slice(start, start + size)
             yield (users[part], positions[part]), users[part], positions[part]
 
-    def scores(self, batch):
+    def scores(self, batch, users, positions):
         return torch.from_numpy(self.answer(*batch).astype(np.float32))
 
     def beams(self, batch, width, users, positions):
-        item = self.scores(batch).argsort(dim=1, descending=True, stable=True)[:, :width]
+        item = self.scores(batch, users, positions).argsort(dim=1, descending=True, stable=True)[:, :width]
         nothing = torch.zeros(*item.shape, 1)
         return Beams(item, nothing.long(), nothing, torch.ones_like(item, dtype=torch.bool))
 
@@ -255,8 +255,8 @@ def test_a_commit_is_evaluated_with_its_weights_and_its_rows(ring, evaluator, tm
     asked = evaluators.load_recommender(world.run, ring.corpus(), tmp_path / "commit")
     users, positions = prompts(asked.corpus.seq, TEST)
     live = world.rollout._recommender
-    expected = live.scores(live.batch(users, positions))
-    assert torch.equal(asked.scores(asked.batch(users, positions)), expected)
+    expected = live.scores(live.batch(users, positions), users, positions)
+    assert torch.equal(asked.scores(asked.batch(users, positions), users, positions), expected)
     detail = evaluator(metrics=("recall@5",), width=30).evaluate("pretrain", str(tmp_path / "commit"))[
         "detail"
     ]
@@ -291,5 +291,6 @@ def test_rollouts_on_the_wire_tell_rewards_of_the_same_prompt_row_by_row(ring):
     total = beams["logp"].sum(-1)
     assert (np.diff(total, axis=1) <= 0).all()  # best first
     asked = world.rollout._recommender
-    every = asked.scores(asked.batch(beams["user"], beams["position"])).numpy()
+    asked_prompts = beams["user"], beams["position"]
+    every = asked.scores(asked.batch(*asked_prompts), *asked_prompts).numpy()
     np.testing.assert_allclose(total, np.take_along_axis(every, beams["item"], 1), rtol=1e-4)

@@ -16,7 +16,8 @@ from nonet.models.deepfm import ClickModel, baseline_chances, paired_clicks, sum
 from nonet.models.generation import read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import TEST, VALID, Sequences
-from nonet.workers.roles import EvaluateSetup, RunSetup
+from nonet.workers.roles import RunSetup
+from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P held-out events.

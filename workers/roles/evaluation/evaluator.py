@@ -36,7 +36,7 @@ from nonet.samples.sequences import TEST, VALID
 from nonet.types import Jagged
 from nonet.workers import load_model
 from nonet.workers.devices import HOST, claim
-from nonet.workers.roles.settings import RunSetup
+from nonet.workers.roles import RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items, W beams.
@@ -88,7 +88,7 @@ class Evaluator(DistributeWorker):
         recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
 
         def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            return recommender.scores(recommender.batch(users, positions)).numpy()
+            return recommender.scores(recommender.batch(users, positions), users, positions).numpy()
 
         return self._evaluate(name, scores, recommender)
 
@@ -207,7 +207,7 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
     load_model(model, folder / "dense")
     reader = ReplicaReader(run.specs())
     reader.apply(update_of(folder, run.specs()))
-    return Recommender(model, reader, dict(run.features), corpus, run.history)
+    return Recommender(model, reader, dict(run.features), corpus, run.history, run.voters(corpus))
 
 
 def _parts(events: int) -> Iterator[slice]:
