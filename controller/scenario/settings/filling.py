@@ -15,7 +15,6 @@ from nonet.controller.scenario.settings.rule import (
     choose_keep,
     choose_rest,
     choose_split,
-    held_out_of,
 )
 from nonet.errors import ConfigError, DataError
 from nonet.samples.profiles import Profile, read_profile
@@ -59,7 +58,7 @@ def fill(document: Document, folder: Path, stages: Stages, put: Put) -> dict[str
         add(setting)
         split = cast("Document", setting.value)
     evaluate = _part(document, "evaluate") or {}
-    for setting in choose_rest(profile, held_out_of(split), stages.supervised, evaluate.get("metrics")):
+    for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics")):
         add(setting)
     return reasons
 

@@ -9,9 +9,9 @@ tokenizer       Vectors from cooccurrence, and from the title, the categories an
                 64 codes a level up to 5,000 items, 128 up to 30,000, 256 above; fewer where there are fewer items than
                 4 a code; 3 levels, more where the codes would not reach 16 times the items.
 model           Width 64, 128 from 2 M training events on; 3 layers where the median user is long, else 2;
-                dropout 0.1 where users are long, else 0.3.
+                dropout 0.1 where an item has 20 events, else 0.3. A memory of transitions, which validation weighs.
 sparse.tables   An `item` row; a `user` row where the median user has 20 training events: with fewer it is learnt by heart.
-batch           Events a step: a 64th of an epoch as a power of two, between 512 and 2,048.
+batch           Events a step: the power of two between 512 and 2,048 that leaves an epoch 45 steps.
 epochs          A bound: the first stage has about 800 steps, from 4 to 10 epochs; later ones 2 epochs.
 lr              3e-3 in the first stage, 3e-4 in later ones.
 evaluate        recall and NDCG at 5 and 10; beams as wide as the largest k, 20 at least.
@@ -33,9 +33,10 @@ HISTORIES, COVERED = (10, 20, 30, 50), 0.9
 SHARED_TEXT, FILLED, MOST_TEXTS, TEXT_WEIGHT = 0.5, 0.5, 2, 0.3  # of text columns beside title and categories
 CODES, ITEMS_A_CODE, REACH = ((5_000, 64), (30_000, 128), (1 << 62, 256)), 4, 16
 WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # by training events
-LONG_LAYERS, SHORT_LAYERS, LONG_DROPOUT, SHORT_DROPOUT = 3, 2, 0.1, 0.3
+LONG_LAYERS, SHORT_LAYERS = 3, 2
+DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # of the mean item
 USER_ROW_EVENTS, ROW_WIDTH = 20, 32
-EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 64, 512, 2048
+EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 45, 512, 2048
 FIRST_STEPS, LEAST_EPOCHS, MOST_EPOCHS, LATER_EPOCHS = 800, 4, 10, 2
 FIRST_LR, LATER_LR = 3e-3, 3e-4
 CUTOFFS, BEAMS = (5, 10), 20
@@ -78,15 +79,17 @@ def choose_split(profile: Profile, rolls_out: bool) -> Setting:
 
 
 def choose_rest(
-    profile: Profile, held_out: int, supervised: Sequence[str], metrics: Sequence[str] | None
+    profile: Profile, split: Mapping[str, Any], supervised: Sequence[str], metrics: Sequence[str] | None
 ) -> Iterator[Setting]:
-    """Every other key, from the profile of what is kept; held_out: events that a user gives up for test, validation and RL.
+    """Every other key, from the profile of what is kept and the split.
 
     supervised: stages that learn next events, in order; metrics: of the scenario, where it names some.
     """
+    held_out = held_out_of(split)
     yield _history(profile)
     yield from _tokenizer(profile)
     yield from _model(profile, held_out)
+    yield _memory(split)
     yield _tables(profile, held_out)
     yield from _stages(profile, held_out, supervised)
     yield from _evaluate(profile, metrics)
@@ -137,7 +140,20 @@ def _model(profile: Profile, held_out: int) -> Iterator[Setting]:
     )
     said = f"the median user has {median} events, {'at least' if is_long else 'under'} {LONG_USER_EVENTS}"
     yield Setting("model.layers", LONG_LAYERS if is_long else SHORT_LAYERS, said)
-    yield Setting("model.dropout", LONG_DROPOUT if is_long else SHORT_DROPOUT, said)
+    each = profile.events / max(1, profile.items)
+    dense = each >= DENSE_ITEM_EVENTS
+    said = f"an item has {each:.1f} events on average, {'at least' if dense else 'under'} {DENSE_ITEM_EVENTS}"
+    yield Setting("model.dropout", DENSE_DROPOUT if dense else SPARSE_DROPOUT, said)
+
+
+def _memory(split: Mapping[str, Any]) -> Setting:
+    validates = split.get("valid", 1) not in (0, None)
+    said = (
+        "validation decides what transitions count"
+        if validates
+        else "nothing validates what transitions count"
+    )
+    return Setting("model.memory", "on" if validates else "off", said)
 
 
 def _tables(profile: Profile, held_out: int) -> Setting:
@@ -155,7 +171,7 @@ def _tables(profile: Profile, held_out: int) -> Setting:
 def _stages(profile: Profile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
     trained = profile.trained(held_out)
     tokens = LEAST_TOKENS
-    while tokens < MOST_TOKENS and tokens * EPOCH_STEPS * 1.5 < trained:
+    while tokens < MOST_TOKENS and 2 * tokens * EPOCH_STEPS <= trained:
         tokens *= 2
     steps = max(1, round(trained / tokens))
     epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, round(FIRST_STEPS / steps)))

@@ -28,8 +28,12 @@ def profile(users: int, each: int, items: int, columns: tuple[ItemColumn, ...] =
     )
 
 
-def chosen(profile, held_out: int = 2, supervised=("pretrain",), metrics=None) -> dict:
-    return {s.path: s.value for s in rule.choose_rest(profile, held_out, supervised, metrics)}
+def chosen(profile, rl: int = 0, supervised=("pretrain",), metrics=None, test: int = 1) -> dict:
+    return {s.path: s.value for s in rule.choose_rest(profile, last_out(test, rl), supervised, metrics)}
+
+
+def last_out(test: int, rl: int = 0) -> dict:
+    return {"use": "leave_last_out", "test": test, "valid": 1, "rl": rl}
 
 
 def write(folder: Path, users: int, each: int, items: int, **columns) -> None:
@@ -77,7 +81,7 @@ def test_five_events_are_tested_only_of_long_users(each, test):
     ("each", "held_out", "has"), [(8, 2, False), (21, 2, False), (22, 2, True), (70, 11, True)]
 )
 def test_a_user_row_needs_a_median_of_20_training_events(each, held_out, has):
-    settings = list(rule.choose_rest(profile(50, each, 40), held_out, (), None))
+    settings = list(rule.choose_rest(profile(50, each, 40), last_out(held_out - 1), (), None))
     tables = next(setting for setting in settings if setting.path == "sparse.tables")
     assert ("user" in tables.value) is has
     assert f"the median user has {each - held_out} training events; 20 are needed" in tables.reason
@@ -135,11 +139,12 @@ def test_the_rule_is_near_the_quickstart_s_own_settings_on_its_data():
     keep, split = rule.choose_keep(data).value, rule.choose_split(data, rolls_out=True).value
     assert keep["item_events"] == ours.data.keep.item_events
     assert {"use": ours.data.split.use, **ours.data.split.options()} == split
-    settings = chosen(read_profile(ours.data.interactions, ours.data.items, keep=keep), 11)
+    settings = chosen(read_profile(ours.data.interactions, ours.data.items, keep=keep), rl=5, test=5)
     assert settings["data.history"] == ours.data.history
     assert settings["tokenizer.vectors"] == ours.tokenizer.options()["vectors"]
     assert settings["tokenizer.codes"] == ours.tokenizer.options()["codes"]
     assert settings["model.layers"] == ours.model.options()["layers"]
+    assert settings["model.memory"] == ours.model.memory
     assert set(settings["sparse.tables"]) == set(ours.sparse.tables)
     assert settings["stages.pretrain.epochs"] == ours.stages["pretrain"].epochs  # type: ignore[attr-defined]
 
