@@ -11,7 +11,7 @@ tokenizer       Vectors from cooccurrence, and from the title, the categories an
 model           Width 64, 128 from 2 M training events on; 3 layers where the median user is long, else 2;
                 dropout 0.1 where an item has 20 events, else 0.3. A memory of transitions, which validation weighs.
 sparse.tables   An `item` row; a `user` row where the median user has 20 training events: with fewer it is learnt by heart.
-batch           Events a step: the power of two between 512 and 2,048 that leaves an epoch 45 steps.
+batch           Events a step: the power of two between 512 and 2,048 that leaves an epoch 47 steps.
 epochs          A bound: the first stage has about 800 steps, from 4 to 10 epochs; later ones 2 epochs.
 lr              3e-3 in the first stage, 3e-4 in later ones.
 evaluate        recall and NDCG at 5 and 10; beams as wide as the largest k, 20 at least.
@@ -36,7 +36,7 @@ WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # by training events
 LONG_LAYERS, SHORT_LAYERS = 3, 2
 DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # of the mean item
 USER_ROW_EVENTS, ROW_WIDTH = 20, 32
-EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 45, 512, 2048
+EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 47, 512, 2048
 FIRST_STEPS, LEAST_EPOCHS, MOST_EPOCHS, LATER_EPOCHS = 800, 4, 10, 2
 FIRST_LR, LATER_LR = 3e-3, 3e-4
 CUTOFFS, BEAMS = (5, 10), 20
