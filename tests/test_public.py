@@ -18,7 +18,7 @@ LAYERS = ("attention", "embedding", "samples", "models", "rl", "workers", "contr
 ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
-    "samples": ("", "tables", "sequences", "batches", "sources", "importers"),
+    "samples": ("", "tables", "sequences", "profiles", "batches", "sources", "importers"),
     "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
     "rl": ("", "rewards", "algorithms"),
     "workers": (
@@ -32,9 +32,21 @@ ROOMS = {
         "roles/click",
     ),
     "controller": (
-        *("record", "scenario", "cluster", "plan", "predict", "setup", "groups", "session", "stages", ""),
+        *(
+            "record",
+            "scenario/settings",
+            "scenario",
+            "cluster",
+            "plan",
+            "predict",
+            "setup",
+            "groups",
+            "session",
+            "stages",
+            "",
+        ),
     ),
-    "deploy": ("report", "run", "doctor", "parity", ""),
+    "deploy": ("report", "run", "new", "doctor", "parity", ""),
     "bench": ("timing", "cluster", "runs", "attention", "embedding", ""),
 }
 
