@@ -46,7 +46,7 @@ ROOMS = {
             "",
         ),
     ),
-    "deploy": ("report", "run", "new", "doctor", "parity", ""),
+    "deploy": ("report", "run", "new", "doctor", "parity", "after", ""),
     "bench": ("timing", "cluster", "runs", "attention", "embedding", ""),
 }
 

@@ -28,8 +28,6 @@ from .table_options import has_policy as has_policy
 from .table_options import table_arguments as table_arguments
 from .table_options import tier_arguments as tier_arguments
 from .table_options import ttl_steps as ttl_steps
-from .units import Bytes as Bytes
-from .units import size_bytes as size_bytes
 from .unsupported import check_runnable as check_runnable
 from .unsupported import roles_not_run as roles_not_run
 from .validation import ValidationRule as ValidationRule

@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.replaceable import Replaceable, files_of
-from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
 from nonet.models import MODELS
 from nonet.options import Count, Positive, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
 from nonet.suggest import suggestion
+from nonet.units import Bytes, Seconds
 from nonet.workers.engines import ENGINES
 from nonet.workers.roles.kinds import ROLES, RoleKind
 

@@ -113,7 +113,7 @@ def test_its_own_data_again_gives_the_same_ranking_and_unknown_items_are_counted
     pq.write_table(table.set_column(column, "item_id", [items]), tmp_path / "interactions.parquet")
     assert evaluate_run(str(run.path), data=tmp_path)["data"]["dropped_events"] == 7
     pq.write_table(table.set_column(column, "item_id", [items + 10**6]), tmp_path / "interactions.parquet")
-    with pytest.raises(DataError, match="none of its [0-9,]+ events is of an item that"):
+    with pytest.raises(DataError, match=r"none of its [0-9,]+ events is of an item that"):
         evaluate_run(str(run.path), data=tmp_path)
 
 
