@@ -7,7 +7,7 @@ seed stops at the same step. Patience after Prechelt, "Early stopping - but when
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nonet.controller.scenario.scenario import Scenario
@@ -100,18 +100,20 @@ def check_validation(scenario: Scenario) -> None:
             f"{asked[0]} wants validation events, and data.split holds out {given}: "
             f"set data.split.valid, e.g. valid: {example}, or leave {asked[0]} out"
         )
-    for name, body in scenario.stages.items():
-        steps, every = getattr(body, "steps", None), scenario.evaluate.every
-        if body.kind.validates and every is not None and steps is not None:
-            check_every(name, steps, every)
+    steps = {name: getattr(body, "steps", None) for name, body in scenario.stages.items()}
+    if None not in steps.values():
+        check_every(scenario, {name: count for name, count in steps.items() if count is not None})
 
 
-def check_every(stage: str, steps: int, every: int | None) -> None:
-    """Raises ConfigError where a stage is over before it is validated the first time."""
-    if every is not None and every > steps:
+def check_every(scenario: Scenario, steps: Mapping[str, int]) -> None:
+    """Raises ConfigError where every validated stage is over before its first validation; `steps` of the stages."""
+    every = scenario.evaluate.every
+    lengths = {name: count for name, count in steps.items() if scenario.stages[name].kind.validates}
+    if every is not None and lengths and every > max(lengths.values()):
+        longest = max(lengths, key=lambda name: lengths[name])
         raise ConfigError(
-            f"evaluate.every: {every} is above the {steps} steps of stages.{stage}, so nothing of it is validated but its "
-            "end; give at most that many, or leave it out"
+            f"evaluate.every: {every} is above the {lengths[longest]} steps of stages.{longest}, the longest that is validated, "
+            "so ends alone would be; give at most that many, or leave it out"
         )
 
 

@@ -40,6 +40,7 @@ from nonet.controller.record import (
 )
 from nonet.controller.scenario import (
     Scenario,
+    check_every,
     check_runnable,
     load_scenario,
     ttl_steps,
@@ -196,6 +197,7 @@ class Session:
         users = self.facts["data"]["users"]
         self.stages = stage_setups(self.scenario, users, trained, chunks, first)
         steps = {name: stage.steps for name, stage in self.stages.items()}
+        check_every(self.scenario, steps)
         self.groups.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
 
     @property

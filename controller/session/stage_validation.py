@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nonet.controller.record import Validations
-from nonet.controller.scenario import ValidationRule, check_every, validation_rule
+from nonet.controller.scenario import ValidationRule, validation_rule
 from nonet.deadlines import Deadline
 from nonet.models import NATS
 from nonet.workers.roles import StageSetup
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 def stage_validation(session: Session) -> StageValidation | None:
-    """The validations of the stage under way; None where there are none.
-
-    Raises ConfigError where the stage is over before the first of them.
-    """
+    """The validations of the stage under way; None where there are none."""
     stage, rule = session.stage, validation_rule(session.scenario, session.stage.name)
     if (
         rule is None
@@ -33,7 +30,6 @@ def stage_validation(session: Session) -> StageValidation | None:
         or not hasattr(session.evaluator, "validate")
     ):
         return None
-    check_every(stage.name, stage.steps, rule.every)
     return StageValidation(
         stage,
         rule,

@@ -9,6 +9,7 @@ from typing import Any
 from nonet.controller.plan import feature_dims
 from nonet.controller.scenario import (
     Scenario,
+    check_every,
     check_runnable,
     check_tables,
     check_validation,
@@ -18,9 +19,9 @@ from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import (
     baselines_of,
-    epoch_rows,
     reward_options,
     run_setup,
+    stage_setups,
     targets,
 )
 from nonet.embedding.tiers import Tiers
@@ -103,8 +104,9 @@ def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple
                 f"stages.{name}.target: {targets(scenario)[name]!r} holds for none of the {int((seq.split == TRAIN).sum())} "
                 "training events: the stage would train on nothing. Widen it, or leave it out"
             )
+    setups = stage_setups(scenario, len(seq), int((seq.split == TRAIN).sum()))
+    check_every(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, body in scenario.stages.items():
-        epoch_rows(scenario, name, len(seq))
         body.kind.check_data(name, body, seq)
     profile = measure(seq.offsets, seq.item, seq.time, len(items))
     return list(data_warnings(profile, data.split, feature_dims(scenario)))

@@ -128,10 +128,12 @@ def test_a_patience_of_nothing_and_points_beyond_a_stage_are_refused():
         load_scenario("quickstart", ["stages.pretrain.stop.patience=0"])
     with pytest.raises(ConfigError, match=r"stages\.pretrain\.stop.*: unknown key .did you mean 'patience'"):
         load_scenario("quickstart", ["stages.pretrain.stop={patence: 3}"])
-    said = wrong("stages.pretrain={steps: 50, stop: off}", "evaluate.every=100")
-    assert said.startswith(
-        "evaluate.every: 100 is above the 50 steps of stages.pretrain, so nothing of it is validated but"
+    short = "stages={pretrain: {steps: 50, ahead: 1}, finetune: {steps: 40, ahead: 1}}"
+    assert wrong(short, "evaluate.every=51") == (
+        "evaluate.every: 51 is above the 50 steps of stages.pretrain, the longest that is validated, so ends alone would be; "
+        "give at most that many, or leave it out"
     )
+    check_validation(load_scenario("quickstart", [short, "evaluate.every=45"])[0])
 
 
 def test_a_plan_says_in_words_when_a_stage_is_validated_and_stops():
