@@ -17,6 +17,7 @@ from nonet.atomic import write_whole
 from nonet.controller.predict import repeats_text
 from nonet.controller.record import Manifest, Recorder
 from nonet.controller.report import headline, make_report
+from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
 from nonet.controller.stages import probe_rewards, run_stage, smoke_test_rewards
@@ -67,7 +68,9 @@ class Pipeline:
             text=f"{data['users']} users, {data['items']} items, {data['events']} events; held out: "
             + ", ".join(f"{data['held_out'][name]} {name}" for name in ("rl", "valid", "test")),
         )
-        for text in data_notes(self.session.facts):
+        validates = hasattr(self.session.evaluator, "validate")
+        notes = validation_notes(self.session.scenario, self.session.facts, validates=validates)
+        for text in (*data_notes(self.session.facts), *notes):
             self.recorder.event("note", text=text)
         if repeats := repeats_text(data):
             self.recorder.event("note", text=repeats)
@@ -146,6 +149,9 @@ class Pipeline:
         while self._asked and (wait or self._asked[0][1].done()):
             name, future, began = self._asked.pop(0)
             result = future.get(self.session.deadlines.evaluate)
+            if "fitting" in result:  # in parts, so that a validation waits for one of them
+                self._asked.append((name, self.session.evaluator.baseline(name), began))
+                continue
             self.session.run.write_json(f"results/{name}.json", result)
             self._timed(f"evaluate {name}", time.time() - began)
             self._show(name, result)
@@ -202,6 +208,15 @@ class Pipeline:
     def _timed(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)
         self.session.run.write_json("results/wall.json", self.wall_s)
+
+
+def validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates: bool) -> Iterator[str]:
+    """That stages which could be validated are not: nothing is held out for it, or the evaluator does not do it."""
+    stages = [name for name, body in scenario.stages.items() if body.kind.validates]
+    held_out = facts["data"]["held_out"]["valid"]
+    if stages and not (held_out and validates):
+        why = "this evaluator has no validate" if held_out else "no validation events (data.split.valid)"
+        yield f"{why}: {', '.join(stages)} run all their steps and end with their last commit"
 
 
 def data_notes(facts: Mapping[str, Any]) -> Iterator[str]:

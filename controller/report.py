@@ -12,11 +12,11 @@ import numpy as np
 
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
-from nonet.controller.record import RunFolder
+from nonet.controller.record import RunFolder, Validations
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
-from nonet.models import paired
+from nonet.models.ranking import paired
 
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 
@@ -47,6 +47,7 @@ def make_report(
         "detail": {name: result["detail"] for name, result in results.items()},
         "paired": comparison.get("paired", {}),
         **_rewards(run, scenario),
+        "validation": _validations(run, scenario),
         "tokenizer": facts["tokenizer"],
         "users": _users(comparison.get("shown", []), results),
         "wall_s": dict(wall_s),
@@ -113,6 +114,29 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
         "rewards": means,
         "rewards_on": f"{prompts} prompts{some} of {users} users that RL never trained on",
     }
+
+
+def _validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:
+    """By validated stage: metric, best, ran, steps, and the history, each with the mean training loss since the one before."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for record in _records(run):
+        if record["role"] == "trainer" and record["name"] in ("loss", "events"):
+            values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
+    stages = {}
+    for name in scenario.stages:
+        kept, before = Validations(run, name), 0
+        if kept.end is None or not kept.history:
+            continue
+        losses, events = values.get((name, "loss"), {}), values.get((name, "events"), {})
+        history = []
+        for entry in kept.history:
+            since = [step for step in losses if before < step <= entry["step"]]
+            weight = sum(events.get(step, 0.0) for step in since)
+            loss = sum(losses[step] * events.get(step, 0.0) for step in since) / weight if weight else None
+            history.append(entry | {"loss": loss})
+            before = entry["step"]
+        stages[name] = {**kept.end, "history": history}
+    return stages
 
 
 def _users(shown: list[dict[str, Any]], results: Mapping[str, Any]) -> list[dict[str, Any]]:

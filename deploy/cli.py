@@ -137,14 +137,8 @@ def plan(
     if search:
         print(planning.searched(api.scenario(scenario, change), planning.view(cluster, address), as_json))
         return
-    made = api.scenario(scenario, change).plan(planning.view(cluster, address))
-    predicted = planning.predicted(api.scenario(scenario, change), made) if predict else None
-    if as_json:
-        print(
-            json.dumps(made.as_dict() | ({"prediction": predicted.as_dict()} if predicted else {}), indent=1)
-        )
-    else:
-        print(made.text() + (f"\n\n{planning.prediction_text(predicted)}" if predicted else ""))
+    source = api.scenario(scenario, change)
+    print(planning.shown(source, source.plan(planning.view(cluster, address)), predict, as_json))
 
 
 @app.command()
@@ -252,13 +246,26 @@ def scenarios(as_json: JsonOption = False) -> None:
 
 @app.command()
 def new(
-    scenario: ScenarioArg, target: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SCENARIO] FILE", help="The scenario to copy (none with --data), and where to."
+        ),
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Your tables instead: a folder, or a file of interactions.")
+    ] = None,
+    items: Annotated[Path | None, typer.Option(help="--data: the file of items.")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="ROLE=NAME", help="--data: user=uid, item=sku, time=ts ..."),
+    ] = None,
 ) -> None:
-    """Copy a shipped scenario, with the reward files beside it, as a start for your own."""
-    from nonet.deploy.listing import copy_scenario
+    """Write a scenario to start from: one for your data, or a copy of a shipped one with its reward files."""
+    from nonet.deploy.listing import start_scenario
 
-    for path in copy_scenario(scenario, target):
-        print(path)
+    for line in start_scenario(names, data, items, column or []):
+        print(line)
 
 
 @app.command()
@@ -342,11 +349,12 @@ def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> A
 
     if run_dir is None:
         raise ConfigError("--resume wants --run-dir with the run's folder; or use: nonet resume RUN")
-    if not RunFolder(run_dir.absolute()).scenario.exists():
+    stored = RunFolder(run_dir.absolute()).scenario
+    if not stored.exists():
         raise ConfigError(
             f"{run_dir} holds no run: there is nothing to resume; leave --resume out to start one there"
         )
-    return api.resume(run_dir, given=api.scenario(scenario, change))
+    return api.resume(run_dir, given=api.scenario(scenario, change, stored=stored))
 
 
 def _finished(run: Any, as_json: bool) -> None:

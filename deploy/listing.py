@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -66,16 +67,41 @@ def copy_scenario(source: str, target: Path) -> list[Path]:
     return [copy for _, copy in pairs]
 
 
-def import_tables(
-    form: str, source: Path, target: Path, columns: list[str], items: Path | None
-) -> dict[str, Any]:
-    """Import and count. Raises ConfigError and DataError."""
-    roles: dict[str, Any] = {}
+def start_scenario(
+    names: list[str], data: Path | None, items: Path | None, columns: list[str]
+) -> Iterator[str]:
+    """What `nonet new` says: of a copy the files, of a scenario for `data` what was found and written. Raises ConfigError."""
+    if data is None and (items or columns):
+        raise ConfigError("--items and --column belong to --data, which says where your tables are")
+    if len(names) != (2 if data is None else 1):
+        raise ConfigError(
+            f"nonet new wants SCENARIO FILE, or FILE --data DIR; got {' '.join(names)}"
+            + (f" --data {data}" if data else "")
+        )
+    if data is None:
+        yield from map(str, copy_scenario(names[0], Path(names[1])))
+        return
+    from nonet.deploy.new import new_from_data
+
+    yield from new_from_data(Path(names[0]), data, items, _roles(columns))
+
+
+def _roles(columns: list[str]) -> dict[str, str]:
+    """Role -> column of `--column ROLE=NAME`."""
+    roles: dict[str, str] = {}
     for text in columns:
         role, equals, name = text.partition("=")
         if not equals:
             raise ConfigError(f"--column wants ROLE=NAME such as user=uid, got {text!r}")
         roles[role] = name
+    return roles
+
+
+def import_tables(
+    form: str, source: Path, target: Path, columns: list[str], items: Path | None
+) -> dict[str, Any]:
+    """Import and count. Raises ConfigError and DataError."""
+    roles = _roles(columns)
     extra = {"columns": roles or None, "items": items} if form == "csv" else {}
     if form != "csv" and (roles or items):
         raise ConfigError(f"--column and --items belong to `import csv`, not to `import {form}`")

@@ -18,14 +18,14 @@ from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import baselines_of, run_setup
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models import tie_order
 from nonet.models.baselines import BASELINES, Popularity, make_baseline
 from nonet.models.generation import Corpus, top_items
+from nonet.models.ranking import tie_order
 from nonet.samples.batches import masked, seen
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE, keys_in
 from nonet.suggest import close_to
-from nonet.workers.roles import load_recommender
+from nonet.workers.roles.evaluation import load_recommender
 
 _SHOWN_HISTORY = 12
 
@@ -86,7 +86,7 @@ def _answers(
         except CheckpointError:
             continue
         model = load_recommender(run, histories, Path(path))
-        scores[stage] = model.scores(model.batch(users, positions)).numpy()
+        scores[stage] = model.scores(model.batch(users, positions), users, positions).numpy()
     tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
     hidden = masked(histories.seq, users, positions)
     best = {

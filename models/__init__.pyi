@@ -1,16 +1,8 @@
-from .metrics import MISSED as MISSED
-from .metrics import list_depth as list_depth
-from .metrics import of_events as of_events
-from .metrics import paired as paired
-from .metrics import parse_metric as parse_metric
-from .metrics import per_event as per_event
-from .metrics import rank_of_target_np as rank_of_target_np
-from .metrics import tie_order as tie_order
 from .muon import Muon as Muon
 from .protocol import PromptCache as PromptCache
 from .protocol import SidModel as SidModel
-from .scoreboard import Scoreboard as Scoreboard
 from .spec import MODELS as MODELS
+from .spec import NATS as NATS
 from .spec import ModelSize as ModelSize
 from .spec import ModelSpec as ModelSpec
 from .spec import Options as Options

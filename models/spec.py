@@ -14,6 +14,9 @@ from nonet.plugins import Registry, heavy
 
 Options = Mapping[str, Any]
 
+NATS = "nats"
+"""The measure that every validation has: the mean negative log-likelihood of held-out events."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -66,6 +69,7 @@ class ModelSpec:
     makes_lists  whether it recommends: then there are rollouts, RL, and a policy on repeats
     rows         what a step's batch counts: "users" or "events"
     cuts_steps   whether trainers compute a step in chunks
+    lower_is_better  of its metrics, those of which less is better
     runs         whether this version runs it, or only plans it
     """
 
@@ -77,6 +81,7 @@ class ModelSpec:
     rows: ClassVar[str] = "users"
     cuts_steps: ClassVar[bool] = True
     runs: ClassVar[bool] = True
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
 
     def size(self, options: Options, around: Surroundings) -> ModelSize:
         """How large it is."""
@@ -97,7 +102,7 @@ class ModelSpec:
     def check_metric(self, metric: str, width: int) -> None:
         """Raise ConfigError for a metric that it cannot be measured by; `width`: of the evaluator's beams."""
         from nonet.errors import ConfigError
-        from nonet.models import parse_metric
+        from nonet.models.ranking import parse_metric
 
         _, k = parse_metric(metric)
         if k and k > width:
@@ -120,7 +125,12 @@ MODELS = Registry("model", ModelSpec, "nonet.models", "spec")
 def build_model(config: Options, codes: Sequence[int], features: Mapping[str, int], seed: int) -> Any:
     """The module that `config["use"]` names (sid_decoder when left out), with weights drawn from `seed`.
 
-    codes: K of every level, collision level included. features: sparse feature -> width of its rows. Raises ConfigError.
+    codes: K of every level, collision level included. features: sparse feature -> width of its rows. With `memory` it also
+    has the weights of one (`nonet.models.generation.memory`). Raises ConfigError.
     """
     options = dict(config)
-    return heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
+    memory = options.pop("memory", False)
+    model = heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
+    if memory:
+        heavy("nonet.models.generation:attach")(model)
+    return model

@@ -18,14 +18,35 @@ LAYERS = ("attention", "embedding", "samples", "models", "rl", "workers", "contr
 ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
-    "samples": ("", "tables", "sequences", "batches", "sources", "importers"),
-    "models": ("", "deepfm", "generation", "sid_decoder", "hf", "tokenizer", "baselines"),
+    "samples": ("", "tables", "sequences", "profiles", "batches", "sources", "importers"),
+    "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer", "baselines"),
     "rl": ("", "rewards", "algorithms"),
-    "workers": ("", "devices", "runtime", "engines", "roles", "roles/kinds", "roles/click"),
-    "controller": (
-        *("record", "scenario", "cluster", "plan", "predict", "setup", "groups", "session", "stages", ""),
+    "workers": (
+        "",
+        "devices",
+        "runtime",
+        "engines",
+        "roles",
+        "roles/kinds",
+        "roles/evaluation",
+        "roles/click",
     ),
-    "deploy": ("report", "run", "doctor", "parity", ""),
+    "controller": (
+        *(
+            "record",
+            "scenario/settings",
+            "scenario",
+            "cluster",
+            "plan",
+            "predict",
+            "setup",
+            "groups",
+            "session",
+            "stages",
+            "",
+        ),
+    ),
+    "deploy": ("report", "run", "new", "doctor", "parity", "after", ""),
     "bench": ("timing", "cluster", "runs", "attention", "embedding", ""),
 }
 

@@ -2,6 +2,8 @@ from .activity import Doing as Doing
 from .activity import look as look
 from .activity import waited_in_vain as waited_in_vain
 from .reach import unreachable as unreachable
+from .validation import NatsOfTargets as NatsOfTargets
+from .validation import of_some_users as of_some_users
 from .weights import BUCKET_BYTES as BUCKET_BYTES
 from .weights import Incoming as Incoming
 from .weights import buckets as buckets

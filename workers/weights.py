@@ -20,6 +20,7 @@ from torch import Tensor
 from nonet.errors import CheckpointError, StaleVersion
 
 BUCKET_BYTES = 64 << 20
+_MEMORY = "memory"  # the buffer of nonet.models.generation.memory
 
 _DTYPES = {
     torch.float64: "F64",
@@ -162,11 +163,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def load_model(model: torch.nn.Module, folder: Path) -> None:
     """Put the weights of a commit's dense folder into a model. Raises CheckpointError when they do not fit."""
     try:
-        model.load_state_dict(read_tensors(folder / "model.safetensors"))
+        model.load_state_dict(_known(model, read_tensors(folder / "model.safetensors")))
     except RuntimeError as error:
         raise CheckpointError(
             f"{folder}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
         ) from None
+
+
+def _known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away."""
+    own = model.state_dict()
+    if _MEMORY in own:
+        return {_MEMORY: own[_MEMORY], **tensors}
+    return {name: tensor for name, tensor in tensors.items() if name != _MEMORY}
 
 
 def _header(named: Mapping[str, Tensor]) -> bytes:

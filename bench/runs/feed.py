@@ -78,7 +78,8 @@ class Feed:
     def __init__(self, folder: Path, changes: Sequence[str] = ()):
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import data_setup, run_setup, stage_setups
-        from nonet.workers.roles import EmbeddingShard, EvaluateSetup, Evaluator, Rollout, Tokeniser, Trainer
+        from nonet.workers.roles import EmbeddingShard, Rollout, Tokeniser, Trainer
+        from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
         from nonet.workers.runtime import Place
 
         self.folder = folder

@@ -19,9 +19,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ValidationError
 
-from nonet.controller.scenario import Bytes, size_bytes, yaml
+from nonet.controller.scenario import yaml
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, StrictModel
+from nonet.units import Bytes, size_bytes
 
 _FIELD = re.compile(r"\{i(?:(//|%)(\d+))?(?::(0?\d+))?\}")
 MEMORY = "memory"

@@ -111,6 +111,10 @@ class TrainerHandle:
             self._replica_bytes = sum(self.shards.replica_bytes().get(self.deadlines.step))
         return self._replica_bytes
 
+    def fit_memory(self) -> None:
+        """Fit the memory's weights to validation events."""
+        self._with_shards(self.group.fit_memory(), self.deadlines.step)
+
     def reshard(self, shards: Sequence[int]) -> int:
         """Move rows until these shards hold all of them; the version of the slice map after it."""
         return self._with_shards(self.group.reshard(shards), self.deadlines.reshard)

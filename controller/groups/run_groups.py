@@ -30,7 +30,8 @@ from nonet.controller.setup import (
     targets,
 )
 from nonet.errors import NonetError
-from nonet.workers.roles import EvaluateSetup, StageSetup
+from nonet.workers.roles import StageSetup
+from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.roles.kinds import gang_roles
 from nonet.workers.runtime import Life, WorkerGroup
 
@@ -135,6 +136,8 @@ class RunGroups:
         waits = [self.trainer.group.load(str(commit), going_on), self.trainer.shards.load(str(commit))]
         for wait in waits:
             wait.get(self.deadlines.open)
+        if self._has("rollout"):
+            self.rollout.holds = None  # rows were put back: no difference leads from what its copies hold
 
     def _check_shared(self, fresh: Collection[str]) -> None:
         """Raise PlacementError, with no process left, where workers on another node do not reach the run's folder."""

@@ -20,14 +20,15 @@ from nonet.controller.plan.memory_ledger import Ledger, make_ledger
 from nonet.controller.plan.packing import Capacity
 from nonet.controller.plan.placement import GroupPlan, StageChange, make_changes, place_groups, with_threads
 from nonet.controller.plan.requests import group_requests
-from nonet.controller.scenario import Scenario
+from nonet.controller.scenario import Scenario, validation_words
 
 __all__ = ["GroupPlan", "Plan", "StageChange", "StagePlan", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One stage: which groups work, what it takes and gives, and sizes derived from the global ones."""
+    """One stage: which groups work, what it takes and gives, sizes derived from the global ones, and in words when it is
+    validated and stops."""
 
     name: str
     kind: str
@@ -35,6 +36,7 @@ class StagePlan:
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     derived: Mapping[str, Any] = field(default_factory=dict)
+    validation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ def make_stages(
         on = _on(now, *(role.replace("name.", f"{name}.") for role in kind.roles))
         takes = (*kind.takes, *(model or kind.no_model))
         model = ("model:" + name,)
-        yield _stage(name, kind.plan_name, on, takes, model, sizes)
+        validation = validation_words(scenario, name)
+        yield _stage(name, kind.plan_name, on, takes, model, sizes) | {"validation": validation}
     yield _stage(
         "evaluate", "evaluate", _on(now, "evaluator"), ("sequences", "catalogue", "model"), ("metrics",)
     )

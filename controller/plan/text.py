@@ -32,6 +32,7 @@ def plan_text(plan: Any) -> str:
             + (f": {derived}" if derived else "")
         )
         lines.append(f"  {'':<10} {', '.join(stage.takes)} -> {', '.join(stage.gives)}")
+        lines += [f"  {'':<10} {stage.validation}"] if stage.validation else []
     memory = list(_memory(plan.ledger))
     lines += ["", "memory, the fullest phase of each stage", *memory] if memory else []
     lines += _work(plan)

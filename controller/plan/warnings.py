@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory_ledger import gigabytes
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.sizes import model_size, table_bytes
-from nonet.controller.scenario import Elastic, Scenario, check_runnable
+from nonet.controller.scenario import Elastic, Scenario, check_runnable, validation_rule
 from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
@@ -23,6 +24,7 @@ def make_notes(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, .
     yield from _commits(scenario)
     yield from _shared(groups)
     yield from _unknown(scenario, view, groups)
+    yield from _chosen(scenario)
 
 
 def cluster_words(view: ClusterView) -> str:
@@ -125,7 +127,7 @@ def _commits(scenario: Scenario) -> Iterator[str]:
     if rows:
         size = model_size(scenario)
         dense = size.parameters * (size.weight_bytes + 8 + (4 if size.weight_bytes < 4 else 0))
-        commits = keep.last + bool(keep.best)
+        commits = keep.last + any(validation_rule(scenario, name) for name in scenario.stages)
         yield (
             f"a commit every {scenario.checkpoint.every} steps writes up to {gigabytes(rows + dense)} "
             f"({gigabytes(rows)} of it rows); {commits} kept are {gigabytes(commits * (rows + dense))} of storage"
@@ -180,6 +182,28 @@ def _unknown(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...
         apart = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
         if len(apart) > 1:
             yield "weights cross from trainer to rollout through host memory as safetensors bytes (different devices)"
+
+
+def _chosen(scenario: Scenario) -> Iterator[str]:
+    """What the data chose, and why."""
+    if not scenario.settings or isinstance(scenario.settings, str):
+        return
+    document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+    yield f"settings: {len(scenario.settings)} from the data"
+    for path, reason in scenario.settings.items():
+        value: Any = document
+        for part in path.split("."):
+            value = value[part]
+        yield f"  {path}: {_short(value)} ({reason})"
+
+
+def _short(value: Any) -> str:
+    """A value in YAML's flow form, without what is there by default."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_short, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _known(view: ClusterView, node: str, resource: str) -> bool:

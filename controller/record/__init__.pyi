@@ -20,3 +20,4 @@ from .shared_folder import leave_token as leave_token
 from .trace import CONTROLLER as CONTROLLER
 from .trace import Trace as Trace
 from .trace import open_trace as open_trace
+from .validations import Validations as Validations

@@ -15,7 +15,8 @@ import re
 import secrets
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,15 @@ class Checkpoints:
                 return path, manifest
         return None
 
-    def prune(self, last: int) -> None:
-        """Drop leftovers and all but the `last` newest commits; a commit that ends a stage stays.
+    def mark_last(self, step: int) -> tuple[Path, Manifest]:
+        """Make the commit of a step the one that ends its stage. Raises CheckpointError where there is no such commit."""
+        path = self.root / f"step-{step:06d}"
+        manifest = replace(read_manifest(path), last=True)
+        write_whole(path / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
+        return path, manifest
+
+    def prune(self, last: int, spared: Collection[int] = ()) -> None:
+        """Drop leftovers and all but the `last` newest commits; a commit that ends a stage stays, and those of steps `spared`.
 
         One that was put aside is a leftover where its step has a commit in place.
         """
@@ -107,6 +115,8 @@ class Checkpoints:
         whole = [(path, read_manifest(path)) for _, path in sorted(there.items())]
         passing = [path for path, manifest in whole if not manifest.last]
         for path in passing[:-last]:
+            if _step(path) in spared:
+                continue
             shutil.rmtree(path, ignore_errors=True)
 
     def drop_after(self, step: int) -> None:

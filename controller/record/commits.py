@@ -14,6 +14,7 @@ from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, cut_journal
 from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.record.validations import Validations
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles import StageSetup
 
@@ -28,6 +29,9 @@ class CommitLog:
         self._open_step: tuple[StageSetup, int] | None = None
         self._begun: tuple[Path, Manifest]
         self._ends: dict[str, Path] = {}
+        self.spared: frozenset[int] = (
+            frozenset()
+        )  # global steps whose commits stay: the best, and what is validated
 
     def note(self, **record: Any) -> None:
         """One record of the journal."""
@@ -50,14 +54,19 @@ class CommitLog:
         version: int,
         artifacts: Mapping[str, str],
         worlds: Mapping[str, int],
+        *,
+        last: bool | None = None,
     ) -> Path:
-        """Open a commit after `done` steps of a stage; the folder that every participant writes in until `finish`."""
+        """Open a commit after `done` steps of a stage; the folder that every participant writes in until `finish`.
+
+        `last`: whether it ends its stage, by default where all steps are done. One that is chosen later is told by `end`.
+        """
         manifest = Manifest(
             run_id=self._run.id,
             step=stage.first + done,
             stage=stage.name,
             stage_step=done,
-            last=done == stage.steps,
+            last=done == stage.steps if last is None else last,
             version=version,
             scenario=self._scenario,
             artifacts=dict(artifacts),
@@ -73,11 +82,30 @@ class CommitLog:
         aside, manifest = self._begun
         path = self.checkpoints.commit(aside, manifest, written)
         self.note(committed=manifest.step, stage=manifest.stage)
-        self.checkpoints.prune(self._keep_last)
+        self.checkpoints.prune(self._keep_last, self.spared)
         self.newest = path, manifest
         if manifest.last:
             self._ends[manifest.stage] = path
         return path
+
+    def at(self, step: int) -> Path | None:
+        """The commit of a global step, None where it is gone or not whole yet."""
+        path = self.checkpoints.root / f"step-{step:06d}"
+        return path if (path / "manifest.json").exists() else None
+
+    def end(self, stage: StageSetup, done: int) -> tuple[Path, Manifest]:
+        """Let the commit after `done` steps end its stage: later ones are dropped, and what follows goes on from it."""
+        path, manifest = self.checkpoints.mark_last(stage.first + done)
+        self.note(ended=manifest.step, stage=stage.name)
+        self.checkpoints.drop_after(manifest.step)
+        self.checkpoints.prune(self._keep_last)
+        self.newest, self._open_step, self.spared = (path, manifest), None, frozenset()
+        self._ends[stage.name] = path
+        return path, manifest
+
+    def ended(self, stage: str) -> bool:
+        """Whether a stage was ended by this process."""
+        return stage in self._ends
 
     def end_of(self, stage: str) -> Path:
         """The commit that ends a stage; one that was made here is not read again. Raises CheckpointError."""
@@ -104,6 +132,9 @@ class CommitLog:
                 *self._run.results.glob(f"{name}.rewards.after.npz"),
             ):
                 path.unlink()
+        for name in stages[stages.index(manifest.stage) :]:
+            if (name, manifest.last) != (manifest.stage, True):
+                Validations(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
         self.journal.close()
         cut_journal(self._run.journal, manifest.journal)
         self.journal = Journal(self._run.journal)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 # Losses and rewards are numbers without a unit of their own; what has one says so.
-_UNITS = {"seconds": "s", "loss": "nats", "kl": "nats", "rows/s": "1/s", "lr": "1"}
+_UNITS = {"seconds": "s", "loss": "nats", "kl": "nats", "validation nats": "nats", "rows/s": "1/s", "lr": "1"}
 
 
 class Recorder:

@@ -20,6 +20,7 @@ from nonet.suggest import suggestion
 _WORDLESS = {
     "Schedule",
     "Elastic",
+    "Stop",
     "int",
     "float",
     "constrained-int",
@@ -95,6 +96,8 @@ def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files
             own_name = False
             if model is StageOptions:
                 model = kind_of(document["stages"][part], files).options
+            continue
+        if _is_arm(part):
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         inside, own_name = _model_of(annotation), get_origin(annotation) is dict

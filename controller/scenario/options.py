@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.replaceable import Replaceable, files_of
-from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.deadlines import DEFAULTS
 from nonet.models import MODELS
 from nonet.models.baselines import BASELINES
@@ -15,6 +14,7 @@ from nonet.options import Count, Positive, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
 from nonet.suggest import suggestion
+from nonet.units import Bytes, Seconds
 from nonet.workers.engines import ENGINES
 from nonet.workers.roles.kinds import ROLES, RoleKind
 
@@ -99,9 +99,49 @@ class Tokenizer(Replaceable):
     shipped: ClassVar[dict[str, type[StrictModel]]] = {"rq_kmeans": RqKmeans, "file": FileTokenizer}
 
 
+class Memory(StrictModel):
+    """What transitions between items vote for, mixed with what the model says (`nonet.models.generation.memory`)."""
+
+    width: Annotated[Positive, Field(description="best-voted items that a user's memory holds")] = 64
+    last: Annotated[Positive, Field(description="newest events of a user that vote")] = 5
+    fade: Annotated[
+        float, Field(gt=0, le=1, description="an event votes this much weaker than the one after it")
+    ] = 0.6
+    reach: Annotated[
+        Positive, Field(description="events apart that a pair of items may be, weighted 1 / distance")
+    ] = 3
+    neighbours: Annotated[Positive, Field(description="kept an item, the most frequent")] = 100
+    events: Annotated[
+        list[str], Field(description="kinds of events that count and vote; all by default")
+    ] = []
+    half_life: Annotated[Seconds | None, Field(gt=0, description="age at which a pair counts half")] = None
+
+
 class Model(Replaceable):
     default: ClassVar[str] = "sid_decoder"
     registry: ClassVar[Registry[Any] | None] = MODELS
+    memory: Annotated[
+        Literal["on", "off"] | Memory,
+        Field(
+            description="a memory of transitions over the catalogue, fitted to validation after every supervised stage"
+        ),
+    ] = "off"
+
+    def counts(self) -> dict[str, Any]:
+        """How transitions are counted."""
+        memory = self._memory() or Memory()
+        counted = {"reach", "neighbours", "events"}
+        return {**memory.model_dump(include=counted), "half_life_s": memory.half_life}
+
+    def votes(self) -> dict[str, Any] | None:
+        """How they vote; None without a memory."""
+        memory = self._memory()
+        return memory and memory.model_dump(include={"width", "last", "fade"})
+
+    def _memory(self) -> Memory | None:
+        if isinstance(self.memory, str):
+            return Memory() if self.memory == "on" else None
+        return self.memory
 
 
 # --- pools and roles ----------------------------------------------------------------------------------------------
@@ -234,7 +274,13 @@ class Baseline(Replaceable):
 class Evaluate(StrictModel):
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
-    every: Positive | None = None
+    every: Annotated[
+        Positive | None,
+        Field(
+            description="steps between validations of a supervised stage, whose end is validated too. By default once an "
+            "epoch, but at least 4 and at most 20 times a stage and never within 50 steps; on up to 2,000 validation users"
+        ),
+    ] = None
     baselines: Annotated[
         list[Baseline] | None,
         Field(
@@ -277,7 +323,13 @@ class Deadlines(StrictModel):
 
 class KeepCommits(StrictModel):
     last: Positive = 3
-    best: str | None = None
+    best: Annotated[
+        str | None,
+        Field(
+            description="the metric whose best validation names the commit that a supervised stage ends with: one of "
+            "evaluate.metrics, or nats. By default ndcg@10 where it is measured, else the first of them"
+        ),
+    ] = None
 
 
 class Checkpoint(StrictModel):

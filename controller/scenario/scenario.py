@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -38,8 +39,9 @@ from nonet.controller.scenario.options import (
     Tokenizer,
 )
 from nonet.controller.scenario.replaceable import files_of
+from nonet.controller.scenario.settings import Stages, fill, take_from
 from nonet.controller.scenario.sparse import Sparse
-from nonet.controller.scenario.stage import StageOptions, stage_of
+from nonet.controller.scenario.stage import StageOptions, kind_of, stage_of
 from nonet.errors import ConfigError
 from nonet.options import StrictModel, Word
 from nonet.plugins import HERE, Files
@@ -70,6 +72,12 @@ class Scenario(StrictModel):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     deadlines: Deadlines = Deadlines()
+    settings: Annotated[
+        Literal["data"] | dict[str, str] | None,
+        Field(
+            description="data: keys that are left out follow from the data. A run's own scenario has the reason of each there"
+        ),
+    ] = None
     _files: Files = PrivateAttr(default=HERE)
 
     def located(self, files: Files) -> Scenario:
@@ -137,27 +145,64 @@ class Scenario(StrictModel):
                     yield f"{own.where}.pool", own.pool
 
 
-def load_scenario(source: str | Path, changes: list[str] | None = None) -> tuple[Scenario, Path]:
+def load_scenario(
+    source: str | Path, changes: list[str] | None = None, stored: Path | None = None
+) -> tuple[Scenario, Path]:
     """The scenario of a path or a shipped name, with `a.b=c` changes; and the folder its files are beside.
 
-    Raises ConfigError with one readable line.
+    stored: the scenario of a run that goes on, which has what `settings: data` means there. Raises ConfigError with one
+    readable line.
     """
     path = find(source)
     document = yaml.read(path)
     for change in changes or ():
         _set(document, change)
-    return make_scenario(document, str(source), _files_of(path)), path.parent
+    return make_scenario(document, str(source), _files_of(path), stored and yaml.read(stored)), path.parent
 
 
-def make_scenario(document: Any, source: str = "scenario", files: Files = HERE) -> Scenario:
+def make_scenario(
+    document: Any, source: str = "scenario", files: Files = HERE, stored: Any = None
+) -> Scenario:
     """A Scenario from plain dicts, whose own files are `files`. Raises ConfigError that names the key, what was given and
     what is allowed."""
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: wanted a map with name, data and stages, got {type(document).__name__}")
+    document = _with_settings(cast("dict[str, Any]", document), source, files, stored)
     try:
         return _rebuilt(document, files)
     except ValidationError as error:
         raise ConfigError(f"{source}: {explain(error, Scenario, document, files)}") from None
+
+
+def _with_settings(document: dict[str, Any], source: str, files: Files, stored: Any) -> dict[str, Any]:
+    """The document with what `settings: data` leaves to the data, or to the run whose scenario is `stored`."""
+    settings = document.get("settings")
+    if settings is not None and settings != "data" and not yaml.is_map(settings):
+        raise ConfigError(f"{source}: settings: wanted data, or nothing, got {settings!r}")
+    data, stages = document.get("data"), document.get("stages")
+    if settings != "data" or not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
+        return document  # what is missing is said by the checks
+    for key, part in (("model", Model), ("tokenizer", Tokenizer)):
+        named: Any = document.get(key)
+        use = named.get("use", part.default) if yaml.is_map(named) else named or part.default
+        if use != part.default:
+            raise ConfigError(
+                f"{source}: settings: data knows {key}.use: {part.default}, got {use!r}; leave `settings` out and give the keys"
+            )
+    filled = deepcopy(document)
+    empty: dict[str, Any] = {}
+    filled["stages"] = {name: body or dict(empty) for name, body in stages.items()}
+    if yaml.is_map(stored) and yaml.is_map(stored.get("settings")):
+        return filled | {"settings": take_from(filled, stored, _put)}
+    kinds = {name: kind_of(body, files) for name, body in filled["stages"].items()}
+    wanted = Stages(
+        [name for name, kind in kinds.items() if not kind.rolls_out], any(k.rolls_out for k in kinds.values())
+    )
+    return filled | {"settings": fill(filled, Path(files.folder), wanted, _put)}
+
+
+def _put(document: dict[str, Any], path: str, value: Any) -> None:
+    put(document, path, value, "settings: data")
 
 
 def _rebuilt(document: Any, files: Files) -> Scenario:
@@ -230,7 +275,9 @@ def put(document: dict[str, Any], path: str, value: Any, source: str) -> None:
     *parents, last = path.split(".")
     place = document
     for depth, part in enumerate(parents):
-        there: Any = place.setdefault(part, {})
+        there: Any = place.get(part)
+        if there is None:  # `pretrain:` with nothing behind it
+            there = place[part] = {}
         if not yaml.is_map(there):
             value_text = "a value" if is_hidden(parents[: depth + 1]) else repr(there)
             raise ConfigError(f"{source}: {part} holds {value_text}, which has no keys")

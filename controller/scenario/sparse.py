@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from nonet.controller.scenario.units import Bytes, Seconds
 from nonet.options import Positive, Rate, StrictModel, Word
+from nonet.units import Bytes, Seconds
 
 Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 Numbers = Literal["fp32", "bf16", "fp16"]

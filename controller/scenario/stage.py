@@ -26,6 +26,13 @@ class Schedule(StrictModel):
     decay: Literal["cosine", "linear", "none"] = "cosine"
 
 
+class Stop(StrictModel):
+    patience: Annotated[
+        Positive,
+        Field(description="validations without a better one after which the stage stops; off: all steps run"),
+    ] = 3
+
+
 class BatchSize(StrictModel):
     tokens: Rate | None = None
     users: Positive | None = None
@@ -108,6 +115,7 @@ class StageKind:
     trainer_phases  of the trainer: (when it learns, when it is saved, loaded or published)
     rolls_out   whether there are prompts, beams and rewards in it
     takes       artifacts, beside the model before
+    validates   whether its loop asks for validations while it trains, and its best commit goes on
     """
 
     plan_name: ClassVar[str] = "supervised"
@@ -118,6 +126,7 @@ class StageKind:
     rolls_out: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = ("sequences", "sids")
     no_model: ClassVar[tuple[str, ...]] = ()
+    validates: ClassVar[bool] = False
 
     def claims(self, keys: set[str]) -> bool:
         """Whether a stage with these keys and no `use` is of this kind."""

@@ -43,10 +43,6 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
     yield from _missing_roles("roles", scenario.roles)
-    if scenario.evaluate.every:
-        yield "evaluate.every"
-    if scenario.checkpoint.keep.best:
-        yield "checkpoint.keep.best"
     for name, stage in scenario.stages.items():
         yield from _missing_roles(f"stages.{name}.roles", stage.roles)
         yield from stage.kind.unsupported(f"stages.{name}", stage)

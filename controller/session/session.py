@@ -29,12 +29,29 @@ from nonet.controller.groups import (
     plan_live,
     publish,
 )
-from nonet.controller.record import CONTROLLER, CommitLog, Manifest, RunFolder, claim, new_run, open_trace
-from nonet.controller.scenario import Scenario, check_runnable, load_scenario, ttl_steps, with_values
+from nonet.controller.record import (
+    CONTROLLER,
+    CommitLog,
+    Manifest,
+    RunFolder,
+    claim,
+    new_run,
+    open_trace,
+)
+from nonet.controller.scenario import (
+    Scenario,
+    check_every,
+    check_runnable,
+    load_scenario,
+    ttl_steps,
+    with_values,
+)
 from nonet.controller.session.open_commit import OpenCommit
+from nonet.controller.session.stage_validation import StageValidation, stage_validation
 from nonet.controller.setup import (
     data_setup,
     deadlines,
+    following,
     read_copies,
     settled,
     stage_setups,
@@ -89,6 +106,7 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.dead: list[str] = []
         self._stage: str | None = None
+        self.validation: StageValidation | None = None
         self._open_commit: OpenCommit | None = None
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
@@ -179,6 +197,7 @@ class Session:
         users = self.facts["data"]["users"]
         self.stages = stage_setups(self.scenario, users, trained, chunks, first)
         steps = {name: stage.steps for name, stage in self.stages.items()}
+        check_every(self.scenario, steps)
         self.groups.open(self._folders, ttl_steps(self.scenario, self.facts["data"], steps))
 
     @property
@@ -264,13 +283,37 @@ class Session:
         if name not in self.stages:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
         self.prepare(name)
+        self._finish_commit(wait=True)
         self._stage = name
+        self.validation = stage_validation(self)
         if not self.stage.rolls_out:
             self.trainer.shards.unpublish().get(self.deadlines.step)
         if self.restored is not None and self.restored.stage == name:
             return self.restored.stage_step
+        if self.validation is not None:
+            self.validation.kept.cut(0)
         self.trainer.begin(self.stage)
         return 0
+
+    def end(self, step: int) -> Path | None:
+        """End the stage under way after `step` steps, which are committed: its best commit goes on, in the trainer too.
+
+        Its folder; None where the stage is not validated, and its last commit ended it. Waits for all validations.
+        """
+        validation, stage = self.validation, self.stage
+        if validation is None or self.commits.ended(stage.name):
+            return None
+        self._finish_commit(wait=True)
+        validation.settle(step)
+        best = validation.best()
+        ends = best["step"] if best else step
+        validation.kept.close(metric=validation.rule.metric, best=ends, ran=step, steps=stage.steps)
+        path, manifest = self.commits.end(stage, ends)
+        if ends != step:
+            self.trainer.ensure_on_device(stage)
+            self.groups.load(path, None)
+        self.stages = following(self.stages, manifest)
+        return path
 
     def prompts(self, name: str) -> Iterator[tuple[int, Prompts]]:
         """(step, prompts) of an RL stage, from where it stands to its end."""
@@ -301,17 +344,20 @@ class Session:
         """Note step `step` of the stage as applied; commit when one is due, or `now`.
 
         The folder of a commit that is whole: one that ends its stage, or was asked for `now`. Any other is written while
-        the next steps go on (`checkpoint.background`), and None comes back. Raises what stopped the writing of one before.
+        the next steps go on (`checkpoint.background`), and None comes back. The evaluator validates those at the stage's
+        validation points, and the best of them ends the stage. Raises what stopped the writing of one before.
         """
-        stage, done = self.stage, step + 1
+        stage, done, validation = self.stage, step + 1, self.validation
         self.commits.applied(stage, step)
         self._finish_commit(wait=False)
         last = done == stage.steps
-        if not (now or last or done % self.scenario.checkpoint.every == 0):
+        due = last or done % self.scenario.checkpoint.every == 0 or (validation and done in validation.points)
+        if not (now or due):
             return None
         wait = now or last or not self.scenario.checkpoint.background
         with self.trace.span("commit", step=stage.first + done):
-            return self._commit(stage, done, wait=wait)
+            path = self._commit(stage, done, wait=wait)
+            return (self.end(done) or path) if last else path
 
     def committed(self) -> Path | None:
         """The newest commit's folder, None before the first; one that is being written is waited for."""
@@ -323,9 +369,12 @@ class Session:
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
-        aside = self.commits.begin(stage, done, self.version, self._artifacts(), worlds)
+        if self.scenario.model.votes() is not None and not stage.rolls_out:
+            trainer.fit_memory()
+        last = {"last": False} if self.validation is not None and stage == self.stage else {}
+        aside = self.commits.begin(stage, done, self.version, self._artifacts(), worlds, **last)
         groups = [trainer.group, trainer.shards]
-        self._open_commit = OpenCommit(aside, groups, self.deadlines.save, wait=wait)
+        self._open_commit, self._opened_at = OpenCommit(aside, groups, self.deadlines.save, wait=wait), done
         return self._finish_commit(wait=True) if wait else None
 
     def _finish_commit(self, *, wait: bool) -> Path | None:
@@ -336,7 +385,12 @@ class Session:
         if written is None:
             return None
         self._open_commit = None
-        return self.commits.finish(written)
+        if self.validation is None:
+            return self.commits.finish(written)
+        self.commits.spared = self.validation.spared()
+        path = self.commits.finish(written)
+        self.validation.ask(self._opened_at)
+        return path
 
     def restore(self) -> Manifest | None:
         """Load the newest whole commit when resuming; what came after it is forgotten. Else what `init` names, if it does."""
@@ -348,6 +402,7 @@ class Session:
         path, manifest = self.commits.find()
         if manifest.artifacts != self._artifacts():
             raise CheckpointError(f"{path} was trained from other artifacts than {self.run.path} holds")
+        self.stages = following(self.stages, manifest)
         stage = self.stages[manifest.stage]
         self.trainer.ensure_on_device(stage)
         self.groups.load(path, None if manifest.last else stage)

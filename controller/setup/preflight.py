@@ -6,36 +6,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nonet.controller.plan import feature_dims
 from nonet.controller.scenario import (
     Scenario,
+    check_every,
     check_runnable,
     check_tables,
+    check_validation,
 )
+from nonet.controller.scenario.settings import data_warnings
 from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import (
     baselines_of,
-    epoch_rows,
     reward_options,
     run_setup,
+    stage_setups,
     targets,
 )
 from nonet.embedding.tiers import Tiers
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import check_options, columns_of, find_reward
+from nonet.samples.profiles import measure
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.suggest import did_you_mean
 
 
-def check(scenario: Scenario, folder: Path) -> None:
-    """Read and split the data, find the rewards, parse the metrics. Raises ConfigError or DataError, one line."""
+def check(scenario: Scenario, folder: Path) -> list[str]:
+    """Read and split the data, find the rewards, parse the metrics; what is dangerous in the data, in sentences.
+
+    Raises ConfigError or DataError, one line.
+    """
     check_runnable(scenario)
     check_tables(scenario)
     _check_tiers(scenario)
     for metric in scenario.evaluate.metrics:
         scenario.model.spec.check_metric(metric, scenario.evaluate.width)
     scenario.model.spec.check(scenario)
+    check_validation(scenario)
     taken = ("tokenise", "evaluate", *baselines_of(scenario))
     for name in scenario.stages:
         if name in taken:
@@ -45,7 +54,7 @@ def check(scenario: Scenario, folder: Path) -> None:
         target = find_reward(options.use or name, folder, name=name)
         _check_reward(target, name, options)
         reward_columns += [(name, column) for column in columns_of(target)]
-    _check_data(scenario, folder, reward_columns)
+    return _check_data(scenario, folder, reward_columns)
 
 
 def _check_reward(target: Any, name: str, options: Any) -> None:
@@ -66,8 +75,8 @@ def _check_tiers(scenario: Scenario) -> None:
             raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
 
-def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple[str, str]]) -> None:
-    """`reward_columns`: (reward, column of the items)."""
+def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple[str, str]]) -> list[str]:
+    """`reward_columns`: (reward, column of the items). What is dangerous in the data, in sentences."""
     start = warm_start(scenario)
     data = data_setup(scenario, folder, start and start.known)
     seq, items = data.build()
@@ -95,6 +104,9 @@ def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple
                 f"stages.{name}.target: {targets(scenario)[name]!r} holds for none of the {int((seq.split == TRAIN).sum())} "
                 "training events: the stage would train on nothing. Widen it, or leave it out"
             )
+    setups = stage_setups(scenario, len(seq), int((seq.split == TRAIN).sum()))
+    check_every(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, body in scenario.stages.items():
-        epoch_rows(scenario, name, len(seq))
         body.kind.check_data(name, body, seq)
+    profile = measure(seq.offsets, seq.item, seq.time, len(items))
+    return list(data_warnings(profile, data.split, feature_dims(scenario)))

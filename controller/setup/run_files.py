@@ -31,6 +31,7 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         seed=scenario.seed,
         known=known,
         repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
+        transitions=scenario.model.counts(),
     )
 
 

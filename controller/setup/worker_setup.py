@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nonet.controller.plan import largest_chunk, model_size, roles_of
-from nonet.controller.record import RunFolder
+from nonet.controller.record import Manifest, RunFolder
 from nonet.controller.scenario import (
     Role,
     Scenario,
@@ -47,6 +47,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.sparse.wire,
         _engine(scenario),
         {"use": scenario.data.source.address, **scenario.data.source.options()},
+        scenario.model.votes(),
     )
 
 
@@ -66,7 +67,8 @@ def model_options(scenario: Scenario) -> dict[str, Any]:
     """What `build_model` takes."""
     model = scenario.model
     around = Surroundings(0, 0, scenario.data.history)
-    return {"use": model.address, **model.spec.built_with(model.options(), around)}
+    memory = {"memory": True} if model.votes() is not None else {}
+    return {"use": model.address, **memory, **model.spec.built_with(model.options(), around)}
 
 
 def baselines_of(scenario: Scenario) -> dict[str, dict[str, Any]]:
@@ -157,7 +159,8 @@ def stage_setups(
     users = events if scenario.model.spec.rows == "events" else users
     base = _rate(next(iter(scenario.stages.values())).lr)["peak"]
     for name, body in scenario.stages.items():
-        lengths = body.kind.lengths(body, epoch_rows(scenario, name, users), events)
+        rows = epoch_rows(scenario, name, users)
+        lengths = body.kind.lengths(body, rows, events)
         chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
         setups[name] = StageSetup(
             name=name,
@@ -167,6 +170,7 @@ def stage_setups(
             chunk=chunk,
             rolls_out=body.kind.rolls_out,
             phases=body.kind.trainer_phases,
+            epochs=lengths["steps"] * lengths["users"] / max(1, rows),
             **lengths,
         )
         first += setups[name].steps
@@ -174,6 +178,15 @@ def stage_setups(
         name: replace(setup, target=name if name in targets(scenario) else None)
         for name, setup in setups.items()
     }
+
+
+def following(stages: Mapping[str, StageSetup], at: Manifest) -> dict[str, StageSetup]:
+    """The stages, their global steps counted on from a commit: one that ends its stage makes the stage as long as that."""
+    numbered, names, first = dict(stages), list(stages), at.step - at.stage_step
+    for name in names[names.index(at.stage) :]:
+        numbered[name] = replace(stages[name], first=first)
+        first += at.stage_step if at.last and name == at.stage else stages[name].steps
+    return numbered
 
 
 def epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:

@@ -26,16 +26,17 @@ def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped)
 
 
 def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Steps of trainers over their samples, some a call."""
+    """Steps of trainers over their samples, some a call; validated meanwhile, until the end or until nothing gets better."""
     step, stage = session.begin(name), session.stages[name]
     recorder.begin(name, stage.steps, step)
-    every = session.scenario.checkpoint.every
-    while step < stage.steps:
+    every, validation = session.scenario.checkpoint.every, session.validation
+    while step < stage.steps and not (validation and validation.over(step)):
         if stopped():
             if step:
                 session.commit(step - 1, now=True)
             return False
         stop = min(step + CHUNK_STEPS, stage.steps, (step // every + 1) * every)
+        stop = min(stop, validation.next_point(step)) if validation else stop
         began = time.perf_counter()
         with session.trace.span(f"{name}.train", first=step, last=stop - 1):
             records = session.trainer.train(stage, step, stop)
@@ -54,7 +55,31 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
+        _validated(session, recorder, name, step)
+    session.end(step)
+    _validated(session, recorder, name, step, over=True)
     return True
+
+
+def _validated(session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False) -> None:
+    """Show the validations that have been answered, beside the newest step; in the end, which commit goes on."""
+    validation = session.validation
+    if validation is None:
+        return
+    metric = validation.rule.metric
+    for entry in validation.news():
+        values = {f"validation {name}": value for name, value in entry["metrics"].items()}
+        if entry["nats"] is not None:
+            values["validation nats"] = entry["nats"]
+        recorder.metrics(stage, entry["step"], values, role="evaluator")
+        shown = {f"valid {metric}": validation.value(entry)}
+        recorder.event("step", stage=stage, step=step, metrics=shown)
+    if over and (end := validation.kept.end):
+        best = validation.best()
+        value = f" ({validation.value(best):.4f})" if best else ""
+        text = f"{stage}: best at step {end['best']} of {end['steps']} by {metric} of validation{value}"
+        text += f"; stopped after {end['ran']}" if end["ran"] < end["steps"] else ""
+        recorder.event("note", text=text)
 
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:

@@ -120,7 +120,7 @@ class ReinforcedKind(StageKind):
 
     def claims(self, keys: set[str]) -> bool:
         return "rewards" in keys or (
-            "steps" in keys and not keys & {"epochs", "tokens", "batch", "target", "ahead"}
+            "steps" in keys and not keys & {"epochs", "tokens", "batch", "target", "ahead", "stop"}
         )
 
     def phases(self, body: Reinforced) -> dict[str, tuple[str, ...]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder, row_moves, sequence
 from nonet.controller.predict import StageCosts, StagePrediction, train_cost
-from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions
+from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
 from nonet.options import Positive, Rate
 
 # A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
@@ -24,6 +24,13 @@ class Supervised(StageOptions):
     steps: Positive | None = None
     batch: BatchSize = BatchSize(users=8)
     target: str | None = None
+    stop: Annotated[
+        Stop | Literal["off"] | None,
+        Field(
+            description="when the stage stops early: {patience: 3} by default, or off; its learning rate goes on as if it ran "
+            "to its end"
+        ),
+    ] = None
     ahead: Annotated[
         Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
     ] = 3
@@ -40,6 +47,7 @@ class SupervisedKind(StageKind):
 
     options: ClassVar[type[StageOptions]] = Supervised
     loop: ClassVar[str] = "nonet.controller.stages._loops:supervised"
+    validates: ClassVar[bool] = True
 
     def claims(self, keys: set[str]) -> bool:
         return "rewards" not in keys and ("steps" not in keys or bool(keys & _OWN))

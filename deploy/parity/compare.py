@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nonet.errors import ConfigError
-from nonet.models import paired, per_event, rank_of_target_np
+from nonet.models.ranking import paired, per_event, rank_of_target_np
 from nonet.samples.batches import event_at, masked
 from nonet.samples.sequences import Sequences
 

@@ -21,9 +21,9 @@ from nonet.controller.setup import data_setup, run_setup, stage_setups
 from nonet.deploy.parity.compare import Agreement, compare, limits_for
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, PlacementError
-from nonet.models import of_events, tie_order
 from nonet.models.baselines import Popularity
 from nonet.models.generation import Corpus
+from nonet.models.ranking import of_events, tie_order
 from nonet.samples.batches import prompts
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.devices import HOST, PRECISIONS, Environment, device
@@ -219,7 +219,7 @@ def _probe(scenario: Scenario, side: ParitySide) -> Iterator[WorkerGroup]:
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-    from nonet.workers.roles import Probe
+    from nonet.workers.roles.evaluation import Probe
 
     kind = device(side.pool.device)
     bundle = {kind.resource or "CPU": 1.0}

@@ -17,16 +17,24 @@ _WIDTH, _HEIGHT = 340, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 8, 22
 
 
-def line_chart(title: str, steps: Sequence[float], values: Sequence[float], unit: str = "") -> str:
-    """One curve over steps: points faint, their moving average bold where there are 30 or more."""
+def line_chart(
+    title: str,
+    steps: Sequence[float],
+    values: Sequence[float],
+    unit: str = "",
+    beside: Sequence[tuple[float, float]] = (),
+) -> str:
+    """One curve over steps: points faint, their moving average bold where there are 30 or more; `beside` it a dashed one."""
     points = thin([(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)])
     heading = f"{escape(title)}<small>{escape(unit)}</small>"
     if len(points) < 2:
         only = f" {_short(points[0][1])} at step {points[0][0]:.0f}" if points else " no points"
         return f'<figure class="chart"><figcaption>{heading}</figcaption><p class="muted">{only}</p></figure>'
     smooth = moving_average([y for _, y in points])
-    frame = _Frame(points)
+    frame = _Frame([*points, *beside])
     body = frame.axes()
+    if beside:
+        body += f'<path class="line beside" d="{frame.path(beside)}"/>'
     if smooth:
         body += f'<path class="line faint" d="{frame.path(points)}"/>'
     bold = [(x, y) for (x, _), y in zip(points, smooth, strict=True)] if smooth else points
@@ -112,7 +120,7 @@ class _Frame:
     """From data to pixels."""
 
     def __init__(self, points: Sequence[tuple[float, float]]):
-        self.x_low, self.x_high = points[0][0], points[-1][0]
+        self.x_low, self.x_high = min(x for x, _ in points), max(x for x, _ in points)
         low, high = min(y for _, y in points), max(y for _, y in points)
         margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
         # Curves that are never negative, such as a KL, show no room below zero.

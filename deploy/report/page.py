@@ -22,6 +22,7 @@ from nonet.deploy.report.scores import differences, headline_metrics, label
 from nonet.deploy.report.verdicts import findings
 
 _HISTORY = 8
+_VALIDATION_NATS = "validation nats"
 
 
 def page(
@@ -32,6 +33,8 @@ def page(
     shown = [difference for difference in paired if difference.metric in headline_metrics(report)]
     # A single point, such as a score at a stage's end, is no curve; the tables have it.
     drawn = [curve for curve in curves if len(curve.points) > 1]
+    nats = {curve.stage: curve.points for curve in drawn if curve.name == _VALIDATION_NATS}
+    drawn = [curve for curve in drawn if curve.name != _VALIDATION_NATS]
     return _template().render(
         name=report.get("name") or report.get("run") or "run",
         subtitle=_subtitle(report),
@@ -49,8 +52,8 @@ def page(
         differences=tables.difference_table(paired),
         rewards=tables.reward_tables(report),
         users=_users(report),
-        charts=[_chart(curve) for curve in drawn if curve.important],
-        more_charts=[_chart(curve) for curve in drawn if not curve.important],
+        charts=[_chart(curve, nats) for curve in drawn if curve.important],
+        more_charts=[_chart(curve, {}) for curve in drawn if not curve.important],
         unread=unread,
         codebooks=tables.codebook_table(report),
         unique=(report.get("tokenizer") or {}).get("unique_before_collisions"),
@@ -115,8 +118,11 @@ def _texts(titles: Sequence[Any] | None) -> list[str]:
     return [str(title) for title in titles or []]
 
 
-def _chart(curve: Curve) -> Markup:
+def _chart(curve: Curve, nats: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
+    """A training loss has its stage's validation beside it, next events alone."""
     title = f"{label(curve.stage)} · {curve.name}" if curve.stage else curve.name
+    beside = nats.get(curve.stage, ()) if curve.name == "loss" else ()
+    title += ", dashed: validation, next events alone" if beside else ""
     told_already = curve.unit in ("1", "1/s") or curve.unit in curve.name
     steps, values = zip(*curve.points, strict=True)
-    return Markup(line_chart(title, steps, values, "" if told_already else curve.unit))
+    return Markup(line_chart(title, steps, values, "" if told_already else curve.unit, beside))

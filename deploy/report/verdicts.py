@@ -15,6 +15,7 @@ from typing import Any
 
 from nonet.controller.predict import repeats_text
 from nonet.deploy.report.scores import Difference, differences, headline_metrics, label, number, stage_table
+from nonet.deploy.report.validations import validation_sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,12 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
 
 
 def findings(report: Mapping[str, Any]) -> list[Finding]:
-    """Stages against baselines and each other, the reward that RL trained, then what repeats mean, where there are some."""
+    """Stages against baselines and each other, the reward that RL trained, then which commits went on, and what repeats mean."""
     if not report.get("stages"):
         return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
     comparisons = _comparisons(report) or [_plain(report)]
-    return comparisons + _rewards(report) + _repeats(report)
+    validations = [Finding(*told) for told in validation_sentences(report)]
+    return comparisons + _rewards(report) + validations + _repeats(report)
 
 
 def _comparisons(report: Mapping[str, Any]) -> list[Finding]:

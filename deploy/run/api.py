@@ -30,6 +30,11 @@ class ScenarioFile:
         """A copy with one key changed, e.g. set("stages.rl.rewards.cheap", {"use": cheap, "weight": 0.1})."""
         whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         put(whole, path, value, f"set({path!r})")
+        chosen = whole.get("settings")
+        if chosen:  # what is set here was not chosen by the data
+            whole["settings"] = {
+                key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
+            }
         return replace(self, scenario=make_scenario(whole, self.scenario.name, Files(str(self.folder))))
 
     def plan(self, view: ClusterView | None = None) -> Plan:
@@ -40,9 +45,11 @@ class ScenarioFile:
         return document(self.scenario)
 
 
-def scenario(source: str | Path, changes: list[str] | None = None) -> ScenarioFile:
-    """A scenario by shipped name or path. Raises ConfigError."""
-    loaded, folder = load_scenario(find(source), changes)
+def scenario(
+    source: str | Path, changes: list[str] | None = None, *, stored: Path | None = None
+) -> ScenarioFile:
+    """A scenario by shipped name or path; `stored`: that of a run that goes on with it. Raises ConfigError."""
+    loaded, folder = load_scenario(find(source), changes, stored)
     return ScenarioFile(loaded, folder)
 
 
@@ -74,6 +81,8 @@ def run(
         started = start(source, run_dir=run_dir, command=command)
         if in_job():
             shown.note(f"this run's folder: {place_of(started.folder)}")
+        for warning in started.warnings:
+            shown.note(f"warning: {warning}")
         return started.wait(shown)
 
 

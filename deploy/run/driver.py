@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,9 +33,18 @@ _RESTART_S = 120.0
 
 
 class Run:
-    """A run under way or over: its folder, its state (running, done, stopped), and its report."""
+    """A run under way or over: its folder, its state (running, done, stopped), its report, and warnings about its data."""
 
-    def __init__(self, folder: RunFolder, controller: Any, memory: PeakMemory, timeout_s: float, lock: Held):
+    def __init__(
+        self,
+        folder: RunFolder,
+        controller: Any,
+        memory: PeakMemory,
+        timeout_s: float,
+        lock: Held,
+        warnings: Sequence[str] = (),
+    ):
+        self.warnings = list(warnings)
         self.folder, self.id, self._held = folder, folder.id, lock
         self._controller: Any = controller
         self._memory = memory
@@ -155,14 +164,16 @@ def start(
 ) -> Run:
     """Check everything, then start the run; returns at once."""
     timeout_s = orphan_timeout_s()
+    warnings: list[str] = []
     if not resume:
         scenario = settled(scenario)
-        preflight.check(scenario, folder)
+        warnings = preflight.check(scenario, folder)
     lock = claim(run)
     try:
         read_copies(run) if resume else run.begin_anew()
         memory = PeakMemory().__enter__()
-        return Run(run, _controller(scenario, folder, run, resume, command), memory, timeout_s, lock)
+        controller = _controller(scenario, folder, run, resume, command)
+        return Run(run, controller, memory, timeout_s, lock, warnings)
     except BaseException:
         lock.close()
         raise

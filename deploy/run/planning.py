@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.cluster import ClusterView, read_view, this_machine
-from nonet.controller.plan import Plan, plan
+from nonet.controller.plan import Plan, feature_dims, plan
 from nonet.controller.predict import DataFacts, Prediction, check_covered, predict, prediction_text
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError, PlacementError
 
 _KNOCK_S = 3.0
-__all__ = ["data_facts", "knock", "predicted", "prediction_text", "searched", "view"]
+_MOST_BYTES = 1 << 28  # of a table that a plan reads to warn
+__all__ = ["data_facts", "data_warnings", "knock", "predicted", "prediction_text", "searched", "view"]
 
 
 def view(cluster: Path | None, address: str | None) -> ClusterView:
@@ -34,6 +35,17 @@ def searched(source: Any, view: ClusterView, as_json: bool) -> str:
     check_covered(source.scenario, plan(source.scenario, view))
     plans = search(source.scenario, view, data_facts(source.scenario, source.folder), calibration.load())
     return json.dumps(search_dict(plans), indent=1) if as_json else search_text(plans)
+
+
+def shown(source: Any, made: Plan, predict: bool, as_json: bool) -> str:
+    """A scenario file's plan with warnings about its data and, if asked for, the prediction, as text or JSON."""
+    warnings = data_warnings(source)
+    prediction = predicted(source, made) if predict else None
+    if as_json:
+        answer = made.as_dict() | ({"data_warnings": warnings} if warnings else {})
+        return json.dumps(answer | ({"prediction": prediction.as_dict()} if prediction else {}), indent=1)
+    parts = [made.text(), "\n".join(f"warning: {warning}" for warning in warnings)]
+    return "\n\n".join(filter(None, [*parts, prediction and prediction_text(prediction)]))
 
 
 def predicted(source: Any, made: Plan) -> Prediction:
@@ -58,6 +70,25 @@ def data_facts(scenario: Scenario, folder: Path) -> DataFacts:
     spread = float(lengths.std() / max(1e-9, lengths.mean()))
     prompts = int(((seq.split == VALID) | (seq.split == TEST)).sum())
     return DataFacts(len(seq), int(train.sum()), spread, shares, len(items), prompts)
+
+
+def data_warnings(source: Any) -> list[str]:
+    """What is dangerous in a scenario file's data, in sentences; none where the tables are not files of this machine, or
+    larger than a plan should read."""
+    from nonet.controller.scenario.settings import data_warnings, profile_of
+    from nonet.samples.tables import find_parquet
+
+    data = source.scenario.data
+    for path in (data.interactions, data.items or data.interactions):
+        if "://" in path:
+            return []
+        place = path if ":" in path else str(source.folder / path)
+        system, files = find_parquet(place, "interactions")
+        if sum(info.size for info in system.get_file_info(files)) > _MOST_BYTES:
+            return []
+    profile = profile_of(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
+    split = {"use": data.split.use, **data.split.options()}
+    return list(data_warnings(profile, split, feature_dims(source.scenario)))
 
 
 def knock(address: str) -> None:

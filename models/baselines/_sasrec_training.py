@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models import per_event, rank_of_target_np
 from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.baselines.sasrec import FULL_SOFTMAX, TRIALS, SasRecOptions
+from nonet.models.ranking import per_event, rank_of_target_np
 from nonet.random import key, rng
 from nonet.samples.batches import masked, prompt_batch, prompts, training_batch
 from nonet.samples.sequences import TRAIN, VALID, Sequences
@@ -32,12 +32,13 @@ _JUDGES = 4096  # validation prompts that an epoch is judged by, drawn by the se
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """Validation NDCG@10 after an epoch of a trial, and the weights that gave it."""
+    """Validation NDCG@10 after an epoch of a trial, the weights that gave it, and the seconds it took."""
 
     trial: int
     number: int
     ndcg: float
     weights: dict[str, Tensor]
+    seconds: float
 
 
 class SasRec:
@@ -52,27 +53,33 @@ class SasRec:
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
         """Trains on events of these splits, which begin every user; validation chooses the epoch and the trial."""
-        began, best, epochs = time.time(), None, 0
+        for _ in self.fit_in_parts(seq, splits):
+            pass
+        return self
+
+    def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
+        """The same, an epoch at a time."""
+        seconds, best, epochs = 0.0, None, 0
         if tuple(splits) != (TRAIN,):
             seq = replace(seq, split=np.where(np.isin(seq.split, splits), TRAIN, seq.split).astype(np.int8))
         users, positions = self._judges(seq)
         for trial in range(self._options.trials):
             for epoch in self._trial(seq, trial, users, positions):
-                epochs += 1
+                epochs, seconds = epochs + 1, seconds + epoch.seconds
                 if best is None or epoch.ndcg > best.ndcg or not len(users):
                     best = epoch
+                yield
         assert best is not None
         self._net.load_state_dict(best.weights)
         lr, dropout = TRIALS[best.trial]
         self.trained = {
-            "seconds": round(time.time() - began, 1),
+            "seconds": round(seconds, 1),
             "epochs": epochs,
             "trials": self._options.trials,
             "loss": self._loss(),
             "best": f"epoch {best.number} at learning rate {lr:g}, dropout {dropout:g}: "
             f"validation NDCG@10 {best.ndcg:.4f} on {len(users)} prompts",
         }
-        return self
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """[P, I] float32: the logits."""
@@ -90,12 +97,13 @@ class SasRec:
         net, best = self._built(dropout), (-1.0, 0)
         optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=_DECAY, fused=True)
         for number in range(1, self._options.epochs + 1):
+            began = time.perf_counter()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(key(self._seed, "sasrec", trial, number))
                 self._epoch(net, optimizer, seq, trial, number)
             ndcg = self._judged(net, seq, users, positions)
             weights = {name: weight.clone() for name, weight in net.state_dict().items()}
-            yield _Epoch(trial, number, ndcg, weights)
+            yield _Epoch(trial, number, ndcg, weights, time.perf_counter() - began)
             best = max(best, (ndcg, -number))
             if len(users) and number + best[1] >= self._options.patience:
                 return

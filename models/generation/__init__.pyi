@@ -4,8 +4,16 @@ from .corpus_items import as_array as as_array  # pyright: ignore[reportUnknownV
 from .corpus_items import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .exhaustive import score_items as score_items
 from .exhaustive import top_items as top_items
+from .fitting import Held as Held
+from .fitting import fit as fit
 from .logprob import log_prob as log_prob
+from .memory import MEMORY_WEIGHTS as MEMORY_WEIGHTS
+from .memory import attach as attach
+from .memory import policy_log_prob as policy_log_prob
+from .memory import remember as remember
 from .recommender import Recommender as Recommender
 from .recommender import keys_of as keys_of
 from .recommender import on as on
 from .trie import Trie as Trie
+from .votes import VoteOptions as VoteOptions
+from .votes import Voters as Voters

@@ -18,8 +18,10 @@ from torch import Tensor
 from nonet.errors import ConfigError
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import legal_log_softmax
+from nonet.models.generation.memory import remember
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import Votes
 from nonet.types import Jagged
 
 # Shapes: U users, W beams asked for, V beams alive at a level (1, then up to W), L levels, K codes of the
@@ -43,13 +45,20 @@ class Beams:
 
 @torch.no_grad()
 def beam_search(
-    model: SidModel, cache: PromptCache, trie: Trie, width: int, *, forbidden: Jagged | None = None
+    model: SidModel,
+    cache: PromptCache,
+    trie: Trie,
+    width: int,
+    *,
+    forbidden: Jagged | None = None,
+    votes: Votes | None = None,
 ) -> Beams:
     """The `width` best items of each prompt in `cache`; `forbidden` (dense item indices by user) never
     appear.
 
     A prefix with nothing but forbidden items below it is never entered, so `width` items come back whenever
-    the catalogue has that many allowed ones.
+    the catalogue has that many allowed ones. With `votes` they are the best of the model's mixture with its memory: those
+    are among the model's own beams and the voted leaves.
     """
     if width < 1:
         raise ConfigError(f"beam width is {width}; it must be at least 1.")
@@ -73,7 +82,35 @@ def beam_search(
         )  # a dead beam (-inf) follows the first node
         sid_UVl = _extend(sid_UVl, parent_UV, flat_UV % codes)
         logp_UVl = _extend(logp_UVl, parent_UV, logp_UVK.flatten(1).gather(1, flat_UV))
+    if votes is not None:
+        score_UV, node_UV, sid_UVl, logp_UVl = _merged(
+            model, cache, trie, width, votes, (score_UV, node_UV, logp_UVl)
+        )
     return _beams(trie, width, score_UV, node_UV, sid_UVl, logp_UVl)
+
+
+def _merged(
+    model: SidModel,
+    cache: PromptCache,
+    trie: Trie,
+    width: int,
+    votes: Votes,
+    beams: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best of the model's beams (score [U, V], leaf, logp by level) and the voted leaves, by their mixture."""
+    score_UV, leaf_UV, logp_UVL = beams
+    memory, voted_UVL, _ = remember(model, cache, trie, votes)
+    again_UV = (leaf_UV[:, :, None] == votes.leaf[:, None, :]).any(-1) | (score_UV == -torch.inf)
+    leaf_UX = torch.cat([leaf_UV, votes.leaf.clamp_min(0)], 1)
+    gone_UX = torch.cat([again_UV, votes.leaf < 0], 1)
+    level_UXL = torch.cat([logp_UVL.masked_fill(again_UV.unsqueeze(-1), 0.0), voted_UVL], 1)
+    level_UXL = memory.levels(trie, leaf_UX, level_UXL)
+    total_UX = level_UXL.sum(-1).masked_fill(gone_UX, -torch.inf)
+    score_UW, best_UW = top_k(total_UX, width)
+    leaf_UW = leaf_UX.gather(1, best_UW)
+    logp_UWL = level_UXL.gather(1, best_UW.unsqueeze(-1).expand(-1, -1, level_UXL.shape[-1]))
+    sid_UWL = trie.prefixes(trie.levels, leaf_UW.flatten()).unflatten(0, leaf_UW.shape)
+    return score_UW, leaf_UW, sid_UWL, logp_UWL
 
 
 def _extend(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from nonet.models.generation.corpus_items import as_array, read_items
 from nonet.models.generation.trie import Trie
-from nonet.samples.sequences import Sequences
+from nonet.samples.sequences import Sequences, Transitions
 
 # Shapes: I items, L levels.
 
@@ -50,6 +50,11 @@ class Catalogue:
 
 class Corpus(Catalogue):
     """A catalogue and the events of users over it."""
+
+    @cached_property
+    def transitions(self) -> Transitions:
+        """How often items came soon after others in training."""
+        return Transitions.load(Path(self.folders["transitions"]))
 
     @cached_property
     def seq(self) -> Sequences:

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nonet.errors import DataError
 from nonet.models import PromptCache, SidModel
+from nonet.models.generation.memory import Memory
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import Votes
 from nonet.types import Jagged
 
 # Shapes: U users, I items, K codes; n nodes of a level, m of them with a choice, c children of those.
@@ -43,6 +45,12 @@ def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes
         leaves_nU = _score_leaves(model, part, levels, dtype, budget_bytes)
         scores_UI[start : start + _USERS] = leaves_nU.index_select(0, leaf_I.clamp_min(0)).T
     return scores_UI.masked_fill_(leaf_I < 0, -torch.inf)
+
+
+def with_votes(model: nn.Module, trie: Trie, scores_UI: Tensor, votes: Votes) -> Tensor:
+    """The scores [U, I] of the model's mixture with its memory, from the model's own."""
+    item_UV = trie.tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)]
+    return Memory.of(model, votes, scores_UI.gather(1, item_UV)).items(trie, scores_UI)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ so the log-probabilities of an unchanged model agree to 1e-6 relative in float32
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from nonet.models import PromptCache, SidModel
 from nonet.models.generation.trie import Trie
 from nonet.types import SampleBatch
 
-# Shapes: U users (prompts), W beams, L levels, K codes of the level, D width.
+# Shapes: U users (prompts), W beams, X leaves a prompt, M distinct nodes of a level a prompt, L levels, K codes of the level.
 
 
 def legal_log_softmax(logits: Tensor, legal: Tensor) -> Tensor:
@@ -64,6 +65,71 @@ def log_prob_from(model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie)
         out.append(torch.where(valid_UW, chosen_UW, 0.0))
         node_UW = node_UW.clamp_min(0)
     return torch.stack(out, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """Leaves [U, X] in ascending order a prompt, the codes on the way to each [U, X, L], and where it was asked for [U, X].
+
+    A leaf of -1 is none; it reads 0 on every level.
+    """
+
+    leaf: Tensor
+    codes: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, trie: Trie, leaf_UX: Tensor) -> Leaves:
+        """Sorted a prompt."""
+        leaf, order = leaf_UX.sort(dim=1, stable=True)
+        codes = trie.prefixes(trie.levels, leaf.clamp_min(0).flatten()).unflatten(0, leaf.shape)
+        return cls(leaf, codes, order)
+
+
+def path_log_probs(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves) -> Tensor:
+    """Constrained log-probability [U, X, L] of every level on the way to leaves, in the order asked for; differentiable."""
+    levels = [_level(model, cache, trie, leaves, level) for level in range(trie.levels)]
+    logp_UXL = torch.stack(levels, -1).masked_fill(leaves.leaf.unsqueeze(-1) < 0, 0.0)
+    back_UX = leaves.order.argsort(1)
+    return logp_UXL.gather(1, back_UX.unsqueeze(-1).expand_as(logp_UXL))
+
+
+def _level(model: SidModel, cache: PromptCache, trie: Trie, leaves: Leaves, level: int) -> Tensor:
+    """Of one level [U, X], in order of leaves."""
+    device = leaves.leaf.device
+    first_leaf, first = (trie.tensor(name, level, device) for name in ("first_leaf", "first_child"))
+    node_UX = torch.searchsorted(first_leaf, leaves.leaf.clamp_min(0), right=True) - 1
+    choice_UX = first[node_UX + 1] - first[node_UX] > 1
+    new_UX = choice_UX.clone()
+    new_UX[:, 1:] &= (node_UX[:, 1:] != node_UX[:, :-1]) | ~choice_UX[:, :-1]
+    slot_UX = (new_UX.cumsum(1) - 1).clamp_min(0)
+    most = int(new_UX.sum(1).max()) if new_UX.numel() else 0
+    if not most:
+        return cache.state.new_zeros(leaves.leaf.shape)
+    user, place = new_UX.nonzero(as_tuple=True)
+    slot = slot_UX[user, place]
+    node_UM = node_UX.new_zeros(len(node_UX), most)
+    node_UM[user, slot] = node_UX[user, place]
+    prefix_UMl = leaves.codes.new_zeros(len(node_UX), most, level)
+    prefix_UMl[user, slot] = leaves.codes[user, place, :level]
+    legal_UMK = trie.children(level, node_UM) >= 0
+    logp_UMK = legal_log_softmax(model.step(cache, prefix_UMl, level), legal_UMK)
+    codes = logp_UMK.shape[-1]
+    chosen_UX = logp_UMK.flatten(1).gather(1, slot_UX * codes + leaves.codes[..., level])
+    return torch.where(choice_UX, chosen_UX, 0.0)
+
+
+def leaves_of(sids: Tensor, trie: Trie) -> Tensor:
+    """The leaf [U, W] that each SID [U, W, L] leads to, -1 for a SID of -1. Raises DataError for one outside the catalogue."""
+    sids_UWL = sids.long()
+    valid_UW = (sids_UWL >= 0).all(-1)
+    node_UW = torch.zeros_like(valid_UW, dtype=torch.int64)
+    for level in range(trie.levels):
+        code_UW1 = sids_UWL[..., level, None].clamp_min(0)
+        node_UW = trie.children(level, node_UW).gather(-1, code_UW1).squeeze(-1)
+        _refuse_illegal(sids_UWL, valid_UW & (node_UW < 0), trie)
+        node_UW = node_UW.clamp_min(0)
+    return node_UW.masked_fill(~valid_UW, -1)
 
 
 def _refuse_illegal(sids_UWL: Tensor, illegal_UW: Tensor, trie: Trie) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor
 from nonet.embedding.reading import SparseReader
 from nonet.models.generation.beams import Beams, beam_search
 from nonet.models.generation.corpus import Corpus
-from nonet.models.generation.exhaustive import score_items
+from nonet.models.generation.exhaustive import score_items, with_votes
+from nonet.models.generation.votes import Voters, Votes
 from nonet.samples.batches import masked, prompt_batch
 from nonet.types import Jagged, SampleBatch
 
@@ -51,12 +52,20 @@ def _moved(value: Any, device: Any) -> Any:
 class Recommender:
     """Answers for prompts (users [U], positions [U]): the events of a user before that position.
 
-    It works where its model is; batches come from the host and answers go back there.
+    It works where its model is; batches come from the host and answers go back there. With `voters` it answers from the
+    mixture of the model and its memory.
     """
 
     def __init__(
-        self, model: Any, reader: SparseReader, features: dict[str, str], corpus: Corpus, history: int
+        self,
+        model: Any,
+        reader: SparseReader,
+        features: dict[str, str],
+        corpus: Corpus,
+        history: int,
+        voters: Voters | None = None,
     ):
+        self.voters = voters
         self.model, self.reader, self.features, self.corpus, self.history = (
             model,
             reader,
@@ -92,13 +101,20 @@ class Recommender:
             self.corpus.trie,
             width,
             forbidden=masked(self.corpus.seq, users, positions),
+            votes=self.votes(users, positions),
         )
         return Beams(beams.item.cpu(), beams.sid.cpu(), beams.logp.cpu(), beams.valid.cpu())
 
     @torch.no_grad()
-    def scores(self, batch: SampleBatch) -> Tensor:
+    def scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Log-probability of every catalogue item for each prompt [U, I], nats; nothing masked."""
-        return score_items(self.model, self._prefill(batch), self.corpus.trie).cpu()
+        scores = score_items(self.model, self._prefill(batch), self.corpus.trie)
+        votes = self.votes(users, positions)
+        return (scores if votes is None else with_votes(self.model, self.corpus.trie, scores, votes)).cpu()
+
+    def votes(self, users: np.ndarray, positions: np.ndarray) -> Votes | None:
+        """What is voted for each prompt, on the model's device; None without a memory."""
+        return self.voters and self.voters.votes(self.corpus.seq, users, positions).to(self.device)
 
     def _prefill(self, batch: SampleBatch) -> Any:
         self.model.eval()

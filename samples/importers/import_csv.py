@@ -1,13 +1,11 @@
 """A CSV of interactions, and optionally one of items, with any usual column names.
 
-Names are compared without case, blanks and underscores, and without RecBole's `:type` endings. Ids stay what
-they are in the file: whole numbers become int64, but `007` stays text. Other columns are kept under their own
-names.
+Columns are found by their names (`nonet.samples.tables.guesses`). Ids stay what they are in the file: whole numbers
+become int64, but `007` stays text. Other columns are kept under their own names.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,21 +21,8 @@ from nonet.samples.importers.importers import (
     read_csv,
     write_tables,
 )
-from nonet.samples.tables import ROLES
+from nonet.samples.tables import OF_INTERACTIONS, OF_ITEMS, bare_name, guess_roles
 from nonet.suggest import did_you_mean, listed
-
-# In the order of preference; the first that is there is taken.
-_GUESSES = {
-    "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session",
-    "item": "itemid item iid movieid productid asin sku articleid videoid trackid songid newsid",
-    "time": "timestamp time ts tsms unixtime datetime eventtime createdat date",
-    "event": "event eventtype action actiontype behavior behaviour type",
-    "rating": "rating score stars overall",
-    "title": "title name movietitle producttitle productname itemname itemtitle text",
-    "categories": "categories category genres genre tags",
-}
-_OF_INTERACTIONS = ("user", "item", "time", "event", "rating")
-_OF_ITEMS = ("item", "title", "categories")
 
 
 def import_csv(
@@ -48,15 +33,17 @@ def import_csv(
     Without an items CSV the catalogue is the items that occur.
     """
     path, items_path = _files(Path(src), items)
-    tables: dict[Path, tuple[tuple[str, ...], list[str]]] = {path: (_OF_INTERACTIONS, header(path, "csv"))}
+    tables: dict[Path, tuple[tuple[str, ...], list[str]]] = {path: (OF_INTERACTIONS, header(path, "csv"))}
     if items_path is not None:
-        tables[items_path] = (_OF_ITEMS, header(items_path, "csv"))
+        tables[items_path] = (OF_ITEMS, header(items_path, "csv"))
     for file, (_, names) in tables.items():
         check_names(names, f"csv {file}")
     _check_given(columns, [name for _, names in tables.values() for name in names], f"csv {src}")
-    chosen = {file: _choose(roles, names, columns) for file, (roles, names) in tables.items()}
+    chosen = {file: guess_roles(roles, names, columns) for file, (roles, names) in tables.items()}
     table = _read(path, chosen[path])
-    named = {file: {role: _bare(source) for role, source in picks.items()} for file, picks in chosen.items()}
+    named = {
+        file: {role: bare_name(source) for role, source in picks.items()} for file, picks in chosen.items()
+    }
     if items_path is None:
         catalogue, item_columns = _occurring(table, named[path]), {}
     else:
@@ -83,28 +70,6 @@ def _check_given(columns: Mapping[str, str] | None, there: list[str], what: str)
             )
 
 
-def _choose(roles: tuple[str, ...], names: list[str], columns: Mapping[str, str] | None) -> dict[str, str]:
-    """Role (or another wanted name) -> the column of this file that holds it."""
-    chosen = {role: source for role, source in (columns or {}).items() if source in names}
-    by_plain = {_plain(name): name for name in reversed(names)}
-    for role in roles:
-        if role in chosen or ROLES.get(role, role) in chosen:
-            continue
-        free = [plain for plain in _GUESSES[role].split() if plain in by_plain]
-        free = [plain for plain in free if by_plain[plain] not in chosen.values()]
-        if free:
-            chosen[role] = by_plain[free[0]]
-    return chosen
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", _bare(name).lower())
-
-
-def _bare(name: str) -> str:
-    return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
-
-
 def _read(path: Path, chosen: dict[str, str]) -> pa.Table:
     ids = [chosen[role] for role in ("user", "user_id", "item", "item_id") if role in chosen]
     table = read_csv(path, "csv", types=dict.fromkeys(ids, pa.string()))
@@ -113,7 +78,7 @@ def _read(path: Path, chosen: dict[str, str]) -> pa.Table:
         if blank:
             raise DataError(f"csv {path}: {blank} of {len(table)} rows have no {name}; every row needs one.")
         table = _with(table, name, natural_ids(table[name]))
-    return table.rename_columns([_bare(name) for name in table.column_names])
+    return table.rename_columns([bare_name(name) for name in table.column_names])
 
 
 def _occurring(table: pa.Table, chosen: dict[str, str]) -> pa.Table:

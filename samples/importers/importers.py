@@ -98,6 +98,16 @@ def header(path: PathLike, what: str) -> list[str]:
     return next(csv.reader([line], delimiter=_delimiter(line)), [])
 
 
+def csv_schema(path: PathLike, what: str) -> pa.Schema:
+    """Names and types of a CSV's columns, from its first block."""
+    delimiter = _delimiter(_first_line(path, what))
+    try:
+        with pacsv.open_csv(path, parse_options=pacsv.ParseOptions(delimiter=delimiter)) as reader:
+            return reader.schema
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{what} {path}: not a readable CSV: {str(error).strip().splitlines()[0]}") from None
+
+
 def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Text ids as int64 when every one is a plain whole number (no leading zero), else as they are."""
     try:

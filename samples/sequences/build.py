@@ -57,7 +57,7 @@ def build(
     catalogue: pa.Table = _distinct_items(interactions) if items is None else items
     item = catalogue_index(interactions["item_id"], catalogue["item_id"])
     user_id, user = _numbered(interactions["user_id"])
-    events, kept_items = _kept(user, item, len(user_id), len(catalogue), keep or {})
+    events, kept_items = kept_events(user, item, len(user_id), len(catalogue), keep or {})
     time = interactions["timestamp"].to_numpy()
     order = _sorted(events, user, time, tie_seed)
     user_rows, lengths = np.unique(user[order], return_counts=True)
@@ -124,7 +124,7 @@ def _numbered(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     return names, place[coded.indices.to_numpy()]
 
 
-def _kept(
+def kept_events(
     user: np.ndarray, item: np.ndarray, users: int, items: int, keep: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the kept events [n], and which items are kept [I] bool."""

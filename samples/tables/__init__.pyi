@@ -1,11 +1,21 @@
 from .builtin import notice as notice
 from .conditions import condition as condition  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .conditions import matches as matches  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .guesses import OF_INTERACTIONS as OF_INTERACTIONS
+from .guesses import OF_ITEMS as OF_ITEMS
+from .guesses import bare_name as bare_name
+from .guesses import guess_by_type as guess_by_type  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .guesses import guess_roles as guess_roles
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
+from .paths import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import parquet_schema as parquet_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import write_parquet as write_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import ROLES as ROLES
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.embedding import splitmix64
-from nonet.embedding.modules import hash_text
 from nonet.random import key
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -64,6 +63,8 @@ def _arrow(ids: Any) -> Any:
 
 
 def _of_texts(texts: pa.Array) -> np.ndarray:
+    from nonet.embedding.modules import hash_text  # imports torch, which profiles of tables do without
+
     numbers = hash_text(texts)
     whole = pc.fill_null(pc.match_substring_regex(texts, _WHOLE), False)
     at = np.flatnonzero(whole.to_numpy(zero_copy_only=False))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,19 +24,30 @@ from nonet.samples.tables.builtin import builtin_path
 _WILD = "*?["
 
 
-def read_parquet(path: str | os.PathLike[str], what: str) -> pa.Table:
-    """All rows of the Parquet files behind `path`; `what` (interactions, items) opens every error."""
-    system, files = find(path, what)
-    tables = [_read(system, file, what) for file in files]
+def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] | None = None) -> pa.Table:
+    """All rows of the Parquet files behind `path`; `what` (interactions, items) opens every error.
+
+    `only`: the columns to read, as the files name them; those that are not there are left out.
+    """
+    system, files = find_parquet(path, what)
+    tables = [_read(system, file, what, only) for file in files]
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise DataError(
-            f"{what} {path}: its {len(files)} files have unlike columns: {_first(error)}"
-        ) from None
+        raise _unlike(path, files, what, error) from None
 
 
-def find(path: str | os.PathLike[str], what: str) -> tuple[pafs.FileSystem, list[str]]:
+def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
+    """Names and types of the columns behind `path`, without its rows."""
+    system, files = find_parquet(path, what)
+    schemas = [_schema(system, file, what) for file in files]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise _unlike(path, files, what, error) from None
+
+
+def find_parquet(path: str | os.PathLike[str], what: str) -> tuple[pafs.FileSystem, list[str]]:
     """The filesystem and the Parquet files behind `path`, sorted by name; none is an error."""
     text = os.fspath(path)
     if text.startswith("builtin:"):
@@ -89,10 +102,23 @@ def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _read(system: pafs.FileSystem, file: str, what: str) -> pa.Table:
+def _read(system: pafs.FileSystem, file: str, what: str, only: Collection[str] | None = None) -> pa.Table:
+    with _opened(system, file, what) as parquet:
+        if only is None:
+            return parquet.read()
+        return parquet.read(columns=[name for name in parquet.schema_arrow.names if name in only])
+
+
+def _schema(system: pafs.FileSystem, file: str, what: str) -> pa.Schema:
+    with _opened(system, file, what) as parquet:
+        return parquet.schema_arrow
+
+
+@contextmanager
+def _opened(system: pafs.FileSystem, file: str, what: str) -> Iterator[pq.ParquetFile]:
     try:
         with system.open_input_file(file) as source:
-            return pq.ParquetFile(source).read()
+            yield pq.ParquetFile(source)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
             f"{what} {file}: not a Parquet file ({_first(error)}) `nonet import csv SRC DST` makes "
@@ -100,6 +126,10 @@ def _read(system: pafs.FileSystem, file: str, what: str) -> pa.Table:
         ) from None
     except OSError as error:
         raise DataError(f"{what} {file}: cannot be read: {_first(error)}") from None
+
+
+def _unlike(path: str | os.PathLike[str], files: list[str], what: str, error: BaseException) -> DataError:
+    return DataError(f"{what} {path}: its {len(files)} files have unlike columns: {_first(error)}")
 
 
 def _first(error: BaseException) -> str:

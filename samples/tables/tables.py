@@ -16,7 +16,7 @@ Values of a coarser unit among them are an error, not the year 1970.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -49,15 +49,30 @@ def read_tables(
     )
 
 
-def read_interactions(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> pa.Table:
+def read_interactions(
+    path: str | os.PathLike[str],
+    columns: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
+) -> pa.Table:
     """The interactions behind a path, glob, folder, URI or builtin: name; `columns` maps wanted to given
-    names."""
-    return check_interactions(read_parquet(path, "interactions"), columns, f"interactions {path}")
+    names, `only` are the wanted names to read."""
+    table = read_parquet(path, "interactions", _given(only, columns))
+    return check_interactions(table, columns, f"interactions {path}")
 
 
-def read_items(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> pa.Table:
-    """The items behind a path, glob, folder, URI or builtin: name."""
-    return check_items(read_parquet(path, "items"), columns, f"items {path}")
+def read_items(
+    path: str | os.PathLike[str],
+    columns: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
+) -> pa.Table:
+    """The items behind a path, glob, folder, URI or builtin: name; `only` as for interactions."""
+    return check_items(read_parquet(path, "items", _given(only, columns)), columns, f"items {path}")
+
+
+def _given(only: Collection[str] | None, columns: Mapping[str, str] | None) -> set[str] | None:
+    """Names as the files have them, of wanted ones."""
+    sources = _sources(columns)
+    return None if only is None else {*only, *(sources[name] for name in only if name in sources)}
 
 
 def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:

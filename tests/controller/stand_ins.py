@@ -94,6 +94,7 @@ class LoopSession:
     def __init__(self, scenario, stages: dict[str, StageSetup], records=None, scores=None, at: int = 0):
         self.scenario, self.stages, self.trace, self.done = scenario, stages, Trace(), []
         self._records, self._scores, self._at = records, scores, at
+        self.validation = None
         self.trainer = SimpleNamespace(train=self._train, update=self._update, counts=dict)
         self.rollout = SimpleNamespace(generate=lambda prompts: ("beams", prompts.step), absent=0)
         self.deadlines = DEFAULTS
@@ -110,6 +111,9 @@ class LoopSession:
 
     def publish(self, stage=None):
         self.done.append("publish")
+
+    def end(self, step):
+        """The last commit ended it."""
 
     def commit(self, step, *, now=False):
         self.done.append(("commit", step, now))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.record.validations import Validations
 from nonet.controller.report import make_report
 from nonet.controller.scenario.scenario import make_scenario
 
@@ -109,3 +110,24 @@ def test_rows_and_table_counts_are_summed_over_steps_and_a_step_written_twice_co
     assert made["sparse"]["item"]["rows"] == 7
     assert made["sparse"]["item"]["admitted"] == 7
     assert made["absent_reads"] == 7
+
+
+def test_validations_stand_beside_the_mean_training_loss_since_the_one_before(run):
+    kept = Validations(run, "pretrain")
+    for step, nats in ((20, 6.0), (40, 5.0)):
+        kept.add(step, {"metrics": {"ndcg@10": step / 100}, "nats": nats, "events": 3})
+    kept.close(metric="ndcg@10", best=40, ran=40, steps=90)
+    losses = ((10, 4.0, 1), (20, 2.0, 3), (30, 9.0, 1), (30, 1.0, 1), (40, 2.0, 1), (50, 7.0, 1))
+    run.metrics.write_text(
+        "".join(
+            record("pretrain", step, "loss", loss) + record("pretrain", step, "events", events)
+            for step, loss, events in losses
+        )
+        + record("pretrain", 40, "validation nats", 5.0, "evaluator")
+    )
+    told = report(run)["validation"]
+    assert list(told) == ["pretrain"]
+    assert (told["pretrain"]["best"], told["pretrain"]["ran"], told["pretrain"]["steps"]) == (40, 40, 90)
+    assert [entry["loss"] for entry in told["pretrain"]["history"]] == [2.5, 1.5], (
+        "a step written twice counts once"
+    )

@@ -32,7 +32,7 @@ def trained(setup, stage, folders, device: str, folder: Path) -> dict[str, bytes
 
 def asked(setup, stage, folders, commit: Path, device: str, precision: str, prompts) -> dict:
     """What `nonet parity` asks of one side."""
-    from nonet.workers.roles.probe import Probe
+    from nonet.workers.roles.evaluation.probe import Probe
     from nonet.workers.runtime.worker import Place
 
     probe = Probe(setup, precision)
@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
     from nonet.deploy.parity.compare import compare, limits_for
     from nonet.models.baselines import Popularity
     from nonet.models.generation.corpus import Corpus
-    from nonet.models.metrics import tie_order
+    from nonet.models.ranking.metrics import tie_order
     from nonet.samples.batches.prompt_rows import prompts
     from nonet.samples.sequences.sequences import TEST
     from nonet.workers.roles.tokenizer import Tokeniser

@@ -8,7 +8,7 @@ import torch
 from nonet.models.baselines import _sasrec_training as training
 from nonet.models.baselines import make_baseline
 from nonet.models.baselines._sasrec import SasRecNet
-from nonet.models.metrics import per_event, rank_of_target_np
+from nonet.models.ranking.metrics import per_event, rank_of_target_np
 from nonet.samples.batches.prompt_rows import masked, prompts
 from nonet.samples.sequences.sequences import TEST, VALID, build_sequences
 from nonet.types import Jagged

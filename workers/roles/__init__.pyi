@@ -1,8 +1,4 @@
 from .embedding import EmbeddingShard as EmbeddingShard
-from .evaluator import EvaluateSetup as EvaluateSetup
-from .evaluator import Evaluator as Evaluator
-from .evaluator import load_recommender as load_recommender
-from .probe import Probe as Probe
 from .reward import RewardWorker as RewardWorker
 from .rollout import Rollout as Rollout
 from .settings import CHUNK_TOKENS as CHUNK_TOKENS

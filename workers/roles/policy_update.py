@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.training import ShardedTables
-from nonet.models.generation import Corpus, log_prob, on
+from nonet.models.generation import Corpus, Voters, on, policy_log_prob
 from nonet.plugins import heavy
 from nonet.rl import Advantages, PolicyLoss
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
@@ -33,7 +33,8 @@ from nonet.workers.runtime import Membership, cut
 
 @dataclass(frozen=True, slots=True)
 class PolicyUpdate:
-    """What an RL step works on; `reference`: the stage's first weights, None where its algorithm needs none."""
+    """What an RL step works on; `reference`: the stage's first weights, None where its algorithm needs none; `voters`: of the
+    model's memory, None without one."""
 
     run: RunSetup
     stage: StageSetup
@@ -42,6 +43,7 @@ class PolicyUpdate:
     sparse: ShardedTables
     member: Membership
     reference: Any
+    voters: Voters | None
     device: str
 
     @property
@@ -137,10 +139,12 @@ class PolicyUpdate:
             for name in ("sid", "valid", "logp")
         )
         batch, spread, reference_UWL = on(chunk.batch, self.device), chunk.spread(rows), None
+        votes = self.voters and self.voters.votes(self.corpus.seq, beams["user"], beams["position"])
+        asked = batch, spread, sid_UWL, self.corpus.trie, votes and votes.to(self.device)
         if self.reference is not None:
             with torch.no_grad():
-                reference_UWL = log_prob(self.reference, batch, spread, sid_UWL, self.corpus.trie)
-        logp_UWL = log_prob(self.model, batch, spread, sid_UWL, self.corpus.trie)
+                reference_UWL = policy_log_prob(self.reference, *asked)
+        logp_UWL = policy_log_prob(self.model, *asked)
         policy = Policy(logp_UWL, old_UWL, advantage_UW.to(self.device), valid_UW, reference_UWL)
         return heavy(_algorithm(self.stage).loss)(policy, self.stage.algorithm)
 

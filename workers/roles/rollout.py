@@ -59,7 +59,12 @@ class Rollout(DistributeWorker):
         else:
             self._replica = self._reader = ReplicaReader(self.run.specs())
         self._recommender = Recommender(
-            model, self._reader, dict(self.run.features), corpus, self.run.history
+            model,
+            self._reader,
+            dict(self.run.features),
+            corpus,
+            self.run.history,
+            self.run.voters(corpus),
         )
         self._incoming = Incoming(model)
 

@@ -20,7 +20,7 @@ class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
     of tables in tiers what each may hold, how long waits may take, the codec of rows between processes, the train engine and
-    the source of the trainers' samples, each with its options."""
+    the source of the trainers' samples, each with its options, and how votes of a memory are taken (None: without one)."""
 
     seed: int
     history: int
@@ -34,12 +34,21 @@ class RunSetup:
     wire: str = "fp32"
     engine: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    memory: Mapping[str, Any] | None = None
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""
         from nonet.embedding.tables import TableSpec
 
         return {name: TableSpec(**spec) for name, spec in self.tables.items()}
+
+    def voters(self, corpus: Any) -> Any:
+        """Who votes in a memory over a corpus; None without one."""
+        from nonet.models.generation import VoteOptions, Voters
+
+        if self.memory is None:
+            return None
+        return Voters(corpus.transitions, corpus.trie, VoteOptions(**self.memory))
 
     def feature_dims(self) -> dict[str, int]:
         """Width of each sparse feature."""
@@ -69,7 +78,7 @@ class StageSetup:
     """One training stage.
 
     first      global number of the stage's first step: sparse steps count over the whole run
-    steps      of the whole stage; users: rows (users or prompts) a global step
+    steps      of the whole stage; users: rows (users or prompts) a global step; epochs: how many its steps are
     lr         peak, warmup share and decay of the dense rate
     base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
     ahead      how many events ahead are targets too, weighted 1 / distance
@@ -93,3 +102,4 @@ class StageSetup:
     chunk: int = CHUNK_TOKENS
     rolls_out: bool = False
     phases: tuple[str, str] = ("train", "train")
+    epochs: float = 0.0

@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from nonet.samples.sequences import (
     TEST,
     TRAIN,
     VALID,
+    CountOptions,
     Sequences,
+    Transitions,
     build_sequences,
     item_keys,
     shares,
@@ -70,7 +72,7 @@ class KnownRun:
 @dataclass(frozen=True, slots=True)
 class DataSetup:
     """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
-    and what holds of repeats (None: the data decides)."""
+    what holds of repeats (None: the data decides), and how transitions are counted (CountOptions)."""
 
     interactions: str
     items: str | None
@@ -84,6 +86,7 @@ class DataSetup:
     seed: int
     known: KnownRun | None = None
     repeats: str | None = None
+    transitions: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables; sequences and the items they are over. Raises DataError."""
@@ -96,6 +99,13 @@ class DataSetup:
             targets=self.targets,
             where=self.where,
             repeats=self.repeats,
+        )
+
+    def counted(self, seq: Sequences, n_items: int) -> Transitions:
+        """The transitions of the training events. Raises ConfigError for a kind of event that is not there."""
+        options = dict(self.transitions)
+        return Transitions.fit(
+            seq, n_items, CountOptions(**{**options, "events": tuple(options.get("events", ()))})
         )
 
 
@@ -118,6 +128,7 @@ class Tokeniser(DistributeWorker):
             "sequences": keep(root, "sequences", lambda folder: write_sequences(folder, seq, items)),
             "sids": keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
             "catalogue": keep(root, "catalogue", trie.save),
+            "transitions": keep(root, "transitions", data.counted(seq, len(items)).save),
         }
         facts = facts_of(seq, items, data)
         facts["data"]["repeats"] = _repeats(seq, data)

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from nonet.workers import BUCKET_BYTES, buckets, host_copy, load_model, pack, wr
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
+from nonet.workers.roles.memory_fit import MemoryFit
 from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
 from nonet.workers.roles.sparse_batch import Share
@@ -162,9 +163,18 @@ class Trainer(DistributeWorker):
             self.sparse,
             self._member,
             self._reference,
+            self._voters,
             self.device,
         )
         return policy.step(step, beams, scores)
+
+    @method()
+    def fit_memory(self) -> None:
+        """Fit the memory's weights to validation events; all ranks take part."""
+        if self._voters is not None:
+            MemoryFit(
+                self.run, self.corpus, self.model, self.sparse, self._member, self._voters, self.device
+            ).set()
 
     @method(collect="first", shards=Replicate)
     def reshard(self, shards: Sequence[int]) -> int:
@@ -308,6 +318,10 @@ class Trainer(DistributeWorker):
     def _table_lr(self, stage: StageSetup, step: int, table: str) -> float:
         """A table's rate follows the dense one."""
         return self.run.tables[table]["lr"] * LearningRate(**stage.lr).at(step, stage.steps) / stage.base
+
+    @cached_property
+    def _voters(self) -> Any:
+        return self.run.voters(self.corpus)
 
     def _samples(self, stage: StageSetup) -> Samples:
         """The source of the samples, opened for the stage under way."""

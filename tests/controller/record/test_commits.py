@@ -8,6 +8,7 @@ from participant import written
 from nonet.controller.record.commits import CommitLog
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.record.validations import Validations
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles.settings import StageSetup
 
@@ -130,3 +131,52 @@ def test_a_step_that_is_committed_again_is_replaced(run):
     assert past.find()[1].version == 2
     assert history(run).find()[1].version == 2
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-000003"]
+
+
+def test_a_commit_that_is_chosen_later_ends_its_stage_and_later_ones_go(run):
+    past = history(run)
+    for done in (2, 4, 6):
+        aside = past.begin(PRETRAIN, done, 1, {"sids": "a"}, {"trainer": 1}, last=False)
+        (aside / "model").write_bytes(b"weights")
+        past.finish(written(aside))
+    assert not past.find()[1].last
+    path, manifest = past.end(PRETRAIN, 4)
+    assert (manifest.step, manifest.last) == (4, True)
+    assert past.end_of("pretrain") == history(run).end_of("pretrain") == path
+    assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-000002", "step-000004"]
+    assert history(run).find()[1] == manifest, "its files are whole as before"
+
+
+def test_commits_that_are_spared_outlive_the_newest_ones(run):
+    past = history(run, keep_last=1)
+    past.spared = frozenset({2})
+    for done in (1, 2, 3, 4):
+        commit(past, PRETRAIN, done)
+    assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-000002", "step-000004"]
+    past.spared = frozenset()
+    commit(past, PRETRAIN, 5)
+    assert [folder.name for folder in run.checkpoints.iterdir()] == ["step-000005"]
+
+
+def test_a_resume_forgets_validations_that_came_after_its_commit(run):
+    past = history(run)
+    commit(past, PRETRAIN, 3)
+    for stage, steps in (("pretrain", (2, 3, 4)), ("rl", (1,))):
+        kept = Validations(run, stage)
+        for step in steps:
+            kept.add(step, {"metrics": {}, "nats": None, "events": 1})
+        kept.close(best=2)
+    past.forget_after(past.find()[1], STAGES)
+    assert [entry["step"] for entry in Validations(run, "pretrain").history] == [2, 3]
+    assert Validations(run, "pretrain").end is None
+    assert Validations(run, "rl").history == []
+
+
+def test_validations_of_a_stage_that_is_over_stay(run):
+    past = history(run)
+    commit(past, PRETRAIN, 6)
+    kept = Validations(run, "pretrain")
+    kept.add(6, {"metrics": {}, "nats": None, "events": 1})
+    kept.close(best=6)
+    past.forget_after(past.find()[1], STAGES)
+    assert Validations(run, "pretrain").end == {"best": 6}

@@ -66,7 +66,7 @@ class World:
         session = self.session = Session(make_scenario(BODY), run=RunFolder(folder))
         session.trace = Trace()
         session.stages = {"pretrain": PRETRAIN, "rl": RL}
-        session.facts = {"artifacts": {"sids": {"sha256": "a"}}}
+        session.facts = {"artifacts": {"sids": {"sha256": "a"}}, "data": {"held_out": {"valid": 0}}}
         self.committed: list = []
         session.commits = SimpleNamespace(
             applied=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),

@@ -89,3 +89,12 @@ def test_a_forest_places_zero_and_colours_only_what_is_significant():
     assert sides == [0, 1, -1]
     texts = " ".join("".join(element.itertext()) for element in plot.iter("text"))
     assert re.search(r"\+0\.0100\s+\[−0\.0100, \+0\.0300\]", texts)
+
+
+def test_a_curve_beside_another_shares_its_axes():
+    chart = line_chart("loss", [1, 2, 3], [5.0, 4.0, 3.0], beside=[(2, 9.0), (4, 8.0)])
+    alone = line_chart("loss", [1, 2, 3], [5.0, 4.0, 3.0])
+    assert chart.count("<path") == 2
+    assert 'class="line beside"' in chart
+    assert ">8<" in chart, "the axis reaches it"
+    assert ">8<" not in alone

@@ -201,3 +201,45 @@ def test_a_run_whose_only_metric_is_coverage_has_a_verdict():
         "coverage@10: popularity 0.0500, finetune 0.5000. Nothing was compared pairwise, so none of these is "
         "called better."
     ]
+
+
+def validated(*points, best=2, ran=3, steps=3):
+    """A report whose pretrain was validated: (validation's nats, training loss) by step."""
+    history = [
+        {"step": step, "metrics": {"ndcg@10": 0.1 * step}, "nats": nats, "loss": loss, "events": 9}
+        for step, (nats, loss) in enumerate(points, 1)
+    ]
+    found = {"metric": "ndcg@10", "best": best, "ran": ran, "steps": steps, "history": history}
+    return compared(0.1, 0.05, 0.15) | {"validation": {"pretrain": found}}
+
+
+def test_which_commit_went_on_is_told_and_where_the_stage_stopped():
+    assert verdict(validated((7.0, 7.5), (6.0, 6.5), (6.1, 6.2), steps=9))[1:] == [
+        "Pretrain was best at step 2 of 9 by ndcg@10 of validation (0.2000); stopped after 3; its last 1 steps are not used."
+    ]
+    assert verdict(validated((7.0, 7.5), (6.0, 6.5), (6.1, 6.2), best=3))[1:] == [
+        "Pretrain was best at step 3 of 3 by ndcg@10 of validation (0.3000)."
+    ]
+
+
+def test_a_stage_overfits_where_validation_rises_while_the_training_loss_lies_far_below_it():
+    (*_, told) = findings(validated((7.0, 7.5), (6.0, 6.0), (6.5, 4.0)))
+    assert told.tone == -1
+    assert told.text == (
+        "Pretrain overfits: validation costs 6.50 nats an event at step 3, 6.00 at step 2, while the training loss fell to 4.00; "
+        "more data, dropout or a smaller model may help, more steps will not."
+    )
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(7.0, 7.5), (6.0, 6.0), (6.1, 4.0)],  # it rose by less than 3 %
+        [(7.0, 7.5), (6.0, 6.0), (6.5, 5.5)],  # the training loss is not 15 % below the lowest
+        [(7.0, 7.5), (6.0, 6.0), (5.0, 2.0)],  # it fell to the end
+        [(None, 7.5), (6.0, None), (6.5, None)],  # nobody knows
+        [(6.0, 4.0)],
+    ],
+)
+def test_what_does_not_rise_or_is_not_far_below_is_not_called_overfitting(points):
+    assert not [found for found in findings(validated(*points)) if "overfits" in found.text]

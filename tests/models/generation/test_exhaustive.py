@@ -11,7 +11,7 @@ from nonet.models.generation import exhaustive
 from nonet.models.generation.exhaustive import score_items, top_items
 from nonet.models.generation.logprob import log_prob_from
 from nonet.models.generation.trie import Trie
-from nonet.models.metrics import MISSED, rank_of_target_np, tie_order
+from nonet.models.ranking.metrics import MISSED, rank_of_target_np, tie_order
 from nonet.models.sid_decoder import SidDecoder, depth
 from nonet.random import rng
 

@@ -17,7 +17,7 @@ from nonet.workers.roles.click.evaluator import ClickEvaluator
 from nonet.workers.roles.click.tokenizer import ClickTokeniser
 from nonet.workers.roles.click.trainer import ClickTrainer
 from nonet.workers.roles.embedding import EmbeddingShard
-from nonet.workers.roles.evaluator import EvaluateSetup
+from nonet.workers.roles.evaluation.evaluator import EvaluateSetup
 from nonet.workers.roles.tokenizer import write_sequences
 from nonet.workers.runtime.worker import Place
 
@@ -99,6 +99,13 @@ def test_a_trained_model_tells_liked_events_from_others_and_its_baselines_cannot
     found["model"] = there.evaluate("model", str(tmp_path / "commit"))
     auc = {name: each["detail"]["test"]["exhaustive"]["all"]["auc"] for name, each in found.items()}
     assert auc["model"] > 0.75 > 0.65 > max(auc["popularity"], auc["logistic_regression"])
+    of_all, validated = (
+        found["model"]["detail"]["valid"]["exhaustive"]["all"],
+        there.validate("train", str(tmp_path / "commit")),
+    )
+    assert validated["metrics"] == of_all, "few users: all of them"
+    assert validated["nats"] == of_all["log_loss"]
+    assert validated["events"] == (likes.seq.split == VALID).sum()
     paired = there.compare([("model", "popularity"), ("popularity", "model")])
     assert paired["model-popularity"]["auc"]["low"] > 0
     assert paired["model-popularity"]["log_loss"]["high"] < 0

@@ -12,13 +12,14 @@ from ring_world import Ring
 
 from nonet.errors import DataError
 from nonet.models.generation.beams import Beams
-from nonet.models.metrics import rank_of_target_np
+from nonet.models.ranking.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import event_at, prompts, seen
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID
 from nonet.types import Jagged
-from nonet.workers.roles import evaluator as evaluators
-from nonet.workers.roles.evaluator import EvaluateSetup, Evaluator
+from nonet.workers.roles.evaluation import evaluator as evaluators
+from nonet.workers.roles.evaluation.evaluator import EvaluateSetup, Evaluator
 from nonet.workers.roles.tokenizer import write_sequences
+from nonet.workers.validation import NatsOfTargets, of_some_users
 
 # Shapes: P prompts, I items, W beams.
 METRICS = ("recall@1", "recall@2", "ndcg@2")
@@ -38,11 +39,11 @@ class Planted:
             part = slice(start, start + size)
             yield (users[part], positions[part]), users[part], positions[part]
 
-    def scores(self, batch):
+    def scores(self, batch, users, positions):
         return torch.from_numpy(self.answer(*batch).astype(np.float32))
 
     def beams(self, batch, width, users, positions):
-        item = self.scores(batch).argsort(dim=1, descending=True, stable=True)[:, :width]
+        item = self.scores(batch, users, positions).argsort(dim=1, descending=True, stable=True)[:, :width]
         nothing = torch.zeros(*item.shape, 1)
         return Beams(item, nothing.long(), nothing, torch.ones_like(item, dtype=torch.bool))
 
@@ -176,7 +177,9 @@ def test_a_baseline_of_the_users_own_is_rehearsed_as_the_evaluator_opens(evaluat
 
 
 def test_a_baseline_that_was_trained_says_how(evaluator):
-    trained = evaluator(baselines=ALL_BASELINES).baseline("sasrec")["trained"]
+    there = evaluator(baselines=ALL_BASELINES)
+    assert there.baseline("sasrec") == {"fitting": 1}  # an epoch: others may ask in between
+    trained = there.baseline("sasrec")["trained"]
     assert {"epochs", "trials", "seconds", "loss"} <= set(trained)
     assert "trained" not in evaluator(baselines=ALL_BASELINES).baseline("popularity")
 
@@ -205,7 +208,8 @@ def test_baselines_learn_nothing_from_events_that_are_held_out(name, ring, evalu
     ranks = {}
     for which, folders in (("as it is", ring.folders), ("other", {**ring.folders, "sequences": str(folder)})):
         there = evaluator(folders, which, baselines=ALL_BASELINES)
-        there.baseline(name)
+        while "fitting" in there.baseline(name):
+            pass
         ranks[which] = np.load(tmp_path / which / f"{name}.npz")
     for split in (VALID, TEST):
         key = f"{['train', 'rl', 'valid', 'test'][split]}.exhaustive"
@@ -288,8 +292,8 @@ def test_a_commit_is_evaluated_with_its_weights_and_its_rows(ring, evaluator, tm
     asked = evaluators.load_recommender(world.run, ring.corpus(), tmp_path / "commit")
     users, positions = prompts(asked.corpus.seq, TEST)
     live = world.rollout._recommender
-    expected = live.scores(live.batch(users, positions))
-    assert torch.equal(asked.scores(asked.batch(users, positions)), expected)
+    expected = live.scores(live.batch(users, positions), users, positions)
+    assert torch.equal(asked.scores(asked.batch(users, positions), users, positions), expected)
     detail = evaluator(metrics=("recall@5",), width=30).evaluate("pretrain", str(tmp_path / "commit"))[
         "detail"
     ]
@@ -324,5 +328,42 @@ def test_rollouts_on_the_wire_tell_rewards_of_the_same_prompt_row_by_row(ring):
     total = beams["logp"].sum(-1)
     assert (np.diff(total, axis=1) <= 0).all()  # best first
     asked = world.rollout._recommender
-    every = asked.scores(asked.batch(beams["user"], beams["position"])).numpy()
+    asked_prompts = beams["user"], beams["position"]
+    every = asked.scores(asked.batch(*asked_prompts), *asked_prompts).numpy()
     np.testing.assert_allclose(total, np.take_along_axis(every, beams["item"], 1), rtol=1e-4)
+
+
+def test_validation_ranks_validation_events_alone_and_tells_what_they_cost(evaluator, monkeypatch):
+    there = evaluator()
+    seq, asked = there.corpus.seq, []
+
+    def scores(users, positions):
+        asked.append(event_at(seq, users, positions))
+        values = np.full((len(users), seq.item.max() + 1), -3.0)
+        values[np.arange(len(users)), seq.item[asked[-1]]] = -0.5
+        return values
+
+    monkeypatch.setattr(evaluators, "load_recommender", lambda *_: Planted(there.corpus, scores))
+    found = there.validate("pretrain", "no commit")
+    assert (seq.split[np.concatenate(asked)] == VALID).all()
+    assert found["events"] == len(np.concatenate(asked)) == (seq.split == VALID).sum()
+    assert found["metrics"]["recall@1"] == 1.0
+    assert found["nats"] == pytest.approx(0.5)
+
+
+def test_a_target_outside_the_catalogue_has_no_nats():
+    scores = np.array([[-1.0, -np.inf], [-np.inf, -np.inf]])
+    nats = NatsOfTargets(lambda *_: scores, lambda *_: np.array([0, 1]))
+    assert nats.mean is None
+    nats(np.array([0, 1]), np.array([0, 0]))
+    assert nats.mean == 1.0
+
+
+def test_of_many_users_some_are_validated_with_all_their_events_and_the_same_each_time():
+    users = np.repeat(np.arange(100), 3)
+    few = of_some_users(users, 7, most=10)
+    assert len(np.unique(users[few])) == 10
+    assert few.sum() == 30
+    np.testing.assert_array_equal(few, of_some_users(users, 7, most=10))
+    assert (few != of_some_users(users, 8, most=10)).any()
+    assert of_some_users(users, 7).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nonet.bench.runs.feed import ITEMS, Feed, hits
-from nonet.models.metrics import MISSED
+from nonet.models.ranking.metrics import MISSED
 from nonet.samples.batches.prompt_rows import prompts
 from nonet.samples.sequences.sequences import RL, TEST
 

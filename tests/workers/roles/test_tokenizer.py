@@ -86,6 +86,6 @@ def test_the_same_content_lands_in_the_same_folder_and_other_content_does_not(tm
     )
 
 
-def test_a_corpus_is_opened_from_its_three_artifacts(ring):
-    assert set(ring.folders) == {"sequences", "sids", "catalogue"}
+def test_a_corpus_is_opened_from_its_artifacts(ring):
+    assert set(ring.folders) == {"sequences", "sids", "catalogue", "transitions"}
     assert Corpus.load(ring.folders).trie.version == ring.corpus().trie.version

@@ -16,7 +16,9 @@ from nonet.models.deepfm import ClickModel, baseline_chances, paired_clicks, sum
 from nonet.models.generation import read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import TEST, VALID, Sequences
-from nonet.workers.roles import EvaluateSetup, RunSetup
+from nonet.workers import of_some_users
+from nonet.workers.roles import RunSetup
+from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P held-out events.
@@ -54,6 +56,18 @@ class ClickEvaluator(DistributeWorker):
             split: model.chances_of(self._clicks, self._clicks.rows(code)) for split, code in _SPLITS.items()
         }
         return self._summary(name, chances)
+
+    @method(collect="first")
+    def validate(self, name: str, folder: str) -> dict[str, Any]:
+        """Ask a commit of the stage `name` about the validation events of at most 2,000 users, while the stage goes on:
+        {"metrics", "nats": mean log loss, "events": how many}."""
+        rows = self._clicks.rows(VALID)
+        rows = rows[of_some_users(self._clicks.seq.user[rows], self.run.seed)]
+        every = summarise_clicks(
+            ClickModel(Path(folder)).chances_of(self._clicks, rows), self._clicks.label[rows]
+        )
+        metrics = {metric: every[metric] for metric in self.ask.metrics}
+        return {"metrics": metrics, "nats": every["log_loss"], "events": len(rows)}
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -3,7 +3,7 @@
 from nonet.workers.roles.kinds.base import RoleKind
 
 SPEC = RoleKind(
-    "nonet.workers.roles:Evaluator",
+    "nonet.workers.roles.evaluation:Evaluator",
     args=("run", "evaluate"),
     default={},
     order=3,

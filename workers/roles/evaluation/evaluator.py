@@ -18,10 +18,12 @@ import torch
 
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
-from nonet.models import (
+from nonet.models import build_model
+from nonet.models.baselines import BASELINES, Baseline, Popularity, check_scores, make_baseline, rehearse
+from nonet.models.generation import Corpus, Recommender, top_items
+from nonet.models.ranking import (
     MISSED,
     Scoreboard,
-    build_model,
     list_depth,
     of_events,
     paired,
@@ -29,14 +31,12 @@ from nonet.models import (
     rank_of_target_np,
     tie_order,
 )
-from nonet.models.baselines import BASELINES, Baseline, Popularity, check_scores, make_baseline, rehearse
-from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.samples.batches import event_at, masked, prompts
-from nonet.samples.sequences import TEST, VALID
+from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.types import Jagged
-from nonet.workers import load_model
+from nonet.workers import NatsOfTargets, load_model, of_some_users
 from nonet.workers.devices import HOST, claim
-from nonet.workers.roles.settings import RunSetup
+from nonet.workers.roles import RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items, W beams.
@@ -63,11 +63,21 @@ class EvaluateSetup:
     )
 
 
+@dataclass(slots=True)
+class _Fitting:
+    """A baseline that is fitted in parts."""
+
+    baseline: Baseline
+    left: Iterator[Any]
+    parts: int = 0
+
+
 class Evaluator(DistributeWorker):
     """Rank 0 of the evaluator group."""
 
     def __init__(self, run: RunSetup, setup: EvaluateSetup):
         self.run, self.ask = run, setup
+        self._fitting: dict[str, _Fitting] = {}
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
@@ -77,16 +87,25 @@ class Evaluator(DistributeWorker):
         self._tie = tie_order(
             Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity, self.run.seed
         )
-        self._prompts = {name: prompts(self.corpus.seq, split) for name, split in SPLITS.items()}
+        self.fitted = self.corpus.seq
+        self.ask_about(self.fitted)
         for name, config in self.ask.baselines.items():
             if config["use"] not in BASELINES.shipped():
-                rehearse(name, partial(self._made, name), self.corpus.seq, len(self.corpus.items))
+                rehearse(name, partial(self._made, name), self.fitted, len(self.corpus.items))
+
+    def ask_about(self, seq: Sequences) -> None:
+        """Rank the held-out events of these sequences over the same items, by default those of the artifacts."""
+        self.corpus = self.corpus.with_events(seq)
+        self._prompts = {name: prompts(seq, split) for name, split in SPLITS.items()}
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user},
-        and how it was `trained` where it says so."""
-        seq, baseline = self.corpus.seq, self._made(name).fit(self.corpus.seq)
+        and how it was `trained` where it says so. {"fitting": parts so far} says to ask again: validations come between."""
+        baseline = self._fit(name)
+        if baseline is None:
+            return {"fitting": self._fitting[name].parts}
+        seq = self.corpus.seq
 
         def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
             answer = baseline.scores(seq, users, positions)
@@ -94,6 +113,19 @@ class Evaluator(DistributeWorker):
 
         facts = getattr(baseline, "trained", None)
         return self._evaluate(name, scores, None) | ({"trained": dict(facts)} if facts else {})
+
+    def _fit(self, name: str) -> Baseline | None:
+        """The fitted baseline; None where there is more to fit."""
+        fitting = self._fitting.get(name)
+        if fitting is None:
+            made = self._made(name)
+            if not hasattr(made, "fit_in_parts"):
+                return made.fit(self.fitted)
+            fitting = self._fitting[name] = _Fitting(made, made.fit_in_parts(self.fitted))  # type: ignore[attr-defined]
+        for _ in fitting.left:
+            fitting.parts += 1
+            return None
+        return self._fitting.pop(name).baseline
 
     def _made(self, name: str) -> Baseline:
         run = self.run
@@ -104,12 +136,18 @@ class Evaluator(DistributeWorker):
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
         """The same for the model of a commit, by exhaustive scoring and by beam."""
-        recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
-
-        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            return recommender.scores(recommender.batch(users, positions)).numpy()
-
+        recommender, scores = self._model(folder)
         return self._evaluate(name, scores, recommender)
+
+    @method(collect="first")
+    def validate(self, name: str, folder: str) -> dict[str, Any]:
+        """Rank the validation events of at most 2,000 users exhaustively by a commit of the stage `name`, which goes on
+        meanwhile: {"metrics", "nats": mean of a held-out event, "events": how many}."""
+        users, positions = self._prompts["valid"]
+        few = of_some_users(users, self.run.seed)
+        nats = NatsOfTargets(self._model(folder)[1], self._target)
+        board = self._ranked(nats, users[few], positions[few])
+        return {"metrics": board.summary()["all"], "nats": nats.mean, "events": int(few.sum())}
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -144,6 +182,15 @@ class Evaluator(DistributeWorker):
                 }
             )
         return rows
+
+    def _model(self, folder: str) -> tuple[Recommender, Scores]:
+        """The model of a commit, and its scores."""
+        recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
+
+        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            return recommender.scores(recommender.batch(users, positions), users, positions).numpy()
+
+        return recommender, scores
 
     def _evaluate(self, name: str, scores: Scores, recommender: Recommender | None) -> dict[str, Any]:
         arrays: dict[str, np.ndarray] = {}
@@ -226,7 +273,7 @@ def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = 
     load_model(model, folder / "dense")
     reader = ReplicaReader(run.specs())
     reader.apply(update_of(folder, run.specs()))
-    return Recommender(model, reader, dict(run.features), corpus, run.history)
+    return Recommender(model, reader, dict(run.features), corpus, run.history, run.voters(corpus))
 
 
 def _parts(events: int) -> Iterator[slice]:

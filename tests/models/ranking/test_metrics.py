@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.metrics import (
+from nonet.models.ranking.metrics import (
     MISSED,
     Reach,
     list_depth,

@@ -1,7 +1,7 @@
 import numpy as np
 
-from nonet.models.metrics import MISSED
-from nonet.models.scoreboard import Scoreboard
+from nonet.models.ranking.metrics import MISSED
+from nonet.models.ranking.scoreboard import Scoreboard
 
 
 def test_groups_are_summed_up_alone_and_chunks_change_nothing():

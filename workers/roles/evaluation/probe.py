@@ -21,8 +21,8 @@ from nonet.models.generation import Corpus, keys_of, on
 from nonet.models.sid_decoder import sid_loss
 from nonet.samples.batches import step_rows, training_batch
 from nonet.workers.devices import claim, device
-from nonet.workers.roles.evaluator import load_recommender
-from nonet.workers.roles.settings import RunSetup, StageSetup
+from nonet.workers.roles import RunSetup, StageSetup
+from nonet.workers.roles.evaluation.evaluator import load_recommender
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items.
@@ -89,8 +89,8 @@ class Probe(DistributeWorker):
         """Log-probability of every catalogue item for each prompt [P, I] float32, nats."""
         scores = []
         with device(self.device).autocast(self._precision):
-            for batch, *_ in self.asked.chunks(users, positions, _CHUNK):
-                scores.append(self.asked.scores(batch).float().numpy())
+            for asked in self.asked.chunks(users, positions, _CHUNK):
+                scores.append(self.asked.scores(*asked).float().numpy())
         return np.concatenate(scores)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nonet.controller.scenario.units import seconds, size_bytes
+from nonet.units import seconds, size_bytes
 
 
 def test_units_are_read():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nonet.models.metrics import Reach, summarise
+from nonet.models.ranking.metrics import Reach, summarise
 
 # Shapes: P held-out events, C of them in a chunk, W recommended items.
 

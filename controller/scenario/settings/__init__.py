@@ -1,0 +1,5 @@
+"""Settings: what a scenario that says `settings: data` leaves out, from a profile of its data."""
+
+import lazy_loader  # pyright: ignore[reportMissingTypeStubs]
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]

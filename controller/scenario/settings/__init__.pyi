@@ -1,0 +1,5 @@
+from .filling import Stages as Stages
+from .filling import fill as fill
+from .filling import profile_of as profile_of
+from .filling import take_from as take_from
+from .warnings import data_warnings as data_warnings

@@ -1,0 +1,209 @@
+"""The rule: from a profile of a data set to the settings that fit it. Every number that it uses is a constant here.
+
+data.keep       Items with fewer than 5 events go, where 80 % of the events stay without them; else 3, 2, or none. Users with one
+                event go: they have no next event.
+data.split      5 test events where the median user has 30 events, else 1; 1 validates. Where a stage rolls out, as many RL
+                events as test events are held out too.
+data.history    Covers 90 % of the users, between 10 and 50 events.
+tokenizer       Vectors from cooccurrence, and from the title, the categories and other text that the items share.
+                64 codes a level up to 5,000 items, 128 up to 30,000, 256 above; fewer where there are fewer items than
+                4 a code; 3 levels, more where the codes would not reach 16 times the items.
+model           Width 64, 128 from 2 M training events on; 3 layers where the median user is long, else 2;
+                dropout 0.1 where an item has 20 events, else 0.3. A memory of transitions, which validation weighs.
+sparse.tables   An `item` row; a `user` row where the median user has 20 training events: with fewer it is learnt by heart.
+batch           Events a step: the power of two between 512 and 2,048 that leaves an epoch 47 steps.
+epochs          A bound: the first stage has about 800 steps, from 4 to 10 epochs; later ones 2 epochs.
+lr              3e-3 in the first stage, 3e-4 in later ones.
+evaluate        recall and NDCG at 5 and 10; beams as wide as the largest k, 20 at least.
+
+The machine is not asked, so that a scenario means the same everywhere; what does not fit one, its plan refuses.
+docs/settings.md has the same as a table, with the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nonet.samples.profiles import Profile
+
+RARE_ITEM_EVENTS, EVENTS_KEPT = (5, 3, 2), 0.8
+LONG_USER_EVENTS, LONG_TEST = 30, 5  # the median user from which 5 events are tested
+HISTORIES, COVERED = (10, 20, 30, 50), 0.9
+SHARED_TEXT, FILLED, MOST_TEXTS, TEXT_WEIGHT = 0.5, 0.5, 2, 0.3  # of text columns beside title and categories
+CODES, ITEMS_A_CODE, REACH = ((5_000, 64), (30_000, 128), (1 << 62, 256)), 4, 16
+WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # by training events
+LONG_LAYERS, SHORT_LAYERS = 3, 2
+DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # of the mean item
+USER_ROW_EVENTS, ROW_WIDTH = 20, 32
+EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 47, 512, 2048
+FIRST_STEPS, LEAST_EPOCHS, MOST_EPOCHS, LATER_EPOCHS = 800, 4, 10, 2
+FIRST_LR, LATER_LR = 3e-3, 3e-4
+CUTOFFS, BEAMS = (5, 10), 20
+
+
+class Setting(NamedTuple):
+    """One derived key: its path, its value, and why in a few words."""
+
+    path: str
+    value: Any
+    reason: str
+
+
+def choose_keep(profile: Profile) -> Setting:
+    """`data.keep`, from the profile of all that there is."""
+    least = next((n for n in RARE_ITEM_EVENTS if profile.kept_by(n) >= EVENTS_KEPT), 0)
+    rare = int(profile.items_of[:least].sum())
+    reason = (
+        f"{rare:,} items have fewer than {least} events, {1 - profile.kept_by(least):.1%} of all"
+        if least
+        else f"items with fewer than {RARE_ITEM_EVENTS[-1]} events have {1 - profile.kept_by(RARE_ITEM_EVENTS[-1]):.0%} of all"
+    )
+    single = int(profile.users_of[1:2].sum())
+    value = {"item_events": least, **({"user_events": 2} if single or least else {})}
+    return Setting("data.keep", value, reason + (f"; {single:,} users have one event" if single else ""))
+
+
+def choose_split(profile: Profile, rolls_out: bool) -> Setting:
+    """`data.split`, from the profile of what is kept."""
+    median = profile.length(0.5)
+    test = LONG_TEST if median >= LONG_USER_EVENTS else 1
+    rl = test if rolls_out else 0
+    value = {"use": "leave_last_out", "test": test, "valid": 1, "rl": rl}
+    tested = profile.users_above(test + 1 + rl)
+    return Setting(
+        "data.split",
+        value,
+        f"the median user has {median} events; {tested:,} of {profile.users:,} users are long enough to be tested",
+    )
+
+
+def choose_rest(
+    profile: Profile, split: Mapping[str, Any], supervised: Sequence[str], metrics: Sequence[str] | None
+) -> Iterator[Setting]:
+    """Every other key, from the profile of what is kept and the split.
+
+    supervised: stages that learn next events, in order; metrics: of the scenario, where it names some.
+    """
+    held_out = held_out_of(split)
+    yield _history(profile)
+    yield from _tokenizer(profile)
+    yield from _model(profile, held_out)
+    yield _memory(split)
+    yield _tables(profile, held_out)
+    yield from _stages(profile, held_out, supervised)
+    yield from _evaluate(profile, metrics)
+
+
+def _history(profile: Profile) -> Setting:
+    covered = profile.length(COVERED)
+    history = next((length for length in HISTORIES if length >= covered), HISTORIES[-1])
+    return Setting("data.history", history, f"{COVERED:.0%} of the users have at most {covered} events")
+
+
+def _tokenizer(profile: Profile) -> Iterator[Setting]:
+    of = {column.name: column for column in profile.columns if column.filled >= FILLED}
+    vectors = [
+        name
+        for name in ("title", "categories")
+        if name in of and of[name].kind in ("text", "list") and of[name].distinct > 1 / max(2, profile.items)
+    ]
+    texts = [
+        name
+        for name, column in of.items()
+        if name not in ("title", "categories")
+        and column.kind in ("text", "list")
+        and 1 / max(2, profile.items) < column.distinct <= SHARED_TEXT
+    ][:MOST_TEXTS]
+    what = (
+        f"items have {', '.join([*vectors, *texts])}"
+        if vectors or texts
+        else "items have no text to learn from"
+    )
+    sources = [*vectors, *({name: TEXT_WEIGHT} for name in texts), "cooccurrence"]
+    yield Setting("tokenizer.vectors", sources, what)
+    codes = next(codes for most, codes in CODES if profile.items <= most)
+    while codes > 8 and codes * ITEMS_A_CODE > profile.items:
+        codes //= 2
+    levels = 3
+    while codes**levels < REACH * profile.items:
+        levels += 1
+    yield Setting("tokenizer.levels", levels, f"{codes}^{levels} = {codes**levels:,} ids")
+    yield Setting("tokenizer.codes", codes, f"for {profile.items:,} items")
+
+
+def _model(profile: Profile, held_out: int) -> Iterator[Setting]:
+    trained, median = profile.trained(held_out), profile.length(0.5)
+    is_long = median >= LONG_USER_EVENTS
+    yield Setting(
+        "model.width", next(w for most, w in WIDTHS if trained < most), f"{trained:,} training events"
+    )
+    said = f"the median user has {median} events, {'at least' if is_long else 'under'} {LONG_USER_EVENTS}"
+    yield Setting("model.layers", LONG_LAYERS if is_long else SHORT_LAYERS, said)
+    each = profile.events / max(1, profile.items)
+    dense = each >= DENSE_ITEM_EVENTS
+    said = f"an item has {each:.1f} events on average, {'at least' if dense else 'under'} {DENSE_ITEM_EVENTS}"
+    yield Setting("model.dropout", DENSE_DROPOUT if dense else SPARSE_DROPOUT, said)
+
+
+def _memory(split: Mapping[str, Any]) -> Setting:
+    validates = split.get("valid", 1) not in (0, None)
+    said = (
+        "validation decides what transitions count"
+        if validates
+        else "nothing validates what transitions count"
+    )
+    return Setting("model.memory", "on" if validates else "off", said)
+
+
+def _tables(profile: Profile, held_out: int) -> Setting:
+    median = profile.trained_length(held_out)
+    row = {"dim": ROW_WIDTH}
+    has = median >= USER_ROW_EVENTS
+    said = "yes" if has else "none"
+    return Setting(
+        "sparse.tables",
+        {"item": row, **({"user": dict(row)} if has else {})},
+        f"user table: {said} (the median user has {median} training events; {USER_ROW_EVENTS} are needed)",
+    )
+
+
+def _stages(profile: Profile, held_out: int, supervised: Sequence[str]) -> Iterator[Setting]:
+    trained = profile.trained(held_out)
+    tokens = LEAST_TOKENS
+    while tokens < MOST_TOKENS and 2 * tokens * EPOCH_STEPS <= trained:
+        tokens *= 2
+    steps = max(1, round(trained / tokens))
+    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, round(FIRST_STEPS / steps)))
+    for i, name in enumerate(supervised):
+        path = f"stages.{name}"
+        yield Setting(
+            f"{path}.batch", {"tokens": float(tokens)}, f"{steps} steps an epoch of {trained:,} events"
+        )
+        count = LATER_EPOCHS if i else epochs
+        yield Setting(
+            f"{path}.epochs",
+            count,
+            f"about {count * steps:,} steps" if not i else "on what a stage before learnt",
+        )
+        yield Setting(
+            f"{path}.lr", LATER_LR if i else FIRST_LR, "later stages go gently" if i else "the first stage"
+        )
+
+
+def _evaluate(profile: Profile, metrics: Sequence[str] | None) -> Iterator[Setting]:
+    cutoffs = [k for k in CUTOFFS if k <= max(1, profile.items // 2)] or [1]
+    ours = [f"{name}@{k}" for name in ("recall", "ndcg") for k in cutoffs]
+    yield Setting("evaluate.metrics", ours, f"a catalogue of {profile.items:,}")
+    tails = [metric.rpartition("@")[2] for metric in (metrics or ours)]
+    largest = max([int(tail) for tail in tails if tail.isdecimal()], default=0)
+    yield Setting("evaluate.width", max(BEAMS, largest), f"the largest k is {largest}")
+
+
+def held_out_of(split: Mapping[str, Any]) -> int:
+    """Events that a leave-last-out split takes of a user; 0 of a split in time, which takes what lies late."""
+    if split.get("use", "leave_last_out") != "leave_last_out":
+        return 0
+    defaults = {"test": 1, "valid": 1, "rl": 0}
+    counts = [split.get(name, default) for name, default in defaults.items()]
+    return sum(count for count in counts if isinstance(count, int))

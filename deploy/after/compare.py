@@ -1,0 +1,58 @@
+"""`nonet report A --compare B`: two runs on the same test events, paired, so that what differs is theirs and not the users'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nonet.controller.record import find_run
+from nonet.deploy.after.ranks import Tested, check_same_events
+from nonet.models.ranking import of_events, paired, per_event, significant
+
+
+def compare_runs(a: str, b: str, stage_a: str | None = None, stage_b: str | None = None) -> dict[str, Any]:
+    """{"a", "b": {run, subject}, "events", "metrics": {name: {a, b, diff, low, high}}}: means over the test events, and
+    their difference a - b with a 95 % interval from drawing users. Subjects are the last stages, or any stage or baseline.
+
+    Raises ConfigError for runs tested on other events.
+    """
+    left, right = Tested.of(find_run(a)), Tested.of(find_run(b))
+    check_same_events(left, right)
+    subjects = stage_a or left.last_stage(), stage_b or right.last_stage()
+    ranks = left.ranks(subjects[0]), right.ranks(subjects[1])
+    metrics = {}
+    for name in of_events(left.metrics):
+        values = per_event(name, ranks[0]), per_event(name, ranks[1])
+        metrics[name] = {
+            "a": float(values[0].mean()),
+            "b": float(values[1].mean()),
+            **paired(*values, left.user, left.seed),
+        }
+    return {
+        "a": {"run": left.run.id, "subject": subjects[0]},
+        "b": {"run": right.run.id, "subject": subjects[1]},
+        "events": len(left.events),
+        "metrics": metrics,
+    }
+
+
+def comparison_text(answer: dict[str, Any]) -> str:
+    """The comparison as a table, and a sentence on what is certain."""
+    names = [f"{answer[side]['run']} {answer[side]['subject']}" for side in "ab"]
+    lines = [f"{answer['events']:,} test events, a - b paired over users, 95 % interval"]
+    lines += [f"  {side}: {name}" for side, name in zip("ab", names, strict=True)]
+    lines.append(f"\n{'':<14}{'a':>10}{'b':>10}{'a - b':>10}   interval")
+    for metric, row in answer["metrics"].items():
+        interval = f"[{row['low']:+.4f}, {row['high']:+.4f}]"
+        lines.append(f"{metric:<14}{row['a']:>10.4f}{row['b']:>10.4f}{row['diff']:>+10.4f}   {interval}")
+    lines.append("\n" + _sentence(answer["metrics"], names))
+    return "\n".join(lines)
+
+
+def _sentence(metrics: dict[str, dict[str, float]], names: list[str]) -> str:
+    better = [name for name, row in metrics.items() if significant(row) and row["diff"] > 0]
+    worse = [name for name, row in metrics.items() if significant(row) and row["diff"] < 0]
+    if not better and not worse:
+        return f"No difference between {names[0]} and {names[1]} is certain."
+    parts = [f"better in {', '.join(better)}"] if better else []
+    parts += [f"worse in {', '.join(worse)}"] if worse else []
+    return f"{names[0]} is {' and '.join(parts)} than {names[1]}."

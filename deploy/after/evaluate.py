@@ -1,0 +1,140 @@
+"""`nonet evaluate RUN`: rank a run's commits again, without training: other metrics, other data over the same items.
+
+The items, their semantic ids, the memory's counts and the commits are the run's. Other data brings users and events: known
+ids find their rows, new users start from the default row, and events of unknown items are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from nonet.controller.record import Checkpoints, RunFolder, find_run
+from nonet.controller.scenario import Scenario, load_scenario
+from nonet.controller.setup import data_setup, run_setup, targets
+from nonet.errors import CheckpointError, ConfigError, DataError
+from nonet.models.generation import Corpus
+from nonet.samples.sequences import Sequences, build_sequences
+from nonet.samples.tables import read_tables
+from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
+
+_INTERACTIONS = "interactions.parquet"
+
+
+def evaluate_run(
+    run: str,
+    *,
+    data: Path | None = None,
+    metrics: Sequence[str] | None = None,
+    stages: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """{"run", "data": {users, events, test, dropped_events}, "subjects": {name: {metric: value}}}: test, full ranking.
+
+    data: a folder with interactions.parquet, or such a file, split as the run's was; None for the run's own.
+    metrics: those of the scenario by default. Raises ConfigError and DataError.
+    """
+    folder = find_run(run)
+    facts = folder.read_json("results/tokenise.json")
+    if facts is None or "sids" not in facts["artifacts"]:
+        raise ConfigError(
+            f"{folder.id} ranks no items, or has not tokenised its data: there is nothing to evaluate"
+        )
+    scenario, _ = load_scenario(folder.scenario)
+    names = list(metrics or scenario.evaluate.metrics)
+    width = scenario.evaluate.width
+    for name in names:
+        scenario.model.spec.check_metric(name, width)
+    commits = dict(_commits(folder, list(scenario.stages), stages))
+    with _evaluator(scenario, facts, names) as evaluator:
+        told = _other_data(evaluator, scenario, folder, data) if data else {}
+        subjects: dict[str, Any] = {}
+        for name in ("popularity", "transition_counter"):
+            subjects[name] = _test(evaluator.baseline(name))
+        for name, commit in commits.items():
+            subjects[name] = _test(evaluator.evaluate(name, str(commit)))
+        seq = evaluator.corpus.seq
+    counts = seq.counts()
+    return {
+        "run": folder.id,
+        "data": {"users": counts["users"], "events": counts["events"], "test": counts["test"], **told},
+        "subjects": subjects,
+    }
+
+
+def evaluation_text(answer: dict[str, Any]) -> str:
+    """The answer as a table."""
+    data, subjects = answer["data"], answer["subjects"]
+    metrics = list(next(iter(subjects.values())))
+    dropped = (
+        f", {data['dropped_events']:,} events of unknown items dropped" if data.get("dropped_events") else ""
+    )
+    lines = [f"{answer['run']}: {data['test']:,} test events of {data['users']:,} users{dropped}", ""]
+    lines.append(f"{'test, full ranking':<20}" + "".join(f"{metric:>14}" for metric in metrics))
+    lines += [
+        f"{name:<20}" + "".join(f"{values[metric]:>14.4f}" for metric in metrics)
+        for name, values in subjects.items()
+    ]
+    return "\n".join(lines)
+
+
+def _commits(
+    folder: RunFolder, stages: Sequence[str], chosen: Sequence[str] | None
+) -> Iterator[tuple[str, Path]]:
+    for name in chosen or stages:
+        if name not in stages:
+            raise ConfigError(f"{folder.id} has no stage {name!r}; its stages: {', '.join(stages)}")
+        try:
+            yield name, Path(Checkpoints(folder.checkpoints).end_of(name))
+        except CheckpointError:
+            if chosen:
+                raise
+
+
+@contextmanager
+def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
+    setup = EvaluateSetup(tuple(metrics), scenario.evaluate.width, next(iter(targets(scenario)), None))
+    evaluator = Evaluator(run_setup(scenario), setup)
+    with tempfile.TemporaryDirectory() as results:
+        evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results)
+        yield evaluator
+
+
+def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path) -> dict[str, int]:
+    """Have the evaluator ask about other events; how many were dropped for their items are unknown."""
+    path = data / _INTERACTIONS if data.is_dir() else data
+    setup = data_setup(scenario, folder.path)
+    interactions, _ = read_tables(str(path), None, dict(setup.columns))
+    items = evaluator.corpus.items
+    known = pc.is_in(
+        interactions["item_id"].cast(items["item_id"].type), value_set=items["item_id"].combine_chunks()
+    )
+    left = interactions.filter(known)
+    if not len(left):
+        raise DataError(
+            f"{path}: none of its {len(interactions):,} events is of an item that {folder.id} knows"
+        )
+    seq, there = build_sequences(
+        left, items, split=setup.split, targets=setup.targets, where=setup.where, repeats=setup.repeats
+    )
+    evaluator.ask_about(_renumbered(seq, there, evaluator.corpus))
+    return {"dropped_events": len(interactions) - len(left)}
+
+
+def _renumbered(seq: Sequences, there: Any, corpus: Corpus) -> Sequences:
+    """The events with the run's numbers of items."""
+    place = pc.index_in(there["item_id"], value_set=corpus.items["item_id"].combine_chunks()).to_numpy()
+    return replace(seq, item=place[seq.item].astype(np.int32), item_key=corpus.seq.item_key)
+
+
+def _test(result: dict[str, Any]) -> dict[str, float]:
+    detail = result["detail"]
+    if "test" not in detail:
+        raise DataError("no event is left to test: data.split holds out more events than these users have")
+    return dict(detail["test"]["exhaustive"]["all"])

@@ -1,0 +1,84 @@
+"""Ranks of a finished run: which test events they are of, and how each subject ranked them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nonet.controller.record import RunFolder
+from nonet.controller.scenario import load_scenario
+from nonet.errors import ConfigError
+from nonet.samples.batches import event_at, prompts
+from nonet.samples.sequences import TEST, Sequences
+from nonet.suggest import did_you_mean, listed
+
+# Shapes: P held-out test events.
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A run's test events: the user row of each [P], and (user, item, time) of each as the data names them."""
+
+    run: RunFolder
+    metrics: tuple[str, ...]
+    stages: tuple[str, ...]
+    seed: int
+    user: np.ndarray
+    events: list[tuple[str, str, int]]
+
+    @classmethod
+    def of(cls, run: RunFolder) -> Tested:
+        """Raises ConfigError for a run that recommends nothing, or has not tokenised its data."""
+        facts = run.read_json("results/tokenise.json")
+        if facts is None or "sids" not in facts["artifacts"]:
+            raise ConfigError(
+                f"{run.id}: there is nothing to compare; it ranks no items or has not tokenised its data"
+            )
+        scenario, _ = load_scenario(run.scenario)
+        folder = Path(facts["artifacts"]["sequences"]["path"])
+        seq = Sequences.load(folder)
+        users, positions = prompts(seq, TEST)
+        at = event_at(seq, users, positions)
+        items = seq.item[at] if seq.item_key is None else seq.item_key[seq.item[at]]
+        events = list(
+            zip(
+                map(str, seq.user_id[users].tolist()),
+                map(str, items.tolist()),
+                seq.time[at].tolist(),
+                strict=True,
+            )
+        )
+        return cls(
+            run, tuple(scenario.evaluate.metrics), tuple(scenario.stages), scenario.seed, users, events
+        )
+
+    def ranks(self, subject: str) -> np.ndarray:
+        """Ranks [P] by exhaustive scoring of a stage or baseline. Raises ConfigError where it was not ranked."""
+        path = self.run.results / f"{subject}.npz"
+        there = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
+        if not path.exists():
+            raise ConfigError(
+                f"{self.run.id} has no ranks of {subject!r}; it ranked {listed(there)}.{did_you_mean(subject, there)}"
+            )
+        with np.load(path) as arrays:
+            return arrays["test.exhaustive"]
+
+    def last_stage(self) -> str:
+        """The newest stage that was ranked. Raises ConfigError where none was."""
+        for stage in reversed(self.stages):
+            if (self.run.results / f"{stage}.npz").exists():
+                return stage
+        raise ConfigError(f"{self.run.id} has not ranked a stage yet: resume it first")
+
+
+def check_same_events(a: Tested, b: Tested) -> None:
+    """Raise ConfigError where two runs were tested on other events."""
+    if a.events == b.events:
+        return
+    both = len(set(a.events) & set(b.events))
+    raise ConfigError(
+        f"{a.run.id} and {b.run.id} were tested on other events: {len(a.events):,} and {len(b.events):,}, {both:,} of them "
+        "the same; compare runs of the same data, data.keep and data.split"
+    )

@@ -1,0 +1,96 @@
+"""`nonet run SCENARIO --seeds 7,8,9`: the same scenario once a seed, and one report: what holds whatever the draw.
+
+Metrics of an event are averaged over the seeds before users are drawn, so an interval is of the recipe, not of one model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.atomic import make_folder, write_whole
+from nonet.controller.record import RunFolder
+from nonet.deploy.after.ranks import Tested, check_same_events
+from nonet.errors import ConfigError
+from nonet.models.ranking import of_events, paired, per_event, significant
+
+Start = Callable[[int, Path], Any]  # runs a seed into a folder
+
+
+def run_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, Any]:
+    """Run each seed into FOLDER/seed-N, a finished one is kept; the pooled result, also in FOLDER/seeds.json.
+
+    Raises ConfigError for seeds named twice.
+    """
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise ConfigError(f"--seeds wants different numbers, such as 7,8,9; got {','.join(map(str, seeds))}")
+    make_folder(folder)
+    runs = []
+    for seed in seeds:
+        run = RunFolder(folder / f"seed-{seed}")
+        if run.read_json("report.json") is None:
+            start(seed, run.path)
+        runs.append(run)
+    pooled = _pooled(runs) | {"seeds": list(seeds)}
+    write_whole(folder / "seeds.json", f"{json.dumps(pooled, indent=1)}\n".encode())
+    return pooled
+
+
+def _pooled(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """{"subjects": {name: {metric: {mean, sd, values}}}, "paired": {"a-b": {metric: {diff, low, high}}}, "events"}."""
+    tested = [Tested.of(run) for run in runs]
+    for other in tested[1:]:
+        check_same_events(tested[0], other)
+    report = runs[0].read_json("report.json") or {}
+    baselines, stages = list(report.get("baselines") or {}), list(report.get("stages") or {})
+    events = {
+        subject: {
+            metric: np.stack([per_event(metric, run.ranks(subject)) for run in tested])
+            for metric in of_events(tested[0].metrics)
+        }
+        for subject in (*baselines, *stages)
+    }
+    subjects = {
+        subject: {metric: _spread(values.mean(1)) for metric, values in by_metric.items()}
+        for subject, by_metric in events.items()
+    }
+    pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
+    differences = {
+        f"{a}-{b}": {
+            metric: paired(
+                events[a][metric].mean(0), events[b][metric].mean(0), tested[0].user, tested[0].seed
+            )
+            for metric in events[a]
+        }
+        for a, b in pairs
+    }
+    return {"subjects": subjects, "paired": differences, "events": len(tested[0].events)}
+
+
+def _spread(values: np.ndarray) -> dict[str, Any]:
+    sd = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(values.mean()), "sd": sd, "values": [float(value) for value in values]}
+
+
+def seeds_text(pooled: Mapping[str, Any]) -> str:
+    """Means and standard deviations as a table, and what is certain of the last stage."""
+    metrics = list(next(iter(pooled["subjects"].values())))
+    lines = [
+        f"{len(pooled['seeds'])} seeds ({', '.join(map(str, pooled['seeds']))}), {pooled['events']:,} test events each"
+    ]
+    lines.append(f"\n{'':<20}" + "".join(f"{metric:>20}" for metric in metrics))
+    for name, by_metric in pooled["subjects"].items():
+        cells = (f"{row['mean']:.4f} +- {row['sd']:.4f}" for row in by_metric.values())
+        lines.append(f"{name:<20}" + "".join(f"{cell:>20}" for cell in cells))
+    lines.append("")
+    for pair, by_metric in pooled["paired"].items():
+        cells = (
+            f"{row['diff']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{'' if significant(row) else ' (not certain)'}"
+            for row in by_metric.values()
+        )
+        lines += [f"{pair}: " + "; ".join(f"{m} {cell}" for m, cell in zip(by_metric, cells, strict=True))]
+    return "\n".join(lines)

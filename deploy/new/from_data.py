@@ -1,0 +1,137 @@
+"""`nonet new FILE --data DIR`: from somebody's tables to a scenario that runs, with what to know about the data.
+
+Nothing that is there is overwritten, and an error leaves nothing behind. CSV files, MovieLens and sequences folders are imported
+beside the scenario, to `FILE-data/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nonet.atomic import write_whole
+from nonet.controller.scenario import make_scenario, yaml
+from nonet.deploy.new.scenario_page import reward_page, scenario_page
+from nonet.deploy.new.sources import Source, find_source
+from nonet.errors import ConfigError
+from nonet.plugins import Files
+from nonet.samples.importers import importer
+from nonet.samples.profiles import profile_text, read_profile
+from nonet.samples.tables import ROLES, read_interactions, read_items, write_parquet
+
+_TABLES = ("interactions.parquet", "items.parquet")
+_RAY_BYTES = 1e9  # of its processes and the driver, in runs on one node
+_BESIDE = ("README", "README.txt", "README.html")  # what an importer may copy along
+
+
+def new_from_data(target: Path, place: Path, items: Path | None, columns: Mapping[str, str]) -> Iterator[str]:
+    """Write a scenario, a reward and, of other formats, the two tables; what was found and written, line by line.
+
+    Raises ConfigError and DataError, and leaves nothing behind then.
+    """
+    if target.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{target}: a scenario is a .yaml file")
+    name = re.sub(r"\W", "_", target.stem)
+    name = name if name[:1].isalpha() else f"s_{name}"
+    reward = Path("rewards") / f"{name}.py"
+    folder = target.parent / f"{target.stem}-data"
+    for path in (target, target.parent / reward):
+        if path.exists():
+            raise ConfigError(f"{path} exists already; choose another place")
+    source = find_source(place, items, columns)
+    with _made(folder):
+        data = _data(source, columns, folder, target.parent)
+        text, said = _scenario(name, place, data, reward, target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (target.parent / reward).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target.parent / reward, reward_page(name).encode())
+        write_whole(target, text.encode())
+    yield f"{source.place} is read as {source.form}" + (f": {roles}" if (roles := source.roles()) else "")
+    yield from said
+    wrote = [target, target.parent / reward, *([folder] if folder.exists() else [])]
+    yield "wrote " + ", ".join(map(str, wrote))
+    yield f"next: nonet plan {target}  (what the data chose, and why);  nonet run {target}"
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Leave no folder behind where what follows fails; refuse one that holds anything but tables."""
+    was_there = folder.exists()
+    if was_there and (
+        not folder.is_dir() or any(path.name not in (*_TABLES, *_BESIDE) for path in folder.iterdir())
+    ):
+        raise ConfigError(f"{folder} holds other files; choose another name for the scenario")
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _data(source: Source, columns: Mapping[str, str], folder: Path, beside: Path) -> dict[str, Any]:
+    """The scenario's `data`: tables where they are, or imported to `folder`."""
+    if source.form == "parquet":
+        return _parquet(source, folder, beside)
+    extra: dict[str, Any] = {}
+    if source.interactions is not None:
+        extra["columns"] = {**source.interactions.roles, **columns}
+        extra["items"] = source.items and source.items.path
+    importer(source.form)(source.place, folder, **extra)
+    return _named(folder, beside)
+
+
+def _parquet(source: Source, folder: Path, beside: Path) -> dict[str, Any]:
+    """Tables as they are, with the names of their columns; where both call the item differently, copies with our names."""
+    table, items = source.interactions, source.items
+    assert table is not None  # a Parquet source has one
+    names = {role: name for role, name in table.roles.items() if ROLES.get(role, role) != name}
+    if items is None:
+        return {"interactions": _path(table.path, beside)} | ({"columns": names} if names else {})
+    if items.item_roles["item"] != table.roles["item"]:
+        write_parquet(read_interactions(str(table.path), dict(table.roles)), folder / _TABLES[0])
+        write_parquet(read_items(str(items.path), dict(items.item_roles)), folder / _TABLES[1])
+        return _named(folder, beside)
+    names |= {role: name for role, name in items.item_roles.items() if role != "item" and role != name}
+    paths = {"interactions": _path(table.path, beside), "items": _path(items.path, beside)}
+    return paths | ({"columns": names} if names else {})
+
+
+def _named(folder: Path, beside: Path) -> dict[str, Any]:
+    return {"interactions": _path(folder / _TABLES[0], beside), "items": _path(folder / _TABLES[1], beside)}
+
+
+def _path(path: Path, beside: Path) -> str:
+    """As the scenario says it: relative below its folder, else absolute."""
+    path, beside = path.resolve(), beside.resolve()
+    return os.path.relpath(path, beside) if path.is_relative_to(beside) else str(path)
+
+
+def _scenario(
+    name: str, place: Path, data: Mapping[str, Any], reward: Path, beside: Path
+) -> tuple[str, list[str]]:
+    """The scenario's text, and what to tell of its data: a table, warnings, minutes and memory."""
+    from nonet.controller.cluster import this_machine
+    from nonet.controller.plan import gigabytes
+    from nonet.deploy.run import ScenarioFile, planning
+
+    items = str(beside / data["items"]) if "items" in data else None
+    profile = read_profile(str(beside / data["interactions"]), items, data.get("columns"))
+    text = scenario_page(name, place.name or str(place), data, profile, str(reward))
+    scenario = make_scenario(yaml.parse(text), name, Files(str(beside)))
+    source = ScenarioFile(scenario, beside)
+    said = profile_text(profile).splitlines()
+    said += [f"warning: {warning}" for warning in planning.data_warnings(source)]
+    made = source.plan(this_machine())
+    prediction = planning.predicted(source, made)
+    memory = max((line.needed for line in made.ledger.lines), default=0)
+    said.append(
+        f"a run takes about {max(1, round(prediction.wall_s / 60))} min where nothing else runs; its workers hold about "
+        f"{gigabytes(memory)}, Ray's own processes {gigabytes(_RAY_BYTES)} more (costs: {prediction.source})"
+    )
+    return text, said

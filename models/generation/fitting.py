@@ -1,0 +1,100 @@
+"""Fit a memory: the weights (l, b, c) under which held-out events are likeliest.
+
+Sums of log-likelihood over a grid, so that ranks can add theirs up; then finer grids around the best. Three numbers from
+hundreds of events do not overfit, and the same sums give the same weights everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.models.generation.votes import Votes
+
+# Shapes: U prompts, V votes, G candidates (l, b, c).
+
+Weights = tuple[float, float, float]
+
+FIT_GRID = (
+    (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8),
+    (0.0, 0.25, 0.5, 0.75, 1.0),
+    (0.25, 0.5, 0.75, 1.0, 1.25, 1.5),
+)
+_ROUNDS = 3  # of finer grids
+_MOST = (0.98, 1.5, 2.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a fit knows of held-out events: the model's log-probability of each target [U] and of its voted leaves [U, V],
+    votes [U, V] (0 for none) and where the target is among them [U], -1 for nowhere."""
+
+    target: np.ndarray
+    leaves: np.ndarray
+    votes: np.ndarray
+    place: np.ndarray
+
+    @classmethod
+    def of(cls, target_U: Tensor, leaves_UV: Tensor, votes: Votes, leaf_U1: Tensor) -> Held:
+        """From what a model says of targets and of voted leaves, and the leaf of each target."""
+        hit_UV = (votes.leaf == leaf_U1) & (votes.leaf >= 0)
+        place_U = torch.where(hit_UV.any(1), hit_UV.int().argmax(1), -1)
+        held = target_U.double(), leaves_UV.double(), votes.weight.double(), place_U
+        return cls(*(part.cpu().numpy() for part in held))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Held]) -> Held:
+        """One after the other, with as many columns as the widest."""
+        if not parts:
+            return cls(np.empty(0), np.empty((0, 1)), np.empty((0, 1)), np.empty(0, np.int64))
+        widest = max(part.votes.shape[1] for part in parts)
+
+        def wide(array_UV: np.ndarray) -> np.ndarray:
+            return np.pad(array_UV, ((0, 0), (0, widest - array_UV.shape[1])))
+
+        return cls(
+            np.concatenate([part.target for part in parts]),
+            np.concatenate([wide(part.leaves) for part in parts]),
+            np.concatenate([wide(part.votes) for part in parts]),
+            np.concatenate([part.place for part in parts]),
+        )
+
+    def likelihood(self, candidates: Sequence[Weights]) -> np.ndarray:
+        """Summed log-likelihood [G], nats."""
+        voted = (self.votes > 0).any(1)
+        p, own = np.exp(self.target), {(b, c): self._remembered(b, c) for _, b, c in candidates}
+        return np.array(
+            [
+                np.log(np.where(voted, (1 - l) * p + l * own[b, c], p) + 1e-300).sum()
+                for l, b, c in candidates  # noqa: E741
+            ]
+        )
+
+    def _remembered(self, b: float, c: float) -> np.ndarray:
+        """q [U] of each target."""
+        there = self.votes > 0
+        power = np.where(there, b * self.leaves + c * np.log(np.where(there, self.votes, 1.0)), -np.inf)
+        q = np.exp(power - power.max(1, initial=-1e30)[:, None])
+        q /= np.maximum(q.sum(1, keepdims=True), 1e-300)
+        return np.where(self.place >= 0, q[np.arange(len(q)), self.place], 0.0)
+
+
+def fit(likelihood: Callable[[Sequence[Weights]], np.ndarray]) -> Weights:
+    """The best candidate; `likelihood` gives the sums of all ranks for candidates. Ties: the first."""
+    grid = [list(axis) for axis in FIT_GRID]
+    best: Weights = (0.0, 0.0, 0.0)
+    steps = (0.08, 0.12, 0.12)
+    for round_ in range(_ROUNDS + 1):
+        candidates: list[Weights] = [(l, b, c) for l, b, c in product(*grid)]  # noqa: E741
+        best = candidates[int(np.argmax(likelihood(candidates)))]
+        width = [step / 2**round_ for step in steps]
+        grid = [
+            [round(min(most, max(0.0, at + k * step)), 4) for k in (-1, 0, 1)]
+            for at, step, most in zip(best, width, _MOST, strict=True)
+        ]
+    return best

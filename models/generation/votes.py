@@ -1,0 +1,156 @@
+"""Votes: what the transitions of a user's newest events say comes next, on the best-voted leaves of the catalogue.
+
+v(y) ~ sum over the last events x, by age, of 0.6^age c(x, y) / sqrt(n(x)); forbidden items and those outside the catalogue
+are dropped before the cut to the best V. A prompt at a training event would be told its own answer: the pairs of its user
+from the asked position on are taken out first, and their voters' occurrences with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.models.generation.trie import Trie
+from nonet.samples.batches import masked, ranges
+from nonet.samples.sequences import Sequences, Transitions, faded, of_kinds
+from nonet.types import Jagged
+
+# Shapes: P prompts, V votes a prompt, Y distinct (prompt, voter) pairs, C (prompt, item) cells, I items.
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """leaf [P, V] int64 ascending, then -1 for none; weight [P, V] float32, of a prompt 1 together, or 0 without votes."""
+
+    leaf: Tensor
+    weight: Tensor
+
+    def to(self, device: Any) -> Votes:
+        """The same on a device."""
+        return Votes(self.leaf.to(device), self.weight.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class VoteOptions:
+    """width: leaves that are voted for, at most; last: newest events that vote; fade: weaker than the one after by this."""
+
+    width: int = 64
+    last: int = 5
+    fade: float = 0.6
+
+
+class Voters:
+    """Transitions that vote over a catalogue, for prompts (users [P], positions [P]) of sequences."""
+
+    def __init__(self, transitions: Transitions, trie: Trie, options: VoteOptions | None = None):
+        self._transitions, self._trie, self._options = transitions, trie, options or VoteOptions()
+
+    def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
+        """The votes for each prompt."""
+        prompt, item, vote = self.cells(seq, users, positions)
+        leaf = self._trie.leaf_of_item[item]
+        hidden = _pairs(masked(seq, users, positions), len(self._transitions))
+        chosen = (vote > 0) & (leaf >= 0) & ~_among(prompt * len(self._transitions) + item, hidden)
+        return self._cut(prompt[chosen], leaf[chosen], vote[chosen], len(users))
+
+    def cells(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Every item that is voted for, before masks and the cut: prompt, item and vote, each [C], in that order."""
+        n_items, table = len(self._transitions), self._transitions
+        pair, power = self._voters(seq, users, positions)
+        later, taken = self._own(seq, users, positions, pair)
+        occurs = np.maximum(table.occurs[pair % n_items].astype(np.float64) - later, 1e-12)
+        power = power / np.sqrt(occurs)
+        voter = pair % n_items
+        edge, offsets = ranges(table.row[voter], table.row[voter + 1])
+        lengths = np.diff(offsets)
+        keys = [np.repeat(pair // n_items, lengths) * n_items + table.item[edge]]
+        weights = [np.repeat(power, lengths) * table.count[edge]]
+        for place, item, weight in taken:
+            keys.append(pair[place] // n_items * n_items + item)
+            weights.append(-power[place] * weight)
+        cell, where = np.unique(np.concatenate(keys), return_inverse=True)
+        vote = np.bincount(where, weights=np.concatenate(weights), minlength=len(cell))
+        vote[vote < 1e-6 * vote.max(initial=0.0)] = 0  # what is left of a pair that was taken out whole
+        return cell // n_items, cell % n_items, vote
+
+    def _voters(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct (prompt, voter) pairs as prompt * I + item [Y], ascending, and how strong each votes."""
+        back = np.arange(1, self._options.last + 1)
+        prompt, age = np.nonzero(positions[:, None] >= back)
+        event = seq.offsets[users[prompt]] + positions[prompt] - back[age]
+        if self._transitions.options.events:
+            right = of_kinds(seq, self._transitions.options)[event]
+            prompt, age, event = prompt[right], age[right], event[right]
+        key = prompt * len(self._transitions) + seq.item[event]
+        pair, where = np.unique(key, return_inverse=True)
+        return pair, np.bincount(where, weights=self._options.fade**age, minlength=len(pair))
+
+    def _own(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair: np.ndarray
+    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+        """What training events from the asked position on added: to n of each (prompt, voter) [Y], and to its pairs, as
+        (place in `pair`, item, weight). Held-out events were never counted."""
+        later = np.zeros(len(pair))
+        asked = np.flatnonzero(positions < seq.train_lengths[users])
+        if not len(asked):
+            return later, []
+        options, n_items = self._transitions.options, len(self._transitions)
+        start = seq.offsets[users[asked]]
+        event, offsets = ranges(start, start + seq.train_lengths[users[asked]])
+        prompt = np.repeat(asked, np.diff(offsets))
+        if options.events:
+            right = of_kinds(seq, options)[event]
+            event, prompt = event[right], prompt[right]
+        after = event >= seq.offsets[users[prompt]] + positions[prompt]
+        weight = faded(seq.time[event], self._transitions.until, options)
+        key = prompt * n_items + seq.item[event]
+        place = np.searchsorted(pair, key).clip(max=max(0, len(pair) - 1))
+        votes = pair[place] == key if len(pair) else np.zeros(len(key), bool)
+        np.add.at(later, place[votes & after], weight[votes & after])
+        taken = []
+        for step in range(1, options.reach + 1):
+            same = (prompt[step:] == prompt[:-step]) & votes[:-step] & after[step:]
+            source = np.flatnonzero(same)
+            taken.append((place[source], seq.item[event[source + step]], weight[source + step] / step))
+        return later, taken
+
+    def _cut(self, prompt: np.ndarray, leaf: np.ndarray, vote: np.ndarray, prompts: int) -> Votes:
+        """The best `width` of each prompt, ties to the lower leaf, normalised and in order of leaves."""
+        order = np.lexsort((leaf, -vote, prompt))
+        place = _within(prompt[order], prompts)
+        best = order[place < self._options.width]
+        best = best[np.lexsort((leaf[best], prompt[best]))]
+        width = max(1, int(np.bincount(prompt[best], minlength=prompts).max(initial=0)))
+        row, column = prompt[best], _within(prompt[best], prompts)
+        total = np.bincount(row, weights=vote[best], minlength=prompts)
+        leaf_PV, weight_PV = np.full((prompts, width), -1, np.int64), np.zeros((prompts, width), np.float32)
+        leaf_PV[row, column] = leaf[best]
+        weight_PV[row, column] = vote[best] / total[row]
+        return Votes(torch.from_numpy(leaf_PV), torch.from_numpy(weight_PV))
+
+
+def _within(row: np.ndarray, rows: int) -> np.ndarray:
+    """The place of each entry in its row; rows ascend."""
+    return np.arange(len(row)) - np.searchsorted(row, np.arange(rows))[row]
+
+
+def _pairs(hidden: Jagged, n_items: int) -> np.ndarray:
+    """(prompt, item) of everything masked as prompt * I + item, ascending."""
+    lengths = np.diff(np.asarray(hidden.offsets, np.int64))
+    return np.unique(np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(hidden.values))
+
+
+def _among(key: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
+    """Which keys are among others that ascend."""
+    if not len(sorted_keys):
+        return np.zeros(len(key), bool)
+    place = np.searchsorted(sorted_keys, key).clip(max=len(sorted_keys) - 1)
+    return sorted_keys[place] == key

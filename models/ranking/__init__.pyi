@@ -1,0 +1,12 @@
+from .lists import Categories as Categories
+from .lists import ListQuality as ListQuality
+from .metrics import MISSED as MISSED
+from .metrics import list_depth as list_depth
+from .metrics import of_events as of_events
+from .metrics import paired as paired
+from .metrics import parse_metric as parse_metric
+from .metrics import per_event as per_event
+from .metrics import rank_of_target_np as rank_of_target_np
+from .metrics import significant as significant
+from .metrics import tie_order as tie_order
+from .scoreboard import Scoreboard as Scoreboard

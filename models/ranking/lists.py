@@ -1,0 +1,123 @@
+"""What lists are like beyond hitting: how much of the catalogue they reach, how evenly, how familiar, how varied, how fitting.
+
+Read beside accuracy: a recommender of popular items alone ranks well and shows a hundred items to everybody. The first k of
+each list count. Categories are the item table's; without them diversity and calibration are left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from nonet.types import Jagged
+
+# Shapes: P prompts, k places of a list, I items, C categories.
+
+_MOST = 256  # categories that count
+_MIXED = 0.01  # of the history's share in the list's, so that the divergence is finite (Steck 2018)
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """The categories of items as shares [I, C] float32, rows that sum to 1 or hold nothing."""
+
+    share: np.ndarray
+
+    @classmethod
+    def of(cls, names: list[list[str]]) -> Categories | None:
+        """From the category names of each item, the 256 most frequent ones; None where there are none."""
+        often = Counter(name for row in names for name in row)
+        if not often:
+            return None
+        place = {
+            name: column for column, (name, _) in enumerate(sorted(often.items(), key=_most_first)[:_MOST])
+        }
+        share = np.zeros((len(names), len(place)), np.float32)
+        for item, row in enumerate(names):
+            share[item, [place[name] for name in row if name in place]] = 1
+        return cls(share / np.maximum(share.sum(1, keepdims=True), 1))
+
+
+def _most_first(entry: tuple[str, int]) -> tuple[int, str]:
+    name, count = entry
+    return -count, name
+
+
+class ListQuality:
+    """Sums over lists of item indices, best first, -1 for none."""
+
+    def __init__(self, occurs_I: np.ndarray, k: int = 10, categories: Categories | None = None):
+        occurs = np.asarray(occurs_I, np.float64)
+        self._k, self._categories = k, categories
+        self._bits_I = -np.log2((occurs + 1) / (occurs.sum() + len(occurs)))
+        self._shown_I = np.zeros(len(occurs), np.int64)
+        self._sums = {"novelty": 0.0, "diversity": 0.0, "calibration": 0.0}
+        self._counts = dict.fromkeys(self._sums, 0)
+
+    def add(self, lists_PW: np.ndarray, history: Jagged) -> None:
+        """The next lists, and what the user of each had before (dense item indices)."""
+        lists_Pk = np.asarray(lists_PW)[:, : self._k]
+        there = lists_Pk >= 0
+        shown = lists_Pk[there]
+        self._shown_I += np.bincount(shown, minlength=len(self._shown_I))
+        self._add("novelty", self._bits_I[shown])
+        if self._categories is not None:
+            share_PkC = self._categories.share[np.maximum(lists_Pk, 0)] * there[:, :, None]
+            self._add("diversity", _diversity(share_PkC > 0, there))
+            self._add("calibration", _divergence(self._of_histories(history), share_PkC.sum(1)))
+
+    def summary(self) -> dict[str, float]:
+        """coverage: the part of the catalogue shown to anybody. gini: 0 all items shown alike, 1 one item to everybody.
+        novelty: bits of surprise of a shown item, by how often it occurs (Zhou et al. 2010). diversity: 1 - Jaccard of two
+        items' categories in a list (Ziegler et al. 2005). calibration: nats from a list's categories to its user's, 0 the
+        same (Steck 2018, lower is better)."""
+        values = {"coverage": float((self._shown_I > 0).mean()), "gini": _gini(self._shown_I)}
+        values |= {name: self._sums[name] / count for name, count in self._counts.items() if count}
+        return {f"{name}@{self._k}": value for name, value in values.items()}
+
+    def _add(self, name: str, values: np.ndarray) -> None:
+        known = values[np.isfinite(values)]
+        self._sums[name] += float(known.sum())
+        self._counts[name] += len(known)
+
+    def _of_histories(self, history: Jagged) -> np.ndarray:
+        """Summed category shares [P, C] of each history."""
+        assert self._categories is not None
+        offsets = np.asarray(history.offsets)
+        out = np.zeros((len(offsets) - 1, self._categories.share.shape[1]))
+        rows = np.repeat(np.arange(len(out)), np.diff(offsets))
+        np.add.at(out, rows, self._categories.share[np.asarray(history.values)])
+        return out
+
+
+def _diversity(has_PkC: np.ndarray, there_Pk: np.ndarray) -> np.ndarray:
+    """Mean of 1 - Jaccard over the pairs of each list [P]; NaN for a list without a pair that has categories."""
+    has = has_PkC.astype(np.float32)
+    both = has @ has.transpose(0, 2, 1)
+    size = has.sum(2)
+    either = size[:, :, None] + size[:, None, :] - both
+    k = there_Pk.shape[1]
+    pair = np.triu(np.ones((k, k), bool), 1) & (size > 0)[:, :, None] & (size > 0)[:, None, :]
+    apart = np.where(pair, 1 - both / np.maximum(either, 1), 0).sum((1, 2))
+    return np.where(pair.any((1, 2)), apart / np.maximum(pair.sum((1, 2)), 1), np.nan)
+
+
+def _divergence(history_PC: np.ndarray, list_PC: np.ndarray) -> np.ndarray:
+    """KL of the history's categories from the list's [P], nats; NaN where one of them has none."""
+    some = (history_PC.sum(1) > 0) & (list_PC.sum(1) > 0)
+    p = history_PC / np.maximum(history_PC.sum(1, keepdims=True), 1e-12)
+    q = list_PC / np.maximum(list_PC.sum(1, keepdims=True), 1e-12)
+    q = (1 - _MIXED) * q + _MIXED * p
+    terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1) / np.where(p > 0, q, 1)), 0)
+    return np.where(some, terms.sum(1), np.nan)
+
+
+def _gini(shown_I: np.ndarray) -> float:
+    """Gini coefficient of how often items were shown."""
+    total = shown_I.sum()
+    if not total:
+        return 0.0
+    ordered, n = np.sort(shown_I), len(shown_I)
+    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * total))

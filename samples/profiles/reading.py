@@ -1,0 +1,157 @@
+"""Profiles of tables: only the columns that a profile is of are read, and once a process for what did not change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from nonet.errors import DataError
+from nonet.samples.profiles.profile import ItemColumn, Profile, measure
+from nonet.samples.sequences import catalogue_index, kept_events
+from nonet.samples.tables import condition, find_parquet, parquet_schema, read_interactions, read_items
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+_ROLES = ("user_id", "item_id", "timestamp", "event", "rating")
+_MANY = 100  # distinct ratings above which they are counted by their quantiles
+_cache: dict[Any, tuple[Any, ...]] = {}  # tables as arrays, the newest read alone
+
+
+def read_profile(
+    interactions: str,
+    items: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    *,
+    where: str | None = None,
+    keep: Mapping[str, int] | None = None,
+) -> Profile:
+    """The profile of what a scenario's `data` names, after `where` and `keep`. Raises DataError and ConfigError.
+
+    The tables are read once a process for their paths and times of change; another `keep` reads nothing.
+    """
+    user, item, time, kind, rating, catalogue, item_columns = _arrays(interactions, items, columns, where)
+    events, kept = kept_events(user, item, int(user.max()) + 1, catalogue, keep or {})
+    events = events[np.lexsort((time[events], user[events]))]
+    lengths = np.bincount(user[events])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[lengths > 0])])
+    place = np.cumsum(kept) - 1
+    return measure(
+        offsets,
+        place[item[events]],
+        time[events],
+        int(kept.sum()),
+        kinds=_counts(kind, events),
+        ratings=_counts(rating, events),
+        columns=item_columns,
+    )
+
+
+def _arrays(
+    interactions: str, items: str | None, columns: Mapping[str, str] | None, where: str | None
+) -> tuple[Any, ...]:
+    key = (_stamp(interactions, "interactions"), items and _stamp(items, "items"))
+    key = (*key, tuple(sorted((columns or {}).items())), where)
+    if key not in _cache:
+        arrays = _read(interactions, items, columns, where)
+        _cache.clear()
+        _cache[key] = arrays
+    return _cache[key]
+
+
+def _stamp(path: str, what: str) -> tuple[Any, ...]:
+    """What tells one state of the files behind a path from another."""
+    system, files = find_parquet(path, what)
+    return tuple((info.path, info.size, info.mtime_ns) for info in system.get_file_info(files))
+
+
+def _read(
+    interactions: str, items: str | None, columns: Mapping[str, str] | None, where: str | None
+) -> tuple[Any, ...]:
+    only = None if where else _ROLES
+    table = read_interactions(interactions, columns, only)
+    if where:
+        table = table.filter(condition(where, table.schema, name="data.where"))
+        if not len(table):
+            raise DataError(f"data.where: {where!r} matches no interaction.")
+    user = _codes(table["user_id"])[0]
+    if items is None:
+        item, ids = _codes(table["item_id"])
+        size, item_columns = len(ids), ()
+    else:
+        catalogue, item_columns = _items(items, columns)
+        item, size = catalogue_index(table["item_id"], catalogue["item_id"]), len(catalogue)
+    kind = _codes(table["event"].cast(pa.string())) if "event" in table.column_names else None
+    rating = _ratings(table["rating"]) if "rating" in table.column_names else None
+    return user, item, table["timestamp"].to_numpy(), kind, rating, size, item_columns
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
+    """A number for each value [N] int64, and the values."""
+    coded = column.combine_chunks().dictionary_encode()
+    return coded.indices.fill_null(-1).to_numpy().astype(np.int64), coded.dictionary.to_pylist()
+
+
+def _ratings(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
+    """As `_codes`; where there are many values, as the nearest of their quantiles below."""
+    codes, values = _codes(column)
+    if len(values) <= _MANY:
+        return codes, values
+    numbers = column.to_numpy()
+    steps = np.unique(np.nanquantile(numbers, np.linspace(0, 1, _MANY), method="lower"))
+    place = np.searchsorted(steps, np.nan_to_num(numbers, nan=steps[0]), "right") - 1
+    return np.where(np.isnan(numbers), -1, place), steps.tolist()
+
+
+def _counts(coded: tuple[np.ndarray, list[Any]] | None, events: np.ndarray) -> dict[Any, int]:
+    """Events of each value, the most frequent first; values that are missing count nowhere."""
+    if coded is None:
+        return {}
+    codes, values = coded
+    counts = np.bincount(codes[events] + 1, minlength=len(values) + 1)[1:]
+    order = np.argsort(-counts, kind="stable")
+    return {values[i]: int(counts[i]) for i in order if counts[i] and values[i] is not None}
+
+
+def _items(path: str, columns: Mapping[str, str] | None) -> tuple[pa.Table, tuple[ItemColumn, ...]]:
+    """The ids, and every column that a tokenizer could read, described; columns of numbers by their names alone."""
+    schema = parquet_schema(path, "items")
+    read = {field.name for field in schema if _kind(field.type) in ("text", "list")}
+    ids = {"item_id", *(source for role, source in (columns or {}).items() if role in ("item", "item_id"))}
+    table = read_items(path, columns, {*read, *ids})
+    described = [_described(name, table[name]) for name in table.column_names if name != "item_id"]
+    rest = [field for field in schema if field.name not in read | ids]
+    return table.select(["item_id"]), (
+        *described,
+        *(ItemColumn(field.name, _kind(field.type)) for field in rest),
+    )
+
+
+def _described(name: str, column: pa.ChunkedArray) -> ItemColumn:
+    kind, rows = _kind(column.type), max(1, len(column))
+    if kind == "list":
+        sizes = pc.list_value_length(column).fill_null(0).to_numpy()
+        words = len(pc.list_flatten(column).unique())
+        return ItemColumn(name, kind, float((sizes > 0).mean()) if len(sizes) else 0.0, words / rows)
+    if kind == "text":
+        text = column.drop_null()
+        empty = pc.sum(pc.equal(pc.utf8_length(text), 0)).as_py() or 0
+        return ItemColumn(name, kind, (len(text) - empty) / rows, len(text.unique()) / rows)
+    return ItemColumn(name, kind)
+
+
+def _kind(kind: pa.DataType) -> str:
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if _is_text(value):
+        return "text"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return "list" if _is_text(kind.value_type) else "other"
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return "number" if number else "other"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)

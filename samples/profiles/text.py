@@ -1,0 +1,62 @@
+"""A profile as a person reads it: a short table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from nonet.samples.profiles.profile import Profile
+from nonet.suggest import listed
+
+_UNITS = ((604800, "week"), (86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+
+
+def profile_text(profile: Profile) -> str:
+    """Lines of what there is."""
+    rows = list(_rows(profile))
+    wide = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name.ljust(wide)}  {text}" for name, text in rows)
+
+
+def _rows(p: Profile) -> Iterator[tuple[str, str]]:
+    lengths = [p.length(share) for share in (0.1, 0.5, 0.9, 1.0)]
+    yield (
+        "users",
+        f"{p.users:,}; events each: {lengths[0]} to {lengths[2]}, median {lengths[1]}, most {lengths[3]}",
+    )
+    rare = int(p.items_of[:5].sum())
+    yield (
+        "items",
+        f"{p.items:,}; {p.events / max(1, p.items):.1f} events each on average, {rare:,} have under 5",
+    )
+    yield "events", f"{p.events:,}, {p.events / max(1, p.users * p.items):.2%} of all pairs"
+    yield "times", _times(p)
+    twice = f", {p.duplicates:,} events are there twice" if p.duplicates else ""
+    yield "repeats", f"{p.repeats:.1%} of events return to an item of their user{twice}"
+    if p.drift is not None:
+        yield "drift", f"{p.drift:.1%} of the newest tenth of the events are of items not seen before it"
+    if p.kinds:
+        yield "kinds", listed((f"{name} {count / p.events:.1%}" for name, count in p.kinds.items()), 6)
+    if p.ratings:
+        values = sorted(p.ratings)
+        yield "ratings", f"{values[0]:g} to {values[-1]:g}, {len(values)} values"
+    if p.columns:
+        yield "item columns", listed((f"{column.name} ({column.kind})" for column in p.columns), 8)
+
+
+def _times(p: Profile) -> str:
+    if p.counted:
+        return "none: the place in the user's history stands for it"
+    span = f"{_day(p.first)} to {_day(p.last)}"
+    unit = next(
+        ((size, name) for size, name in _UNITS if p.resolution_s and p.resolution_s % size == 0), None
+    )
+    fine = f", to the {unit[1]}" if unit else ""
+    return f"{span}{fine}; {p.ties:.1%} of neighbouring events of a user share one"
+
+
+def _day(unix_s: int) -> str:
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
+    except (OverflowError, ValueError, OSError):
+        return f"{unix_s} s"

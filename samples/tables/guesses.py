@@ -1,0 +1,72 @@
+"""Which column plays which role, by its name, and where no name tells by its type.
+
+Names are compared without case, blanks and underscores, and without RecBole's `:type` endings. The order of `NAMES` is
+the order of preference: the first name that is there is taken, so `user_id` is the user before `session_id` is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from nonet.samples.tables.tables import ROLES
+
+NAMES = {
+    "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session",
+    "item": "itemid item iid movieid productid asin sku articleid videoid trackid songid newsid product",
+    "time": "timestamp time ts tsms unixtime datetime eventtime createdat date",
+    "event": "event eventtype action actiontype behavior behaviour type",
+    "rating": "rating score stars overall",
+    "title": "title name movietitle producttitle productname itemname itemtitle text",
+    "categories": "categories category genres genre tags",
+}
+OF_INTERACTIONS = ("user", "item", "time", "event", "rating")
+OF_ITEMS = ("item", "title", "categories")
+
+
+def guess_roles(
+    roles: Sequence[str], names: Sequence[str], columns: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Role (or another wanted name) -> the column among `names` that holds it; `columns` wins over guesses."""
+    chosen = {role: source for role, source in (columns or {}).items() if source in names}
+    by_plain = {_plain(name): name for name in reversed(names)}
+    for role in roles:
+        if role in chosen or ROLES.get(role, role) in chosen:
+            continue
+        free = [plain for plain in NAMES[role].split() if plain in by_plain]
+        free = [plain for plain in free if by_plain[plain] not in chosen.values()]
+        if free:
+            chosen[role] = by_plain[free[0]]
+    return chosen
+
+
+def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
+    """`chosen` and what types alone tell: the one column of times, and the one left over where only one id is missing."""
+    full = dict(chosen)
+    times = [field.name for field in schema if _is_time(field.type) and field.name not in full.values()]
+    if "time" not in full and len(times) == 1:
+        full["time"] = times[0]
+    missing = [role for role in ("user", "item") if role not in full]
+    free = [field.name for field in schema if _is_id(field.type) and field.name not in full.values()]
+    if len(missing) == 1 and len(free) == 1:
+        full[missing[0]] = free[0]
+    return full
+
+
+def bare_name(name: str) -> str:
+    """A column's name without RecBole's type."""
+    return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", bare_name(name).lower())
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nonet.controller.cluster import this_machine
+from nonet.controller.plan import plan
+from nonet.controller.scenario import document, load_scenario, make_scenario, yaml
+from nonet.controller.scenario.settings import data_warnings, rule
+from nonet.errors import ConfigError, DataError
+from nonet.plugins import Files
+from nonet.samples.profiles import ItemColumn, measure, read_profile
+
+
+def profile(users: int, each: int, items: int, columns: tuple[ItemColumn, ...] = ()):
+    """Users with `each` events, a minute apart, going round the items."""
+    offsets = np.arange(users + 1) * each
+    return measure(
+        offsets,
+        np.arange(users * each) % items,
+        np.tile(np.arange(each), users) * 60 + 1000,
+        items,
+        columns=columns,
+    )
+
+
+def chosen(profile, rl: int = 0, supervised=("pretrain",), metrics=None, test: int = 1) -> dict:
+    return {s.path: s.value for s in rule.choose_rest(profile, last_out(test, rl), supervised, metrics)}
+
+
+def last_out(test: int, rl: int = 0) -> dict:
+    return {"use": "leave_last_out", "test": test, "valid": 1, "rl": rl}
+
+
+def write(folder: Path, users: int, each: int, items: int, **columns) -> None:
+    draw = np.random.default_rng(3)
+    table = {
+        "user_id": np.repeat(np.arange(users), each),
+        "item_id": draw.integers(0, items, users * each),
+        "timestamp": np.tile(np.arange(each) * 60, users) + 1_500_000_000,
+    }
+    pq.write_table(pa.table(table | columns), folder / "log.parquet")
+
+
+def document_of(**more) -> dict:
+    base = {
+        "name": "mine",
+        "settings": "data",
+        "data": {"interactions": "log.parquet"},
+        "stages": {"pretrain": None},
+    }
+    return base | more
+
+
+def made(folder: Path, stored=None, **more):
+    return make_scenario(document_of(**more), "mine", Files(str(folder)), stored)
+
+
+def refused(folder: Path, **more) -> str:
+    with pytest.raises(ConfigError) as caught:
+        made(folder, **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- the rule -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("each", "test"), [(3, 1), (8, 1), (29, 1), (30, 5), (70, 5)])
+def test_five_events_are_tested_only_of_long_users(each, test):
+    short = rule.choose_split(profile(50, each, 40), rolls_out=False).value
+    assert short == {"use": "leave_last_out", "test": test, "valid": 1, "rl": 0}
+    assert rule.choose_split(profile(50, each, 40), rolls_out=True).value["rl"] == test
+
+
+@pytest.mark.parametrize(
+    ("each", "held_out", "has"), [(8, 2, False), (21, 2, False), (22, 2, True), (70, 11, True)]
+)
+def test_a_user_row_needs_a_median_of_20_training_events(each, held_out, has):
+    settings = list(rule.choose_rest(profile(50, each, 40), last_out(held_out - 1), (), None))
+    tables = next(setting for setting in settings if setting.path == "sparse.tables")
+    assert ("user" in tables.value) is has
+    assert f"the median user has {each - held_out} training events; 20 are needed" in tables.reason
+
+
+@pytest.mark.parametrize(("items", "codes"), [(16, 8), (200, 32), (3_500, 64), (12_000, 128), (40_000, 256)])
+def test_codes_grow_with_the_catalogue_and_reach_far_beyond_it(items, codes):
+    settings = chosen(profile(100, 400, items))
+    assert settings["tokenizer.codes"] == codes
+    assert codes ** settings["tokenizer.levels"] >= 16 * items
+
+
+@pytest.mark.parametrize("users", [5, 500, 2_000, 20_000])
+def test_a_step_has_512_to_2048_events_and_training_an_end(users):
+    settings = chosen(profile(users, 8, 40), supervised=("pretrain", "finetune"))
+    tokens = settings["stages.pretrain.batch"]["tokens"]
+    assert 512 <= tokens <= 2048
+    assert tokens == 512 or users * 6 / tokens >= 45
+    assert 4 <= settings["stages.pretrain.epochs"] <= 10
+    assert settings["stages.finetune.epochs"] == 2
+    assert settings["stages.finetune.lr"] < settings["stages.pretrain.lr"]
+
+
+def test_vectors_are_of_what_the_items_have_in_common():
+    columns = (
+        ItemColumn("title", "text", 1.0, 0.9),
+        ItemColumn("brand", "text", 0.9, 0.1),
+        ItemColumn("asin", "text", 1.0, 1.0),
+        ItemColumn("price", "number"),
+        ItemColumn("categories", "list", 0.1, 0.1),
+    )
+    assert chosen(profile(50, 8, 40, columns))["tokenizer.vectors"] == [
+        "title",
+        {"brand": 0.3},
+        "cooccurrence",
+    ]
+    assert chosen(profile(50, 8, 40))["tokenizer.vectors"] == ["cooccurrence"]
+
+
+def test_rare_items_go_where_most_events_stay():
+    assert rule.choose_keep(profile(50, 8, 40)).value["item_events"] == 5
+    assert rule.choose_keep(profile(50, 8, 150)).value["item_events"] == 2  # 2 or 3 events an item
+    assert rule.choose_keep(profile(50, 8, 400)).value == {"item_events": 0}
+
+
+def test_a_beam_is_as_wide_as_the_largest_k():
+    assert chosen(profile(50, 8, 400), metrics=["recall@50"])["evaluate.width"] == 50
+    assert chosen(profile(50, 8, 400))["evaluate.width"] == 20
+    assert chosen(profile(50, 8, 8))["evaluate.metrics"] == ["recall@1", "ndcg@1"]
+
+
+def test_the_rule_is_near_the_quickstart_s_own_settings_on_its_data():
+    ours, _ = load_scenario("quickstart")
+    data = read_profile(ours.data.interactions, ours.data.items)
+    keep, split = rule.choose_keep(data).value, rule.choose_split(data, rolls_out=True).value
+    assert keep["item_events"] == ours.data.keep.item_events
+    assert {"use": ours.data.split.use, **ours.data.split.options()} == split
+    settings = chosen(read_profile(ours.data.interactions, ours.data.items, keep=keep), rl=5, test=5)
+    assert settings["data.history"] == ours.data.history
+    assert settings["tokenizer.vectors"] == ours.tokenizer.options()["vectors"]
+    assert settings["tokenizer.codes"] == ours.tokenizer.options()["codes"]
+    assert settings["model.layers"] == ours.model.options()["layers"]
+    assert settings["model.memory"] == ours.model.memory
+    assert set(settings["sparse.tables"]) == set(ours.sparse.tables)
+    assert settings["stages.pretrain.epochs"] == ours.stages["pretrain"].epochs  # type: ignore[attr-defined]
+
+
+# --- filling --------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_is_given_stays_and_has_no_reason(tmp_path):
+    write(tmp_path, 200, 8, 40)
+    ours = made(
+        tmp_path,
+        model={"dropout": 0.0},
+        sparse={"tables": {"user": {}}},
+        stages={"pretrain": {"steps": 9, "lr": 1e-2, "ahead": 2}},
+    )
+    assert ours.model.options()["dropout"] == 0.0
+    assert list(ours.sparse.tables) == ["user"]
+    assert (ours.stages["pretrain"].steps, ours.stages["pretrain"].epochs) == (9, None)  # type: ignore[attr-defined]
+    assert isinstance(ours.settings, dict)
+    assert not {"model.dropout", "sparse.tables", "stages.pretrain.epochs"} & set(ours.settings)
+    assert "model.width" in ours.settings
+    assert ours.data.history == 10
+
+
+def test_a_change_on_the_command_line_overrides_the_rule(tmp_path):
+    write(tmp_path, 200, 8, 40)
+    (tmp_path / "mine.yaml").write_text(yaml.dump(document_of()))
+    ours, _ = load_scenario(tmp_path / "mine.yaml", ["data.split={test: 2, valid: 0}", "tokenizer.codes=4"])
+    assert ours.data.split.options() == {"test": 2, "valid": 0, "rl": 0}
+    assert ours.tokenizer.options()["codes"] == 4
+
+
+def test_without_the_word_the_defaults_are_as_they_were(tmp_path):
+    plain = document_of(stages={"pretrain": {"epochs": 1}})
+    del plain["settings"]
+    ours = make_scenario(plain, "mine", Files(str(tmp_path)))
+    assert (ours.settings, ours.data.history, ours.sparse.tables) == (None, 50, {})
+    assert "settings" not in document(ours)
+
+
+def test_a_run_s_scenario_has_the_values_and_never_asks_the_data_again(tmp_path):
+    write(tmp_path, 200, 8, 40)
+    ours = made(tmp_path)
+    text = yaml.dump(document(ours))
+    (tmp_path / "log.parquet").unlink()
+    again = make_scenario(yaml.parse(text), "mine", Files(str(tmp_path)))
+    assert again == ours
+    assert yaml.dump(document(again)) == text
+
+
+def test_a_run_that_goes_on_has_the_settings_it_began_with_whatever_the_data_are_now(tmp_path):
+    write(tmp_path, 200, 8, 40)
+    stored = document(made(tmp_path))
+    write(tmp_path, 200, 60, 40)
+    assert made(tmp_path).data.split.options()["test"] == 5
+    on = made(tmp_path, stored)
+    assert document(on) == stored
+
+
+def test_an_rl_stage_gets_events_to_ask_for(tmp_path):
+    write(tmp_path, 200, 8, 40)
+    rl = {"steps": 2, "users": 4, "rewards": {"hit": {"weight": 1.0}}}
+    assert made(tmp_path, stages={"pretrain": None, "rl": rl}).data.split.options() == {
+        "test": 1,
+        "valid": 1,
+        "rl": 1,
+    }
+
+
+def test_a_plan_says_what_the_data_chose_and_why(tmp_path):
+    write(tmp_path, 200, 8, 40)
+    text = plan(made(tmp_path), this_machine()).text()
+    assert (
+        "sparse.tables: {item: {dim: 32}} (user table: none (the median user has 6 training events; 20 are needed))"
+        in text
+    )
+    assert "data.split: {use: leave_last_out, test: 1, valid: 1, rl: 0} (the median user has 8 events" in text
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_users_of_one_event_are_refused_before_anything_starts(tmp_path):
+    write(tmp_path, 300, 1, 40)
+    assert "each of the 300 users has one event" in refused(tmp_path)
+
+
+def test_a_catalogue_of_one_item_is_refused(tmp_path):
+    write(tmp_path, 30, 5, 1)
+    assert "all 150 events are of one item" in refused(tmp_path)
+
+
+def test_an_empty_table_a_missing_column_and_times_that_are_words_are_one_line(tmp_path):
+    write(tmp_path, 30, 5, 9)
+    table = pq.read_table(tmp_path / "log.parquet")
+    pq.write_table(table.slice(0, 0), tmp_path / "log.parquet")
+    assert "the table is empty" in refused(tmp_path)
+    pq.write_table(table.drop(["item_id"]), tmp_path / "log.parquet")
+    assert "no column 'item_id'" in refused(tmp_path)
+    words = pa.array(["soon"] * len(table))
+    pq.write_table(table.set_column(2, "timestamp", words), tmp_path / "log.parquet")
+    assert "'timestamp' is string; wanted a timestamp" in refused(tmp_path)
+
+
+def test_another_model_or_word_is_refused(tmp_path):
+    write(tmp_path, 30, 5, 9)
+    assert "settings: data knows model.use: sid_decoder" in refused(tmp_path, model={"use": "deepfm"})
+    assert "wanted data, or nothing, got 'auto'" in refused(tmp_path, settings="auto")
+    assert "unknown key" in refused(tmp_path, modle={})
+    with pytest.raises(DataError, match="no such file"):
+        made(tmp_path, data={"interactions": "nowhere.parquet"})
+
+
+# --- warnings -------------------------------------------------------------------------------------------------------
+
+LAST = {"use": "leave_last_out", "test": 1, "valid": 1}
+
+
+def test_ties_and_leaks_are_told_with_their_numbers():
+    offsets = np.arange(301) * 4
+    tied = measure(offsets, np.arange(1200) % 50, np.tile([0, 86400, 172800, 172800], 300), 50)
+    said = list(data_warnings(tied, LAST, {"item": 32}))
+    assert any("33% of neighbouring events" in line for line in said)
+    assert any(
+        "100% of the tested users (300 of 300) have a test event at the second" in line for line in said
+    )
+    assert not [
+        line
+        for line in data_warnings(tied, {"use": "time", "test": "1970-01-03"}, {})
+        if "tested users" in line
+    ]
+
+
+def test_users_too_short_and_too_few_are_told():
+    lengths = np.array([1] * 900 + [5] * 100)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    time = np.arange(offsets[-1]) * 60
+    said = list(data_warnings(measure(offsets, np.arange(offsets[-1]) % 50, time, 50), LAST, {}))
+    assert any("900 of 1,000 users have under 3 events" in line for line in said)
+    assert any("100 users are tested" in line for line in said)
+
+
+def test_a_user_table_on_short_users_is_told_where_the_user_forces_it():
+    short = profile(300, 8, 40)
+    said = list(data_warnings(short, LAST, {"item": 32, "user": 32}))
+    assert any("the median user has 6 training events" in line for line in said)
+    assert not list(data_warnings(short, LAST, {"item": 32}))

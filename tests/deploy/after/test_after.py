@@ -1,0 +1,140 @@
+"""Questions after a run, over folders that were made in this process, without Ray."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from ring_world import Ring
+
+from nonet.background import sealed
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.controller.record.run_folder import RunFolder
+from nonet.deploy.after import (
+    compare_runs,
+    comparison_text,
+    evaluate_run,
+    evaluation_text,
+    run_seeds,
+    seeds_text,
+)
+from nonet.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+@pytest.fixture(scope="module")
+def run(ring, tmp_path_factory):
+    """A run that has pretrained, with its commit."""
+    run = _folder(ring, tmp_path_factory.mktemp("run"))
+    world = ring.world()
+    world.train("pretrain", 0, 9)
+    checkpoints = Checkpoints(run.checkpoints)
+    aside = checkpoints.aside(18)
+    world.save(aside)
+    files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
+    checkpoints.commit(aside, Manifest("run", 18, "pretrain", 18, True, 1, "s", {}, {}, 0), files)
+    return run
+
+
+def _folder(ring, path, *ranks):
+    """A run's folder with the ring's data; `ranks`: (subject, ranks of its test events)."""
+    run = RunFolder(path)
+    path.mkdir(exist_ok=True)
+    shutil.copyfile(ring.scenario, run.scenario)
+    run.write_json("results/tokenise.json", ring.facts)
+    for subject, values in ranks:
+        np.savez(run.results / f"{subject}.npz", **{"test.exhaustive": np.asarray(values)})
+    return run
+
+
+@pytest.fixture(scope="module")
+def events(ring):
+    return ring.corpus().seq.counts()["test"]
+
+
+def test_two_runs_are_compared_event_by_event(ring, events, tmp_path):
+    best, worst = np.zeros(events, np.int64), np.full(events, 30)
+    a = _folder(ring, tmp_path / "a", ("pretrain", best))
+    b = _folder(ring, tmp_path / "b", ("pretrain", worst), ("popularity", best))
+    answer = compare_runs(str(a.path), str(b.path))
+    assert answer["events"] == events
+    assert answer["a"] == {"run": "a", "subject": "pretrain"}
+    for row in answer["metrics"].values():
+        assert row["a"] == row["diff"] == row["low"] == 1.0
+        assert row["b"] == 0.0
+    assert "better in" in comparison_text(answer)
+    same = compare_runs(str(a.path), str(b.path), stage_b="popularity")
+    assert all(row["diff"] == 0 for row in same["metrics"].values())
+    assert "No difference" in comparison_text(same)
+
+
+def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_path_factory):
+    other = Ring(tmp_path_factory.mktemp("other"), users=20)
+    a = _folder(ring, tmp_path / "a", ("pretrain", np.zeros(events, np.int64)))
+    b = _folder(other, tmp_path / "b", ("pretrain", np.zeros(other.corpus().seq.counts()["test"], np.int64)))
+    with pytest.raises(
+        ConfigError, match=r"a and b were tested on other events: [\d,]+ and [\d,]+, [\d,]+ of them the same"
+    ):
+        compare_runs(str(a.path), str(b.path))
+
+
+def test_a_subject_that_was_not_ranked_is_named(ring, events, tmp_path):
+    a = _folder(ring, tmp_path / "a", ("pretrain", np.zeros(events, np.int64)))
+    with pytest.raises(ConfigError, match=r"a has no ranks of 'pretrian'; it ranked pretrain\."):
+        compare_runs(str(a.path), str(a.path), stage_b="pretrian")
+
+
+def test_a_run_is_evaluated_again_with_other_metrics(run):
+    answer = evaluate_run(str(run.path), metrics=["recall@3", "mrr@5"])
+    assert set(answer["subjects"]) == {"popularity", "transition_counter", "pretrain"}
+    assert all(set(values) == {"recall@3", "mrr@5"} for values in answer["subjects"].values())
+    assert "transition_counter" in evaluation_text(answer)
+    with pytest.raises(ConfigError, match="unknown metric 'hits@3'"):
+        evaluate_run(str(run.path), metrics=["hits@3"])
+
+
+def test_its_own_data_again_gives_the_same_ranking_and_unknown_items_are_counted(run, ring, tmp_path):
+    own = evaluate_run(str(run.path))
+    table = pq.read_table(ring.scenario.parent / "interactions.parquet")
+    pq.write_table(table, tmp_path / "interactions.parquet")
+    again = evaluate_run(str(run.path), data=tmp_path)
+    assert again["subjects"]["pretrain"] == own["subjects"]["pretrain"]
+    assert again["data"]["dropped_events"] == 0
+    column = table.column_names.index("item_id")
+    items = table["item_id"].to_numpy().copy()
+    items[:7] += 10**6
+    pq.write_table(table.set_column(column, "item_id", [items]), tmp_path / "interactions.parquet")
+    assert evaluate_run(str(run.path), data=tmp_path)["data"]["dropped_events"] == 7
+    pq.write_table(table.set_column(column, "item_id", [items + 10**6]), tmp_path / "interactions.parquet")
+    with pytest.raises(DataError, match=r"none of its [0-9,]+ events is of an item that"):
+        evaluate_run(str(run.path), data=tmp_path)
+
+
+def test_seeds_are_pooled_over_users_and_finished_ones_are_kept(ring, events, tmp_path):
+    draws = {7: 0, 8: 12, 9: 30}
+    started = []
+
+    def start(seed, path):
+        started.append(seed)
+        ranks = np.full(events, draws[seed])
+        made = _folder(ring, path, ("pretrain", ranks), ("popularity", np.full(events, 30)))
+        made.write_json("report.json", {"baselines": {"popularity": {}}, "stages": {"pretrain": {}}})
+
+    tmp_path /= "many"
+    pooled = run_seeds([7, 8], tmp_path, start)
+    metric = next(iter(pooled["subjects"]["pretrain"]))
+    assert pooled["subjects"]["pretrain"][metric]["values"] == [1.0, 0.0]
+    assert pooled["paired"]["pretrain-popularity"][metric]["diff"] == 0.5
+    run_seeds([7, 8, 9], tmp_path, start)
+    assert started == [7, 8, 9]
+    assert json.loads((tmp_path / "seeds.json").read_text())["seeds"] == [7, 8, 9]
+    assert "3 seeds (7, 8, 9)" in seeds_text(json.loads((tmp_path / "seeds.json").read_text()))
+    with pytest.raises(ConfigError, match="--seeds wants different numbers"):
+        run_seeds([7, 7], tmp_path, start)

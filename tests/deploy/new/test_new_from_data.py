@@ -1,0 +1,198 @@
+"""`nonet new FILE --data DIR`: what it finds, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import preflight
+from nonet.deploy import cli
+
+
+@pytest.fixture
+def new(tmp_path, monkeypatch, capsys):
+    """`nonet new` with these words in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["nonet", "new", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def refused(new):
+    """What `nonet new` says in one line where it refuses, and leaves nothing behind."""
+
+    def run(*words: str) -> str:
+        before = sorted(str(path) for path in Path().rglob("*"))
+        code, _, err = new(*words)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert sorted(str(path) for path in Path().rglob("*")) == before
+        return err
+
+    return run
+
+
+def log(users: int = 80, each: int = 8, items: int = 30, **columns) -> pa.Table:
+    draw = np.random.default_rng(1)
+    table = {
+        "uid": np.repeat(np.arange(users), each),
+        "sku": (np.arange(users * each) * 7 + draw.integers(0, 3, users * each)) % items,
+        "ts": np.tile(np.arange(each) * 3600, users) + 1_600_000_000,
+    }
+    return pa.table(table | columns)
+
+
+def catalogue(items: int = 30, name: str = "sku") -> pa.Table:
+    return pa.table(
+        {
+            name: np.arange(items),
+            "name": [f"thing {i} of {i % 4}" for i in range(items)],
+            "price": np.ones(items),
+        }
+    )
+
+
+def as_csv(table: pa.Table, path: str, mark: str = ",") -> None:
+    rows = [table.column_names, *zip(*table.to_pydict().values(), strict=True)]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("\n".join(mark.join(map(str, row)) for row in rows) + "\n", encoding="utf-8")
+
+
+def runs(path: str = "mine.yaml", changes: list[str] | None = None):
+    """The scenario, after all that is checked before a run starts."""
+    scenario, folder = load_scenario(path, changes)
+    preflight.check(scenario, folder)
+    return scenario
+
+
+def test_parquet_tables_are_used_where_they_are_with_their_columns_named(new):
+    Path("data").mkdir()
+    pq.write_table(log(), "data/events.parquet")
+    pq.write_table(catalogue(), "data/things.parquet")
+    code, out, err = new("mine.yaml", "--data", "data")
+    assert code == 0, err
+    assert "user = uid, item = sku, time = ts" in out
+    scenario = runs()
+    assert scenario.data.interactions == "data/events.parquet"
+    assert scenario.data.columns == {"user": "uid", "item": "sku", "time": "ts", "title": "name"}
+    assert scenario.tokenizer.options()["vectors"] == ["title", "cooccurrence"]
+    assert list(scenario.stages) == ["pretrain"]
+    assert not Path("mine-data").exists()
+
+
+def test_a_csv_is_imported_beside_the_scenario_and_ratings_get_a_finetune(new):
+    as_csv(log(stars=np.arange(640) % 5 + 1), "raw/clicks.tsv", "\t")
+    code, out, err = new("sub/mine.yaml", "--data", "raw/clicks.tsv")
+    assert code == 0, err
+    assert "rating = stars" in out
+    scenario = runs("sub/mine.yaml")
+    assert scenario.data.interactions == "mine-data/interactions.parquet"
+    assert list(scenario.stages) == ["pretrain", "finetune"]
+    assert scenario.stages["finetune"].target == "rating >= 3"  # type: ignore[attr-defined]
+
+
+def test_the_rl_stage_runs_when_its_comments_go(new):
+    pq.write_table(log(), "events.parquet")
+    assert new("my-feed.yaml", "--data", "events.parquet")[0] == 0
+    lines = Path("my-feed.yaml").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  # rl:"))
+    Path("my-feed.yaml").write_text(
+        "\n".join([*lines[:start], *(line.replace("# ", "", 1) for line in lines[start:])])
+    )
+    scenario = runs("my-feed.yaml")
+    assert list(scenario.stages["rl"].rewards) == ["hit", "my_feed"]  # type: ignore[attr-defined]
+
+
+def test_sequences_and_movielens_folders_are_known_by_their_files(new):
+    Path("seq").mkdir()
+    lines = [f"{u} " + " ".join(str((u + i) % 20) for i in range(8)) for u in range(60)]
+    Path("seq/sequences.txt").write_text("\n".join(lines))
+    code, out, _ = new("a.yaml", "--data", "seq")
+    assert code == 0
+    assert "read as sequences" in out
+    assert "none: the place in the user's history stands for it" in out
+    runs("a.yaml")
+    ratings = log(rating=np.full(640, 4.0)).rename_columns(["userId", "movieId", "timestamp", "rating"])
+    as_csv(ratings, "ml/ratings.csv")
+    as_csv(pa.table({"movieId": range(30), "title": ["x"] * 30, "genres": ["A|B"] * 30}), "ml/movies.csv")
+    code, out, _ = new("b.yaml", "--data", "ml")
+    assert code == 0
+    assert "read as movielens" in out
+    assert list(runs("b.yaml").stages) == ["pretrain"]  # one rating for everything tells nothing apart
+
+
+def test_recbole_s_files_are_a_pair(new):
+    inter = log().rename_columns(["user_id:token", "item_id:token", "timestamp:float"])
+    as_csv(inter, "rb/x.inter", "\t")
+    as_csv(catalogue().rename_columns(["item_id:token", "title:token_seq", "price:float"]), "rb/x.item", "\t")
+    as_csv(pa.table({"user_id:token": range(80), "age:float": [3] * 80}), "rb/x.user", "\t")
+    assert new("mine.yaml", "--data", "rb")[0] == 0
+    assert runs().tokenizer.options()["vectors"] == ["title", "cooccurrence"]
+
+
+def test_tables_that_call_the_item_differently_are_written_anew(new):
+    Path("data").mkdir()
+    pq.write_table(log(), "data/events.parquet")
+    pq.write_table(catalogue(name="item_id"), "data/items.parquet")
+    assert new("mine.yaml", "--data", "data")[0] == 0
+    assert runs().data.items == "mine-data/items.parquet"
+
+
+def test_dangerous_data_are_told_with_numbers(new):
+    short = log(users=60, each=2)
+    long = log(users=20, each=5)
+    both = pa.concat_tables([short, long.set_column(0, "uid", pa.array(np.repeat(np.arange(100, 120), 5)))])
+    day = pa.array(np.full(len(both), 1_600_000_000))
+    pq.write_table(both.set_column(2, "ts", day), "events.parquet")
+    code, out, _ = new("mine.yaml", "--data", "events.parquet")
+    assert code == 0
+    assert "users have under 3 events: they are trained on and not tested" in out
+    assert "warning: 100% of neighbouring events of a user share a timestamp" in out
+
+
+def test_what_cannot_be_used_is_one_line_and_leaves_nothing(refused):
+    Path("d").mkdir()
+    assert "no table there" in refused("mine.yaml", "--data", "d")
+    assert "there is no such file" in refused("mine.yaml", "--data", "nowhere")
+    as_csv(log().slice(0, 0), "d/log.csv")
+    assert "empty" in refused("mine.yaml", "--data", "d")
+    as_csv(log().drop(["ts"]), "d/log.csv")
+    assert "no column looks like the time; it has uid, sku" in refused("mine.yaml", "--data", "d")
+    as_csv(log(users=500, each=1), "d/log.csv")
+    assert "each of the 500 users has one event" in refused("mine.yaml", "--data", "d")
+    words = pa.array(["next tuesday"] * 640)
+    as_csv(log().set_column(2, "time", words), "d/log.csv")
+    assert "wanted a timestamp" in refused("mine.yaml", "--data", "d")
+    as_csv(log(), "d/log.csv")
+    as_csv(log(), "d/log2.csv")
+    assert "2 tables have users, items and times (log.csv, log2.csv)" in refused("mine.yaml", "--data", "d")
+    assert "no table of d/log.csv has it" in refused(
+        "mine.yaml", "--data", "d/log.csv", "--column", "user=nobody"
+    )
+
+
+def test_words_that_do_not_fit_together_and_files_that_are_there_are_refused(refused):
+    pq.write_table(log(), "events.parquet")
+    assert "wants SCENARIO FILE, or FILE --data DIR" in refused("mine.yaml")
+    assert "wants SCENARIO FILE, or FILE --data DIR" in refused(
+        "quickstart", "m.yaml", "--data", "events.parquet"
+    )
+    assert "belong to --data" in refused("quickstart", "m.yaml", "--column", "user=uid")
+    assert "a scenario is a .yaml file" in refused("mine", "--data", "events.parquet")
+    Path("mine.yaml").write_text("name: other\n")
+    assert "exists already" in refused("mine.yaml", "--data", "events.parquet")

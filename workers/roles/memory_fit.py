@@ -1,0 +1,105 @@
+"""MemoryFit: the trainers' part in fitting a memory to validation events; every rank computes a share of the sums.
+
+At most 4,096 events, drawn by the seed. The model answers as it is served, without dropout; nothing learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.embedding.training import ShardedTables
+from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, fit, on, remember
+from nonet.random import rng
+from nonet.samples.batches import bounded, event_at, masked, prompt_batch, prompts
+from nonet.samples.sequences import VALID
+from nonet.workers.roles.settings import RunSetup
+from nonet.workers.roles.sparse_batch import Share
+from nonet.workers.runtime import Membership, shares
+
+# Shapes: U prompts, V votes.
+
+_MOST = 4096
+_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """What a fit works on: a model with a memory, its rows, and who votes."""
+
+    run: RunSetup
+    corpus: Corpus
+    model: Any
+    sparse: ShardedTables
+    member: Membership
+    voters: Voters
+    device: str
+
+    @torch.no_grad()
+    def set(self) -> None:
+        """Fit (l, b, c) and put them into the model; without validation events they stay as they are."""
+        held = self._held()
+        if not self.member.total(float(len(held.target)))[0]:
+            return
+        weights = fit(lambda candidates: self._summed(held, candidates))
+        buffer = getattr(self.model, MEMORY_WEIGHTS)
+        buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
+
+    def _summed(self, held: Held, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
+        return np.array(self.member.total(*held.likelihood(candidates).tolist()))
+
+    def _held(self) -> Held:
+        """This rank's share of the events."""
+        users, positions = self._events()
+        mine = slice(*shares(len(users), self.member.world)[self.member.rank])
+        users, positions = users[mine], positions[mine]
+        parts = bounded(np.ones(len(users), np.int64), _CHUNK)
+        share = Share([self._prompts(users[p], positions[p]) for p in parts], self.run.features, self.device)
+        rows = {
+            table: self.sparse.pull(table, keys, train=False).to(self.device)
+            for table, keys in share.keys.items()
+        }
+        self.sparse.stop()
+        self.model.eval()
+        answers = [
+            self._answer(users[part], positions[part], chunk.batch, chunk.spread(rows))
+            for part, chunk in zip(parts, share, strict=True)
+        ]
+        return Held.joined(answers)
+
+    def _events(self) -> tuple[np.ndarray, np.ndarray]:
+        """Those of the validation events that a list may hold."""
+        seq = self.corpus.seq
+        users, positions = prompts(seq, VALID)
+        if len(users) > _MOST:
+            drawn = np.sort(rng(self.run.seed, "memory").permutation(len(users))[:_MOST])
+            users, positions = users[drawn], positions[drawn]
+        hidden = masked(seq, users, positions)
+        target = seq.item[event_at(seq, users, positions)]
+        rows = np.repeat(np.arange(len(users)), np.diff(hidden.offsets))
+        never = np.unique(rows[np.asarray(hidden.values) == target[rows]])
+        return np.delete(users, never), np.delete(positions, never)
+
+    def _prompts(self, users: np.ndarray, positions: np.ndarray) -> Any:
+        return partial(
+            prompt_batch,
+            self.corpus.seq,
+            self.corpus.sids,
+            users,
+            positions,
+            history=self.run.history,
+            stage="memory",
+        )
+
+    def _answer(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> Held:
+        trie, votes = self.corpus.trie, self.voters.votes(self.corpus.seq, users, positions).to(self.device)
+        target = self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
+        leaf_U1 = torch.from_numpy(np.asarray(trie.leaf_of_item)[target])[:, None].to(self.device)
+        cache = self.model.prefill(on(batch, self.device), rows)
+        _, voted_UVL, target_U1L = remember(self.model, cache, trie, votes, leaf_U1)
+        return Held.of(target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), votes, leaf_U1)
