@@ -28,6 +28,8 @@ METRICS = ("recall@1", "recall@2", "ndcg@2")
 class Planted:
     """A model that gives every prompt the scores of a function (users [P], positions [P]) -> [P, I], and beams by them."""
 
+    voters = None  # no memory
+
     def __init__(self, corpus, scores):
         self.corpus, self.answer = corpus, scores
 
