@@ -56,7 +56,7 @@ def evaluate_run(
     commits = dict(_commits(folder, list(scenario.stages), stages))
     with _evaluator(scenario, facts, names) as evaluator:
         told = _other_data(evaluator, scenario, folder, data) if data else {}
-        results = {name: evaluator.baseline(name) for name in baselines_of(scenario)}
+        results = {name: _baseline(evaluator, name) for name in baselines_of(scenario)}
         results |= {name: evaluator.evaluate(name, str(commit)) for name, commit in commits.items()}
         seq = evaluator.corpus.seq
     counts = seq.counts()
@@ -99,11 +99,23 @@ def _commits(
 
 @contextmanager
 def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
-    setup = EvaluateSetup(tuple(metrics), scenario.evaluate.width, next(iter(targets(scenario)), None))
+    setup = EvaluateSetup(
+        tuple(metrics),
+        scenario.evaluate.width,
+        next(iter(targets(scenario)), None),
+        baselines=baselines_of(scenario),
+    )
     evaluator = Evaluator(run_setup(scenario), setup)
     with tempfile.TemporaryDirectory() as results:
         evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results)
         yield evaluator
+
+
+def _baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
+    """Ranks of a baseline, which may be fitted in parts."""
+    while "fitting" in (result := evaluator.baseline(name)):
+        pass
+    return result
 
 
 def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Evaluator: the role that tells how good a commit is, beside popularity and the transition counter.
+"""Evaluator: the role that tells how good a commit is, beside the run's baselines.
 
 Full ranking over the catalogue, by exhaustive scoring *and* by beam, on validation and test, on all held-out events and
 on those that match the finetuning target, and by segment. What is masked is masked for every subject and both ways. Ranks are
@@ -9,14 +9,15 @@ tells what the lists are like and, of a model with a memory, how it ranks alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nonet.models import BASELINES, Popularity
+from nonet.models.baselines import BASELINES, Baseline, Popularity, check_scores, make_baseline, rehearse
 from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.models.ranking import (
     MISSED,
@@ -38,6 +39,7 @@ from nonet.workers.devices import claim
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
 from nonet.workers.roles.evaluation.segments import Segments
+from nonet.workers.roles.evaluation.shown import ShownUsers
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items, W beams.
@@ -54,13 +56,26 @@ Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSetup:
-    """Metrics by name, beam width, the stage whose target mask marks the `target` column, and how many users to show."""
+    """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, and
+    baselines by name: `use` and options."""
 
     metrics: Sequence[str]
     width: int
     target: str | None
     shown_users: int = 8
     shown_items: int = 5
+    baselines: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {name: {"use": name} for name in ("popularity", "transition_counter")}
+    )
+
+
+@dataclass(slots=True)
+class _Fitting:
+    """A baseline that is fitted in parts."""
+
+    baseline: Baseline
+    left: Iterator[Any]
+    parts: int = 0
 
 
 class Evaluator(DistributeWorker):
@@ -68,10 +83,11 @@ class Evaluator(DistributeWorker):
 
     def __init__(self, run: RunSetup, setup: EvaluateSetup):
         self.run, self.ask = run, setup
+        self._fitting: dict[str, _Fitting] = {}
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the artifacts; ranks go to the folder `results`."""
+        """Open the artifacts; ranks go to the folder `results`. Raises DataError where a user's own baseline fails on a few."""
         self.corpus, self._results = Corpus.load(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self._occurs = Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity
@@ -80,6 +96,9 @@ class Evaluator(DistributeWorker):
         self._categories = Categories.of(_categories(self.corpus))
         self.fitted = self.corpus.seq
         self.ask_about(self.fitted)
+        for name, config in self.ask.baselines.items():
+            if config["use"] not in BASELINES.shipped():
+                rehearse(name, partial(self._made, name), self.fitted, len(self.corpus.items))
 
     def ask_about(self, seq: Sequences) -> None:
         """Rank the held-out events of these sequences over the same items, by default those of the artifacts."""
@@ -89,10 +108,38 @@ class Evaluator(DistributeWorker):
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles
-        by user, "lists": what its first ten of test are like, "segments": what the groups are}."""
-        scorer = BASELINES[name](len(self.corpus.items)).fit(self.fitted)
+        by user, "lists": what its first ten of test are like, "segments": what the groups are}, and how it was `trained` where
+        it says so. {"fitting": parts so far} says to ask again: validations come between."""
+        baseline = self._fit(name)
+        if baseline is None:
+            return {"fitting": self._fitting[name].parts}
         seq = self.corpus.seq
-        return self._evaluate(name, lambda users, positions: scorer.scores(seq, users, positions), None)
+
+        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            answer = baseline.scores(seq, users, positions)
+            return check_scores(name, answer, len(users), len(self.corpus.items))
+
+        facts = getattr(baseline, "trained", None)
+        return self._evaluate(name, scores, None) | ({"trained": dict(facts)} if facts else {})
+
+    def _fit(self, name: str) -> Baseline | None:
+        """The fitted baseline; None where there is more to fit."""
+        fitting = self._fitting.get(name)
+        if fitting is None:
+            made = self._made(name)
+            if not hasattr(made, "fit_in_parts"):
+                return made.fit(self.fitted)
+            fitting = self._fitting[name] = _Fitting(made, made.fit_in_parts(self.fitted))  # type: ignore[attr-defined]
+        for _ in fitting.left:
+            fitting.parts += 1
+            return None
+        return self._fitting.pop(name).baseline
+
+    def _made(self, name: str) -> Baseline:
+        run = self.run
+        return make_baseline(
+            self.ask.baselines[name], len(self.corpus.items), seed=run.seed, history=run.history
+        )
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
@@ -126,20 +173,7 @@ class Evaluator(DistributeWorker):
     @method(collect="first")
     def shown(self) -> list[dict[str, Any]]:
         """The users that reports show: id, titles of their newest history and of the held-out events."""
-        title = self._titles()
-        users, positions = self._shown_prompts()
-        rows = []
-        for user, position in zip(users.tolist(), positions.tolist(), strict=True):
-            first, last = int(self.corpus.seq.offsets[user]), int(self.corpus.seq.offsets[user + 1])
-            items = self.corpus.seq.item[first:last]
-            rows.append(
-                {
-                    "user_id": _plain(self.corpus.seq.user_id[user]),
-                    "history": [title[i] for i in items[max(0, position - 8) : position]],
-                    "target": [title[i] for i in items[position:]],
-                }
-            )
-        return rows
+        return self._shown_users().rows()
 
     def _model(self, folder: str) -> tuple[Recommender, Scores]:
         """The model of a commit, and its scores."""
@@ -239,30 +273,18 @@ class Evaluator(DistributeWorker):
 
     def _top(self, scores: Scores) -> list[list[str]]:
         """Titles of the best items of each shown user."""
-        users, positions = self._shown_prompts()
-        if not len(users):
-            return []
-        title = self._titles()
-        hidden = masked(self.corpus.seq, users, positions)
-        best_Pk = self._best(scores(users, positions), self.ask.shown_items, hidden)
-        return [[title[i] for i in row if i >= 0] for row in best_Pk.tolist()]
 
-    def _shown_prompts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first held-out test event of evenly spread users."""
-        users, positions = self._prompts["test"]
-        first = np.unique(users, return_index=True)[1]
-        chosen = (
-            first[np.linspace(0, len(first) - 1, min(self.ask.shown_users, len(first))).round().astype(int)]
-            if len(first)
-            else first
-        )
-        return users[chosen], positions[chosen]
+        def best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            hidden = masked(self.corpus.seq, users, positions)
+            return self._best(scores(users, positions), self.ask.shown_items, hidden)
+
+        return self._shown_users().titles(best)
+
+    def _shown_users(self) -> ShownUsers:
+        return ShownUsers(self.corpus, *self._prompts["test"], self.ask.shown_users)
 
     def _target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
-
-    def _titles(self) -> list[str]:
-        return [str(text) for text in self.corpus.items["title"].to_pylist()]
 
 
 def _parts(events: int) -> Iterator[slice]:
@@ -274,7 +296,3 @@ def _categories(corpus: Corpus) -> list[list[str]]:
     if "categories" not in corpus.items.column_names:
         return [[] for _ in range(len(corpus.items))]
     return [row or [] for row in corpus.items["categories"].to_pylist()]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
