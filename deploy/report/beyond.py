@@ -108,8 +108,7 @@ def _gain(metric: str, told: Mapping[str, Any]) -> Cell | str:
     if not values:
         return "–"
     gain = Difference("", "", metric, values["diff"], values["low"], values["high"])
-    interval = f"[{number(gain.low, sign=True)}, {number(gain.high, sign=True)}]"
-    return Cell(number(gain.diff, sign=True), interval, tone=gain.direction)
+    return Cell(number(gain.diff, sign=True), tone=gain.direction)
 
 
 def _compared(report: Report) -> list[str]:
