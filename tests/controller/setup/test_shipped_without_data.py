@@ -2,6 +2,9 @@
 
 import shutil
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nonet.controller.scenario.scenario import LIBRARY, load_scenario
@@ -9,6 +12,17 @@ from nonet.controller.setup.run_files import data_setup
 from nonet.errors import ConfigError
 
 NAMES = ("amazon-sid", "amazon-sid-rl")
+
+
+def _write_tables(folder):
+    """Thirty users of eight events over forty items."""
+    events = np.arange(240)
+    table = {"user_id": events // 8, "item_id": events * 7 % 40, "timestamp": events}
+    pq.write_table(pa.table(table), folder / "interactions.parquet")
+    pq.write_table(
+        pa.table({"item_id": np.arange(40), "title": [f"item {i}" for i in range(40)]}),
+        folder / "items.parquet",
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -21,6 +35,7 @@ def test_where_it_is_shipped_it_says_how_to_give_it_data(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_beside_tables_and_with_whole_paths_it_reads_them(name, tmp_path):
     shutil.copy(LIBRARY / f"{name}.yaml", tmp_path)
+    _write_tables(tmp_path)
     beside = data_setup(*load_scenario(tmp_path / f"{name}.yaml"))
     assert beside.interactions == str(tmp_path / "interactions.parquet")
     changes = [f"data.{key}={tmp_path}/{key}.parquet" for key in ("interactions", "items")]
