@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
@@ -26,6 +26,7 @@ from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables
 from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
 
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 _INTERACTIONS = "interactions.parquet"
 
 

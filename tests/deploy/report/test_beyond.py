@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nonet.deploy.report.beyond import list_note, list_table, memory_table, segment_note, segment_table
 from nonet.deploy.report.page import page
-from nonet.deploy.report.seeds_page import seeds_page
+from nonet.deploy.report.several import seeds_page
 
 LISTS = {"coverage@10": 0.01, "gini@10": 0.99, "novelty@10": 9.5}
 
