@@ -40,12 +40,13 @@ def make_report(
         "name": scenario.name,
         "seed": scenario.seed,
         "command": (run.read_json("command.json") or {}).get("command", f"nonet run {scenario.name}"),
-        "data": facts["data"],
+        "data": _data(facts["data"]),
         "stages": {name: headline(results[name]) for name in scenario.stages if name in results},
         "baselines": {name: headline(results[name]) for name in baselines if name in results},
         "trained": {name: result["trained"] for name, result in results.items() if "trained" in result},
         "detail": {name: result["detail"] for name, result in results.items()},
         "paired": comparison.get("paired", {}),
+        **_beyond(results),
         **_rewards(run, scenario),
         "validation": _validations(run, scenario),
         "tokenizer": facts["tokenizer"],
@@ -81,6 +82,21 @@ def _receipt(
 def headline(result: Mapping[str, Any]) -> dict[str, float]:
     """The numbers a subject is known by: test, exhaustive, all held-out events."""
     return result["detail"].get("test", {}).get("exhaustive", {}).get("all", {})
+
+
+def _data(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data are, with the share of users that the split leaves no test event."""
+    left_out, users = facts.get("users_only_trained"), facts.get("users")
+    return {**facts} | ({"share_only_trained": left_out / users} if users and left_out is not None else {})
+
+
+def _beyond(results: Mapping[str, Any]) -> dict[str, Any]:
+    """By subject: what its lists are like, a memory's weights and gain. Of all: what the segments are."""
+    parts = {
+        part: {name: result[part] for name, result in results.items() if part in result}
+        for part in ("lists", "memory", "segments")
+    }
+    return parts | {"segments": next(iter(parts["segments"].values()), {})}
 
 
 def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nonet.deploy import questions
+from nonet.deploy.questions import JsonOption, RunArg
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -29,13 +31,9 @@ app = typer.Typer(
 ScenarioArg = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A .yaml file, or the name of a shipped scenario.")
 ]
-RunArg = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's folder, its id, a unique prefix, or `last`.")
-]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one key; may be repeated.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 
 def main() -> None:
@@ -76,6 +74,12 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole commit in --run-dir.")
     ] = False,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="7,8,9", help="Once a seed, each in --run-dir/seed-N, and one report of them all."
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave it to the cluster at RAY_ADDRESS and return at once.")
     ] = False,
@@ -84,6 +88,11 @@ def run(
     """Run a scenario from its tables to its report."""
     from nonet.deploy.run import api
 
+    if seeds is not None:
+        if resume or detach:
+            raise ConfigError("--seeds goes on with what is there by itself; leave --resume and --detach out")
+        _seeds(scenario, _numbers(seeds), change or [], run_dir, as_json)
+        return
     if detach:
         started = api.start_detached(api.scenario(scenario, change), run_dir=run_dir, command=_command())
         print(
@@ -164,51 +173,8 @@ def stop(
     print(stop_run(Path(run).name))
 
 
-@app.command()
-def runs(as_json: JsonOption = False) -> None:
-    """List the runs here, oldest first."""
-    from nonet.deploy.listing import describe_runs
-
-    rows = describe_runs()
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    for row in rows or [{"run": "no runs yet: nonet run quickstart"}]:
-        print("  ".join(str(value) for value in row.values()))
-
-
-@app.command()
-def report(run: RunArg = "last", as_json: JsonOption = False) -> None:
-    """Say what a finished run found, and where its page is."""
-    from nonet.controller.record import find_run
-    from nonet.deploy.report import write_report
-
-    folder = find_run(run)
-    page = write_report(folder.path)
-    if as_json:
-        print(json.dumps(folder.read_json("report.json"), indent=1))
-    else:
-        _say(folder, page)
-
-
-@app.command()
-def recommend(
-    run: RunArg = "last",
-    like: Annotated[
-        list[str] | None, typer.Option(help="A title (or part of one) that the user liked; may be repeated.")
-    ] = None,
-    user: Annotated[str | None, typer.Option(help="A user of the data, by id.")] = None,
-    top: Annotated[int, typer.Option(min=1, max=100, help="Items a column.")] = 10,
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="[TITLE]...", help="More titles, as after --like.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Recommend by every stage of a run, side by side with popularity and the transition counter."""
-    from nonet.deploy.recommend import columns, recommend_for
-
-    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top)
-    print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else columns(answer))
+for asking in (questions.runs, questions.report, questions.evaluate, questions.recommend):
+    app.command()(asking)
 
 
 @app.command("import")
@@ -337,10 +303,27 @@ def bench(
     """List the benches, or run one and print its figures."""
     from nonet.bench import run_bench
 
+    run_bench(name, json_file, _numbers(seeds), device, change or [])
+
+
+def _numbers(seeds: str) -> list[int]:
     numbers = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in numbers):
         raise ConfigError(f"--seeds wants whole numbers such as 7,8,9, got {seeds!r}")
-    run_bench(name, json_file, [int(seed) for seed in numbers], device, change or [])
+    return [int(seed) for seed in numbers]
+
+
+def _seeds(scenario: str, seeds: list[int], changes: list[str], run_dir: Path | None, as_json: bool) -> None:
+    from nonet.deploy.after import run_seeds, seeds_text
+
+    folder, pooled = run_seeds(scenario, seeds, changes, run_dir, _command())
+    if pooled is None:
+        print(f"stopped. Go on with the same command and --run-dir {folder}", file=sys.stderr)
+        sys.exit(130)
+    if as_json:
+        print(json.dumps(pooled, indent=1))
+    else:
+        print(f"{seeds_text(pooled)}\n\nreport     {folder / 'report.html'}")
 
 
 def _resumed(scenario: str, change: list[str] | None, run_dir: Path | None) -> Any:
@@ -368,17 +351,7 @@ def _finished(run: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(run.report, indent=1))
     else:
-        _say(run.folder, run.folder.path / "report.html")
-
-
-def _say(run: Any, page: Path) -> None:
-    """A run's verdict, where its page is, and what to try next."""
-    from nonet.deploy.report import suggestion, summary
-
-    print(summary(run.read_json("report.json")))
-    print(f"\nreport     {page}")
-    if command := suggestion(run):
-        print(f"recommend  {command}")
+        questions.say(run.folder, run.folder.path / "report.html")
 
 
 def _fail(error: NonetError) -> None:

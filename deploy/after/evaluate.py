@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
+import pyarrow.compute
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.controller.setup import data_setup, run_setup, targets
+from nonet.controller.setup import baselines_of, data_setup, run_setup, targets
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables
 from nonet.workers.roles.evaluation import EvaluateSetup, Evaluator
 
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 _INTERACTIONS = "interactions.parquet"
 
 
@@ -35,7 +37,8 @@ def evaluate_run(
     metrics: Sequence[str] | None = None,
     stages: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """{"run", "data": {users, events, test, dropped_events}, "subjects": {name: {metric: value}}}: test, full ranking.
+    """{"run", "data": {users, events, test, dropped_events}, "subjects": {name: {metric: value}}, "lists": {name:
+    what its first ten are like}}: test, full ranking.
 
     data: a folder with interactions.parquet, or such a file, split as the run's was; None for the run's own.
     metrics: those of the scenario by default. Raises ConfigError and DataError.
@@ -54,17 +57,15 @@ def evaluate_run(
     commits = dict(_commits(folder, list(scenario.stages), stages))
     with _evaluator(scenario, facts, names) as evaluator:
         told = _other_data(evaluator, scenario, folder, data) if data else {}
-        subjects: dict[str, Any] = {}
-        for name in ("popularity", "transition_counter"):
-            subjects[name] = _test(evaluator.baseline(name))
-        for name, commit in commits.items():
-            subjects[name] = _test(evaluator.evaluate(name, str(commit)))
+        results = {name: _baseline(evaluator, name) for name in baselines_of(scenario)}
+        results |= {name: evaluator.evaluate(name, str(commit)) for name, commit in commits.items()}
         seq = evaluator.corpus.seq
     counts = seq.counts()
     return {
         "run": folder.id,
         "data": {"users": counts["users"], "events": counts["events"], "test": counts["test"], **told},
-        "subjects": subjects,
+        "subjects": {name: _test(result) for name, result in results.items()},
+        "lists": {name: result["lists"] for name, result in results.items()},
     }
 
 
@@ -99,11 +100,23 @@ def _commits(
 
 @contextmanager
 def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]) -> Iterator[Evaluator]:
-    setup = EvaluateSetup(tuple(metrics), scenario.evaluate.width, next(iter(targets(scenario)), None))
+    setup = EvaluateSetup(
+        tuple(metrics),
+        scenario.evaluate.width,
+        next(iter(targets(scenario)), None),
+        baselines=baselines_of(scenario),
+    )
     evaluator = Evaluator(run_setup(scenario), setup)
     with tempfile.TemporaryDirectory() as results:
         evaluator.open({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}, results)
         yield evaluator
+
+
+def _baseline(evaluator: Evaluator, name: str) -> dict[str, Any]:
+    """Ranks of a baseline, which may be fitted in parts."""
+    while "fitting" in (result := evaluator.baseline(name)):
+        pass
+    return result
 
 
 def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, data: Path) -> dict[str, int]:
@@ -113,13 +126,16 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
     interactions, _ = read_tables(str(path), None, dict(setup.columns))
     items = evaluator.corpus.items
     known = pc.is_in(
-        interactions["item_id"].cast(items["item_id"].type), value_set=items["item_id"].combine_chunks()
+        interactions["item_id"].cast(pa.string()),
+        value_set=items["item_id"].cast(pa.string()).combine_chunks(),
     )
     left = interactions.filter(known)
     if not len(left):
         raise DataError(
             f"{path}: none of its {len(interactions):,} events is of an item that {folder.id} knows"
         )
+    column = left.column_names.index("item_id")
+    left = left.set_column(column, "item_id", left["item_id"].cast(items["item_id"].type))
     seq, there = build_sequences(
         left, items, split=setup.split, targets=setup.targets, where=setup.where, repeats=setup.repeats
     )

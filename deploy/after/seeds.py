@@ -13,31 +13,86 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder, write_whole
-from nonet.controller.record import RunFolder
+from nonet.controller.record import RunFolder, new_run
+from nonet.controller.scenario import Scenario
+from nonet.controller.setup import check_same
 from nonet.deploy.after.ranks import Tested, check_same_events
+from nonet.deploy.report import seeds_page
+from nonet.deploy.run import api
 from nonet.errors import ConfigError
 from nonet.models.ranking import of_events, paired, per_event, significant
 
-Start = Callable[[int, Path], Any]  # runs a seed into a folder
+Start = Callable[[int, Path], bool]  # runs a seed into a folder, or goes on there; whether it came to its end
 
 
-def run_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, Any]:
-    """Run each seed into FOLDER/seed-N, a finished one is kept; the pooled result, also in FOLDER/seeds.json.
+def run_seeds(
+    source: str, seeds: Sequence[int], changes: Sequence[str], run_dir: Path | None, command: str = ""
+) -> tuple[Path, dict[str, Any] | None]:
+    """Run a scenario once a seed; the folder of them all, and the pooled result, None where somebody stopped it.
 
-    Raises ConfigError for seeds named twice.
+    Finished seeds are kept, an unfinished one goes on from its newest commit. Raises ConfigError for seeds named twice, for a
+    scenario that ranks no items, and where the folder holds seeds of another scenario.
     """
-    if len(set(seeds)) < len(seeds) or not seeds:
-        raise ConfigError(f"--seeds wants different numbers, such as 7,8,9; got {','.join(map(str, seeds))}")
+    _check_seeds(seeds)
+    scenario = api.scenario(source, list(changes)).scenario
+    _check_ranks(scenario)
+    folder = run_dir.absolute() if run_dir else new_run(f"{scenario.name}-seeds").path
+    if RunFolder(folder).scenario.exists():
+        raise ConfigError(f"{folder} is a run itself; with --seeds, --run-dir is a folder of runs")
+    sources = {}
+    for seed in seeds:
+        stored = RunFolder(_of_seed(folder, seed)).scenario
+        given = api.scenario(source, [*changes, f"seed={seed}"], stored=stored if stored.exists() else None)
+        if stored.exists():
+            check_same(given.scenario, RunFolder(stored.parent))
+        sources[seed] = given
+
+    def start(seed: int, path: Path) -> bool:
+        if list(RunFolder(path).checkpoints.glob("step-*")):
+            return api.resume(path, given=sources[seed]).state != "stopped"
+        return api.run(sources[seed], run_dir=path, command=command).state != "stopped"
+
+    return folder, pool_seeds(seeds, folder, start)
+
+
+def pool_seeds(seeds: Sequence[int], folder: Path, start: Start) -> dict[str, Any] | None:
+    """Have each seed run into FOLDER/seed-N, a finished one is kept; the pooled result, also in FOLDER/seeds.json and on
+    FOLDER/report.html. None where a seed did not come to its end."""
+    _check_seeds(seeds)
     make_folder(folder)
     runs = []
     for seed in seeds:
-        run = RunFolder(folder / f"seed-{seed}")
-        if run.read_json("report.json") is None:
-            start(seed, run.path)
+        run = RunFolder(_of_seed(folder, seed))
+        if run.read_json("report.json") is None and not start(seed, run.path):
+            return None
         runs.append(run)
-    pooled = _pooled(runs) | {"seeds": list(seeds)}
+    report = runs[0].read_json("report.json") or {}
+    pooled = {"name": report.get("name"), "command": report.get("command"), "seeds": list(seeds)} | _pooled(
+        runs
+    )
     write_whole(folder / "seeds.json", f"{json.dumps(pooled, indent=1)}\n".encode())
+    write_whole(folder / "report.html", seeds_page(pooled).encode())
     return pooled
+
+
+def _of_seed(folder: Path, seed: int) -> Path:
+    return folder / f"seed-{seed}"
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise ConfigError(f"--seeds wants different numbers, such as 7,8,9; got {','.join(map(str, seeds))}")
+
+
+def _check_ranks(scenario: Scenario) -> None:
+    """Raise ConfigError where events would have nothing to pool, before anything runs."""
+    if not scenario.model.spec.makes_lists:
+        raise ConfigError(f"{scenario.name} ranks no items: --seeds pools the ranks of test events")
+    if not of_events(scenario.evaluate.metrics):
+        raise ConfigError(
+            "evaluate.metrics: --seeds needs a metric that an event has by itself, such as recall@10; "
+            f"got {', '.join(scenario.evaluate.metrics)}"
+        )
 
 
 def _pooled(runs: Sequence[RunFolder]) -> dict[str, Any]:
@@ -68,7 +123,7 @@ def _pooled(runs: Sequence[RunFolder]) -> dict[str, Any]:
         }
         for a, b in pairs
     }
-    return {"subjects": subjects, "paired": differences, "events": len(tested[0].events)}
+    return {"stages": stages, "subjects": subjects, "paired": differences, "events": len(tested[0].events)}
 
 
 def _spread(values: np.ndarray) -> dict[str, Any]:

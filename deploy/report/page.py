@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from nonet.controller.predict import repeats_text
-from nonet.deploy.report import tables
+from nonet.deploy.report import beyond, tables
 from nonet.deploy.report.charts import forest_plot, line_chart
 from nonet.deploy.report.curves import Curve
 from nonet.deploy.report.scores import differences, headline_metrics, label
@@ -35,7 +35,7 @@ def page(
     drawn = [curve for curve in curves if len(curve.points) > 1]
     nats = {curve.stage: curve.points for curve in drawn if curve.name == _VALIDATION_NATS}
     drawn = [curve for curve in drawn if curve.name != _VALIDATION_NATS]
-    return _template().render(
+    return template("report.html").render(
         name=report.get("name") or report.get("run") or "run",
         subtitle=_subtitle(report),
         findings=findings(report),
@@ -53,6 +53,12 @@ def page(
         repeats=repeats_text(report.get("data") or {}),
         forest=Markup(forest_plot(shown)) if shown else "",
         differences=tables.difference_table(paired),
+        lists=beyond.list_table(report),
+        lists_note=beyond.list_note(report),
+        segments=beyond.segment_table(report),
+        segments_note=beyond.segment_note(report),
+        memory=beyond.memory_table(report),
+        memory_note=beyond.MEMORY_NOTE,
         rewards=tables.reward_tables(report),
         users=_users(report),
         charts=[_chart(curve, nats) for curve in drawn if curve.important],
@@ -70,11 +76,12 @@ def page(
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """A page's template; it escapes every text."""
     folder = Path(__file__).parent / "templates"
     return Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    ).get_template("report.html")
+    ).get_template(name)
 
 
 def _subtitle(report: Mapping[str, Any]) -> str:

@@ -244,6 +244,8 @@ def _sizes(report: Report) -> Table:
         [f"held-out events, {label(name)}", f"{count:,}"] for name, count in _part(data, "held_out").items()
     ]
     shares = _part(_part(data, "repeats"), "share")
+    if isinstance(left_out := data.get("share_only_trained"), float):
+        rows.append(["users without a test event", percent(left_out)])
     rows += [[f"of an item seen before, {name} events", percent(share)] for name, share in shares.items()]
     rows += [[f"version of {name}", str(version)] for name, version in _part(report, "versions").items()]
     return Table(["", ""], rows, "Sizes and versions", narrow=True)

@@ -65,13 +65,14 @@ def _worth_telling(report: Mapping[str, Any], pairs: list[tuple[str, str]]) -> l
     focus = next((name for name in reversed(stages) if name != "rl"), stages[-1])
     chosen = [(focus, baseline) for baseline in baselines]
     chosen += list(pairwise(reversed(stages)))[::-1]
-    chosen += [(stages[-1], name) for name in _strongest(report, baselines)]
+    chosen += [(stages[-1], name) for name in strongest(report, baselines)]
     known = {*stages, *baselines}
     chosen += [pair for pair in pairs if not set(pair) <= known]
     return [pair for pair in dict.fromkeys(chosen) if pair in pairs] or pairs
 
 
-def _strongest(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
+def strongest(report: Mapping[str, Any], baselines: list[str]) -> list[str]:
+    """The baseline that scores best, none of none."""
     metric = headline_metrics(report)[0]
     scores = {row.name: row.scores.get(metric, 0.0) for row in stage_table(report) if row.name in baselines}
     return [max(scores, key=lambda name: scores[name])] if scores else []

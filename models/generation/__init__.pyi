@@ -9,6 +9,7 @@ from .fitting import fit as fit
 from .logprob import log_prob as log_prob
 from .memory import MEMORY_WEIGHTS as MEMORY_WEIGHTS
 from .memory import attach as attach
+from .memory import memory_weights as memory_weights
 from .memory import policy_log_prob as policy_log_prob
 from .memory import remember as remember
 from .recommender import Recommender as Recommender

@@ -108,9 +108,20 @@ class Recommender:
     @torch.no_grad()
     def scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Log-probability of every catalogue item for each prompt [U, I], nats; nothing masked."""
-        scores = score_items(self.model, self._prefill(batch), self.corpus.trie)
+        return self._scores(batch, users, positions)[0].cpu()
+
+    @torch.no_grad()
+    def scores_of_both(
+        self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """`scores`, and those of the model without its memory's votes [U, I], out of one pass."""
+        mixed, own = self._scores(batch, users, positions)
+        return mixed.cpu(), own.cpu()
+
+    def _scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        own = score_items(self.model, self._prefill(batch), self.corpus.trie)
         votes = self.votes(users, positions)
-        return (scores if votes is None else with_votes(self.model, self.corpus.trie, scores, votes)).cpu()
+        return (own if votes is None else with_votes(self.model, self.corpus.trie, own, votes)), own
 
     def votes(self, users: np.ndarray, positions: np.ndarray) -> Votes | None:
         """What is voted for each prompt, on the model's device; None without a memory."""

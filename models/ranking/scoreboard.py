@@ -32,6 +32,10 @@ class Scoreboard:
         self._ranks.append(ranks_C)
         self._events = part.stop
 
+    def __len__(self) -> int:
+        """How many events were added."""
+        return self._events
+
     @property
     def ranks(self) -> np.ndarray:
         """[P] int64, in the order they came."""

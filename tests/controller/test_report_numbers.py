@@ -68,6 +68,20 @@ def test_a_subject_is_known_by_its_exhaustive_score_on_all_test_events(run):
     assert json.loads(run.report.read_text())["stages"] == made["stages"]
 
 
+def test_lists_memories_and_segments_stand_by_subject_and_data_tell_who_is_left_out(run):
+    facts = {"tail items": {"events": 3, "items": 9}}
+    memory = {"l": 0.2, "b": 0.7, "c": 1.2, "gain": {}}
+    result = found(0.1, 0.1) | {"lists": {"coverage@10": 0.5}, "segments": facts}
+    run.write_json("results/popularity.json", result)
+    run.write_json("results/rl.json", result | {"memory": memory})
+    run.write_json("results/tokenise.json", {"data": {"users": 8, "users_only_trained": 2}, "tokenizer": {}})
+    made = report(run)
+    assert made["lists"] == {"popularity": {"coverage@10": 0.5}, "rl": {"coverage@10": 0.5}}
+    assert made["memory"] == {"rl": memory}
+    assert made["segments"] == facts
+    assert made["data"]["share_only_trained"] == 0.25
+
+
 def test_a_reward_is_told_as_before_after_and_the_change_between_them(run):
     made = report(run)
     before, after, low, high = made["rewards"]["hit"]

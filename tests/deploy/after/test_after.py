@@ -18,7 +18,7 @@ from nonet.deploy.after import (
     comparison_text,
     evaluate_run,
     evaluation_text,
-    run_seeds,
+    pool_seeds,
     seeds_text,
 )
 from nonet.errors import ConfigError, DataError
@@ -126,15 +126,16 @@ def test_seeds_are_pooled_over_users_and_finished_ones_are_kept(ring, events, tm
         ranks = np.full(events, draws[seed])
         made = _folder(ring, path, ("pretrain", ranks), ("popularity", np.full(events, 30)))
         made.write_json("report.json", {"baselines": {"popularity": {}}, "stages": {"pretrain": {}}})
+        return True
 
     tmp_path /= "many"
-    pooled = run_seeds([7, 8], tmp_path, start)
+    pooled = pool_seeds([7, 8], tmp_path, start)
     metric = next(iter(pooled["subjects"]["pretrain"]))
     assert pooled["subjects"]["pretrain"][metric]["values"] == [1.0, 0.0]
     assert pooled["paired"]["pretrain-popularity"][metric]["diff"] == 0.5
-    run_seeds([7, 8, 9], tmp_path, start)
+    pool_seeds([7, 8, 9], tmp_path, start)
     assert started == [7, 8, 9]
     assert json.loads((tmp_path / "seeds.json").read_text())["seeds"] == [7, 8, 9]
     assert "3 seeds (7, 8, 9)" in seeds_text(json.loads((tmp_path / "seeds.json").read_text()))
     with pytest.raises(ConfigError, match="--seeds wants different numbers"):
-        run_seeds([7, 7], tmp_path, start)
+        pool_seeds([7, 7], tmp_path, start)

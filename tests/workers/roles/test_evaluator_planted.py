@@ -28,6 +28,8 @@ METRICS = ("recall@1", "recall@2", "ndcg@2")
 class Planted:
     """A model that gives every prompt the scores of a function (users [P], positions [P]) -> [P, I], and beams by them."""
 
+    voters = None  # no memory
+
     def __init__(self, corpus, scores):
         self.corpus, self.answer = corpus, scores
 
@@ -255,7 +257,8 @@ def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator
     for user, (row, best) in enumerate(
         zip(there.shown(), there.baseline("popularity")["shown"], strict=True)
     ):
-        users, positions = there._shown_prompts()
+        shown = there._shown_users()
+        users, positions = shown.users, shown.positions
         unseen = np.setdiff1d(np.arange(len(titles)), seen(seq, users, positions)[user])
         assert [count[titles.index(title)] for title in best] == sorted(count[unseen], reverse=True)[:3]
         assert not {titles[i] for i in seen(seq, users, positions)[user]} & set(best)

@@ -1,8 +1,9 @@
 """Evaluator: the role that tells how good a commit is, beside the run's baselines.
 
 Full ranking over the catalogue, by exhaustive scoring *and* by beam, on validation and test, on all held-out events and
-on those that match the finetuning target. What is masked is masked for every subject and both ways. Ranks are kept a file
-a subject, so that any two can be compared by a paired bootstrap over users.
+on those that match the finetuning target, and by segment. What is masked is masked for every subject and both ways. Ranks are
+kept a file a subject, so that any two can be compared by a paired bootstrap over users. One pass over the test events also
+tells what the lists are like and, of a model with a memory, how it ranks alone.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.embedding.reading import ReplicaReader
-from nonet.embedding.storage import update_of
-from nonet.models import build_model
 from nonet.models.baselines import Popularity, check_scores
 from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.models.ranking import (
     MISSED,
+    Categories,
+    ListQuality,
     Scoreboard,
     list_depth,
     of_events,
@@ -31,19 +31,25 @@ from nonet.models.ranking import (
     rank_of_target_np,
     tie_order,
 )
-from nonet.samples.batches import event_at, masked, prompts
+from nonet.samples.batches import event_at, masked, prompts, seen
 from nonet.samples.sequences import TEST, VALID, Sequences, shuffle_ties
 from nonet.types import Jagged
-from nonet.workers import NatsOfTargets, load_model, of_some_users
-from nonet.workers.devices import HOST, claim
+from nonet.workers import NatsOfTargets, of_some_users
+from nonet.workers.devices import claim
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.fitting import Fitting
+from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
+from nonet.workers.roles.evaluation.segments import Segments
+from nonet.workers.roles.evaluation.shown import ShownUsers
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items, W beams.
 
 SPLITS = {"valid": VALID, "test": TEST}
 _CHUNK = 256
+_LISTED = 10  # first items of a list that say what lists are like
+ALONE = "model alone"
+"""How a model with a memory ranks without its votes, beside "exhaustive" and "beam"."""
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(users [P], positions [P]) -> a score an item [P, I], higher is better."""
@@ -76,9 +82,10 @@ class Evaluator(DistributeWorker):
         """Open the artifacts; ranks go to the folder `results`. Raises DataError where a user's own baseline fails on a few."""
         self.corpus, self._results = Corpus.load(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
-        self._tie = tie_order(
-            Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity, self.run.seed
-        )
+        self._occurs = Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity
+        self._tie = tie_order(self._occurs, self.run.seed)
+        self._segments = Segments(self._occurs, self._tie)
+        self._categories = Categories.of(_categories(self.corpus))
         self.fitted = self.corpus.seq
         self.ask_about(self.fitted)
         self._fitting = Fitting(
@@ -93,8 +100,9 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
-        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user},
-        and how it was `trained` where it says so. {"fitting": parts so far} says to ask again: validations come between."""
+        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles
+        by user, "lists": what its first ten of test are like, "segments": what the groups are}, and how it was `trained` where
+        it says so. {"fitting": parts so far} says to ask again: validations come between."""
         baseline = self._fitting.fitted(name)
         if isinstance(baseline, int):
             return {"fitting": baseline}
@@ -108,7 +116,8 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
-        """The same for the model of a commit, by exhaustive scoring and by beam."""
+        """The same for the model of a commit, by exhaustive scoring and by beam. With a memory also "memory": its fitted weights
+        l, b, c and their gain over the model alone, which `detail` has for test."""
         recommender, scores = self._model(folder)
         return self._evaluate(name, scores, recommender)
 
@@ -128,50 +137,33 @@ class Evaluator(DistributeWorker):
 
         Coverage is of all lists together, not of an event: it is compared by nobody.
         """
-        users = self._prompts["test"][0]
         differences = {}
         for a, b in pairs:
             ranks_a, ranks_b = (np.load(self._results / f"{name}.npz")["test.exhaustive"] for name in (a, b))
-            differences[f"{a}-{b}"] = {
-                metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self.run.seed)
-                for metric in of_events(self.ask.metrics)
-            }
+            differences[f"{a}-{b}"] = self._paired(ranks_a, ranks_b)
         return differences
 
     @method(collect="first")
     def shown(self) -> list[dict[str, Any]]:
         """The users that reports show: id, titles of their newest history and of the held-out events."""
-        title = self._titles()
-        users, positions = self._shown_prompts()
-        rows = []
-        for user, position in zip(users.tolist(), positions.tolist(), strict=True):
-            first, last = int(self.corpus.seq.offsets[user]), int(self.corpus.seq.offsets[user + 1])
-            items = self.corpus.seq.item[first:last]
-            rows.append(
-                {
-                    "user_id": _plain(self.corpus.seq.user_id[user]),
-                    "history": [title[i] for i in items[max(0, position - 8) : position]],
-                    "target": [title[i] for i in items[position:]],
-                }
-            )
-        return rows
+        return self._shown_users().rows()
 
     def _model(self, folder: str) -> tuple[Recommender, Scores]:
         """The model of a commit, and its scores."""
         recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
-
-        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            return recommender.scores(recommender.batch(users, positions), users, positions).numpy()
-
-        return recommender, scores
+        return recommender, ModelScores(recommender)
 
     def _evaluate(self, name: str, scores: Scores, recommender: Recommender | None) -> dict[str, Any]:
         arrays: dict[str, np.ndarray] = {}
         detail: dict[str, Any] = {}
+        beyond: dict[str, Any] = {}
         for split, (users, positions) in self._prompts.items():
             if not len(users):
                 continue
-            boards = {"exhaustive": self._ranked(scores, users, positions)}
+            if split == "test":
+                boards, beyond = self._tested(scores, users, positions)
+            else:
+                boards = {"exhaustive": self._ranked(scores, users, positions)}
             if recommender is not None:
                 boards["beam"] = self._beamed(recommender, users, positions)
             arrays |= {f"{split}.{how}": board.ranks for how, board in boards.items()}
@@ -182,7 +174,7 @@ class Evaluator(DistributeWorker):
             arrays["shuffled.exhaustive"] = board.ranks
             detail["shuffled"] = {"exhaustive": board.summary()}
         np.savez(self._results / f"{name}.npz", **arrays)  # type: ignore[arg-type]
-        return {"detail": detail, "shown": self._top(scores)}
+        return {"detail": detail, "shown": self._top(scores), **beyond}
 
     @contextmanager
     def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
@@ -198,15 +190,52 @@ class Evaluator(DistributeWorker):
             if recommender is not None:
                 recommender.corpus = before
 
-    def _ranked(self, scores: Scores, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
-        """Every item scored."""
+    def _tested(
+        self, scores: Scores, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[dict[str, Scoreboard], dict[str, Any]]:
+        """The test events ranked exhaustively, of a model with a memory also by the model alone; and what else that tells."""
+        quality = ListQuality(self._occurs, _LISTED, self._categories)
+        alone = self._board(users, positions, of_events(self.ask.metrics))
+        boards = {"exhaustive": self._ranked(scores, users, positions, quality, alone)}
+        facts = self._segments.facts(self.corpus.seq, users, self._target(users, positions))
+        beyond: dict[str, Any] = {"lists": quality.summary(), "segments": facts}
+        if len(alone) and isinstance(scores, ModelScores):
+            boards[ALONE] = alone
+            differences = self._paired(boards["exhaustive"].ranks, alone.ranks)
+            beyond["memory"] = {**scores.weights(), "gain": differences}
+        return boards, beyond
+
+    def _paired(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
+        """{metric: {diff, low, high}} of two rankings of the test events."""
+        users = self._prompts["test"][0]
+        return {
+            metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self.run.seed)
+            for metric in of_events(self.ask.metrics)
+        }
+
+    def _ranked(
+        self,
+        scores: Scores,
+        users: np.ndarray,
+        positions: np.ndarray,
+        quality: ListQuality | None = None,
+        alone: Scoreboard | None = None,
+    ) -> Scoreboard:
+        """Every item scored; the lists go to `quality`, ranks by the model alone to `alone` where it has a memory."""
         board, target = self._board(users, positions), self._target(users, positions)
-        depth = list_depth(self.ask.metrics, self.ask.width)
+        reach = list_depth(self.ask.metrics, self.ask.width)
+        depth = max(reach, _LISTED if quality is not None else 0)
         for p in _parts(len(users)):
             scores_PI = scores(users[p], positions[p])
             hidden = masked(self.corpus.seq, users[p], positions[p])
+            best = self._best(scores_PI, depth, hidden) if depth else None
             ranks = rank_of_target_np(scores_PI, target[p], hidden, self._tie)
-            board.add(ranks, self._best(scores_PI, depth, hidden) if depth else None)
+            board.add(ranks, best[:, :reach] if best is not None and reach else None)
+            if quality is not None and best is not None:
+                quality.add(best, seen(self.corpus.seq, users[p], positions[p]))
+            own_PI = scores.own if isinstance(scores, ModelScores) else None
+            if alone is not None and own_PI is not None:
+                alone.add(rank_of_target_np(own_PI, target[p], hidden, self._tie))
         return board
 
     def _beamed(self, recommender: Recommender, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
@@ -219,13 +248,16 @@ class Evaluator(DistributeWorker):
             board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
         return board
 
-    def _board(self, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
-        """An empty one for these events: all of them, and those that match the target condition."""
+    def _board(
+        self, users: np.ndarray, positions: np.ndarray, metrics: Sequence[str] | None = None
+    ) -> Scoreboard:
+        """An empty one for these events: all of them, those that match the target condition, and segments."""
         groups = {"all": np.ones(len(users), bool)}
         mask = self.corpus.seq.targets.get(self.ask.target or "")
         if mask is not None:
             groups["target"] = mask[event_at(self.corpus.seq, users, positions)]
-        return Scoreboard(self.ask.metrics, len(self.corpus.items), groups)
+        groups |= self._segments.groups(self.corpus.seq, users, self._target(users, positions))
+        return Scoreboard(self.ask.metrics if metrics is None else metrics, len(self.corpus.items), groups)
 
     def _best(self, scores_PI: np.ndarray, k: int, hidden: Jagged) -> np.ndarray:
         """The k first of the order that ranks are of [P, k]; -1 where none is left."""
@@ -233,44 +265,26 @@ class Evaluator(DistributeWorker):
 
     def _top(self, scores: Scores) -> list[list[str]]:
         """Titles of the best items of each shown user."""
-        users, positions = self._shown_prompts()
-        if not len(users):
-            return []
-        title = self._titles()
-        hidden = masked(self.corpus.seq, users, positions)
-        best_Pk = self._best(scores(users, positions), self.ask.shown_items, hidden)
-        return [[title[i] for i in row if i >= 0] for row in best_Pk.tolist()]
 
-    def _shown_prompts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first held-out test event of evenly spread users."""
-        users, positions = self._prompts["test"]
-        first = np.unique(users, return_index=True)[1]
-        chosen = (
-            first[np.linspace(0, len(first) - 1, min(self.ask.shown_users, len(first))).round().astype(int)]
-            if len(first)
-            else first
-        )
-        return users[chosen], positions[chosen]
+        def best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            hidden = masked(self.corpus.seq, users, positions)
+            return self._best(scores(users, positions), self.ask.shown_items, hidden)
+
+        return self._shown_users().titles(best)
+
+    def _shown_users(self) -> ShownUsers:
+        return ShownUsers(self.corpus, *self._prompts["test"], self.ask.shown_users)
 
     def _target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
-
-    def _titles(self) -> list[str]:
-        return [str(text) for text in self.corpus.items["title"].to_pylist()]
-
-
-def load_recommender(run: RunSetup, corpus: Corpus, folder: Path, device: str = HOST) -> Recommender:
-    """The model of a commit on a device, with its sparse rows, ready to be asked."""
-    model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)
-    load_model(model, folder / "dense")
-    reader = ReplicaReader(run.specs())
-    reader.apply(update_of(folder, run.specs()))
-    return Recommender(model, reader, dict(run.features), corpus, run.history, run.voters(corpus))
 
 
 def _parts(events: int) -> Iterator[slice]:
     return (slice(start, start + _CHUNK) for start in range(0, events, _CHUNK))
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+def _categories(corpus: Corpus) -> list[list[str]]:
+    """The category names of each item; none where the item table has no such column."""
+    if "categories" not in corpus.items.column_names:
+        return [[] for _ in range(len(corpus.items))]
+    return [row or [] for row in corpus.items["categories"].to_pylist()]

@@ -22,7 +22,7 @@ from nonet.models.sid_decoder import sid_loss
 from nonet.samples.batches import step_rows, training_batch
 from nonet.workers.devices import claim, device
 from nonet.workers.roles import RunSetup, StageSetup
-from nonet.workers.roles.evaluation.evaluator import load_recommender
+from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items.

@@ -1,0 +1,113 @@
+"""The verbs that ask finished runs: `runs`, `report`, `evaluate`, `recommend`. The command line (cli.py) lists them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nonet.errors import ConfigError
+
+RunArg = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder, its id, a unique prefix, or `last`.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+
+
+def runs(as_json: JsonOption = False) -> None:
+    """List the runs here, oldest first."""
+    from nonet.deploy.listing import describe_runs
+
+    rows = describe_runs()
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows or [{"run": "no runs yet: nonet run quickstart"}]:
+        print("  ".join(str(value) for value in row.values()))
+
+
+def report(
+    run: RunArg = "last",
+    compare: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Compare it with this run, on the same test events.")
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option(help="--compare: this stage or baseline of RUN; its last stage by default.")
+    ] = None,
+    other: Annotated[
+        str | None,
+        typer.Option("--with", metavar="STAGE", help="--compare: that stage or baseline of the other run."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a finished run found, and where its page is; or what differs between two runs."""
+    if compare is not None:
+        from nonet.deploy.after import compare_runs, comparison_text
+
+        answer = compare_runs(run, compare, stage, other)
+        print(json.dumps(answer, indent=1) if as_json else comparison_text(answer))
+        return
+    if stage is not None or other is not None:
+        raise ConfigError("--stage and --with are of two runs; name the other one with --compare RUN")
+    from nonet.controller.record import find_run
+    from nonet.deploy.report import write_report
+
+    folder = find_run(run)
+    page = write_report(folder.path)
+    if as_json:
+        print(json.dumps(folder.read_json("report.json"), indent=1))
+    else:
+        say(folder, page)
+
+
+def evaluate(
+    run: RunArg = "last",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Other users: a folder with interactions.parquet, or such a file, over the run's items."
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Other metrics, such as recall@20,mrr@10.")
+    ] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="This stage alone; may be repeated.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank a run's commits again, without training: by other metrics, or for other users."""
+    from nonet.deploy.after import evaluate_run, evaluation_text
+
+    names = None if metrics is None else [name.strip() for name in metrics.split(",")]
+    answer = evaluate_run(run, data=data, metrics=names, stages=stage)
+    print(json.dumps(answer, indent=1) if as_json else evaluation_text(answer))
+
+
+def recommend(
+    run: RunArg = "last",
+    like: Annotated[
+        list[str] | None, typer.Option(help="A title (or part of one) that the user liked; may be repeated.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="A user of the data, by id.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=100, help="Items a column.")] = 10,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[TITLE]...", help="More titles, as after --like.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recommend by every stage of a run, side by side with popularity and the transition counter."""
+    from nonet.deploy.recommend import columns, recommend_for
+
+    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top)
+    print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else columns(answer))
+
+
+def say(run: Any, page: Path) -> None:
+    """A run's verdict, where its page is, and what to try next."""
+    from nonet.deploy.report import suggestion, summary
+
+    print(summary(run.read_json("report.json")))
+    print(f"\nreport     {page}")
+    if command := suggestion(run):
+        print(f"recommend  {command}")

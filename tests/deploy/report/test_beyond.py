@@ -1,0 +1,118 @@
+"""Tables beyond accuracy, and the page of several seeds."""
+
+from __future__ import annotations
+
+from nonet.deploy.report.beyond import list_note, list_table, memory_table, segment_note, segment_table
+from nonet.deploy.report.page import page
+from nonet.deploy.report.several import seeds_page
+
+LISTS = {"coverage@10": 0.01, "gini@10": 0.99, "novelty@10": 9.5}
+
+
+def ranked(recall, **groups):
+    return {
+        "test": {
+            "exhaustive": {"all": {"recall@10": recall}} | {g: {"recall@10": v} for g, v in groups.items()}
+        }
+    }
+
+
+def report():
+    tail = {"tail items": 0.02, "short histories": 0.2}
+    stage = ranked(0.3, **{"tail items": 0.07, "short histories": 0.25})
+    stage["test"]["model alone"] = {"all": {"recall@10": 0.21}}
+    return {
+        "data": {"share_only_trained": 0.125},
+        "baselines": {"popularity": {"recall@10": 0.1}, "transition_counter": {"recall@10": 0.2}},
+        "stages": {"pretrain": {"recall@10": 0.3}},
+        "detail": {
+            "popularity": ranked(0.1, **tail),
+            "transition_counter": ranked(0.2, **tail),
+            "pretrain": stage,
+        },
+        "lists": {"popularity": LISTS, "pretrain": LISTS | {"diversity@10": 0.8, "calibration@10": 0.4}},
+        "segments": {
+            "short histories": {"events": 50, "users": 10, "most": 42.0},
+            "long histories": {"events": 0, "users": 0, "above": 42.0},
+            "tail items": {"events": 20, "items": 1234},
+        },
+        "memory": {
+            "pretrain": {
+                "l": 0.25,
+                "b": 0.5,
+                "c": 1.2,
+                "gain": {"recall@10": {"diff": 0.09, "low": 0.05, "high": 0.12}},
+            }
+        },
+    }
+
+
+def texts(table):
+    return [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
+
+
+def test_lists_have_a_row_a_subject_and_a_dash_where_nothing_was_measured():
+    table = list_table(report())
+    assert table.head == ["", "coverage@10", "gini@10", "novelty@10", "diversity@10", "calibration@10"]
+    assert texts(table) == [
+        ["popularity", "0.010", "0.990", "9.500", "–", "–"],
+        ["pretrain", "0.010", "0.990", "9.500", "0.800", "0.400"],
+    ]
+    assert "calibration" in list_note(report())
+    assert "calibration" not in list_note({"lists": {"popularity": LISTS}})
+
+
+def test_segments_set_the_last_stage_beside_the_strongest_baseline_and_leave_empty_ones_out():
+    table = segment_table(report())
+    assert table.head == ["", "test events", "pretrain", "transition counter"]
+    assert texts(table) == [
+        ["short histories", "50", "0.2500", "0.2000"],
+        ["tail items", "20", "0.0700", "0.0200"],
+    ]
+    assert table.rows[1][0].small == "1,234 items"
+    assert "(42)" in segment_note(report())
+    assert "12.5 % of the users have no test event" in segment_note(report())
+
+
+def test_a_memory_has_one_row_a_stage_with_its_weights_and_what_it_adds():
+    table = memory_table(report())
+    assert texts(table) == [["pretrain", "0.250", "0.500", "1.200", "0.3000", "0.2100", "+0.0900"]]
+    assert table.rows[0][-1].tone == 1
+
+
+def test_the_page_shows_them_and_a_report_without_them_has_no_such_section():
+    markup = page(report())
+    for text in (
+        "Beyond accuracy",
+        "What lists are like",
+        "By segment",
+        "What the memory gives",
+        "model alone",
+    ):
+        assert text in markup
+    plain = {key: value for key, value in report().items() if key not in ("lists", "segments", "memory")}
+    assert "Beyond accuracy" not in page(plain)
+
+
+def test_the_page_of_seeds_tells_means_what_is_certain_and_where_each_seed_is():
+    row = {"recall@10": {"mean": 0.3, "sd": 0.01, "values": [0.29, 0.31]}}
+    markup = seeds_page(
+        {
+            "name": "<ring>",
+            "command": "nonet run ring --seeds 7,8",
+            "seeds": [7, 8],
+            "stages": ["pretrain"],
+            "events": 1000,
+            "subjects": {
+                "popularity": {"recall@10": {"mean": 0.1, "sd": 0.0, "values": [0.1, 0.1]}},
+                "pretrain": row,
+            },
+            "paired": {"pretrain-popularity": {"recall@10": {"diff": 0.2, "low": 0.15, "high": 0.25}}},
+        }
+    )
+    assert "Pretrain beats popularity: recall@10 0.3000 against 0.1000" in markup
+    assert "± 0.0100" in markup
+    assert "0.2900" in markup
+    assert '<a href="seed-8/report.html">' in markup
+    assert "&lt;ring&gt;" in markup
+    assert "<script" not in markup

@@ -1,0 +1,138 @@
+"""Segments of held-out events, what lists are like, the model without its memory: what an evaluation tells beside accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ring_world import Ring
+
+from nonet.models.generation.exhaustive import top_items
+from nonet.models.ranking.lists import Categories, ListQuality
+from nonet.samples.batches.prompt_rows import event_at, masked, prompts, seen
+from nonet.samples.sequences.sequences import TEST, TRAIN
+from nonet.workers.roles.evaluation import evaluator as evaluators
+from nonet.workers.roles.evaluation.evaluator import EvaluateSetup, Evaluator
+from nonet.workers.roles.evaluation.model_of_commit import load_recommender
+from nonet.workers.roles.evaluation.segments import Segments
+
+METRICS = ("recall@2", "ndcg@5")
+
+
+class Histories:
+    """Sequences of which segments read the training events of each user."""
+
+    def __init__(self, *lengths):
+        self.train_lengths = np.array(lengths)
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+@pytest.fixture(scope="module")
+def remembering(ring, tmp_path_factory):
+    """A run with a memory, and its commit."""
+    world = ring.world("model.memory=on")
+    world.train("pretrain", 0, 9)
+    return world.run, world.save(tmp_path_factory.mktemp("commit") / "commit")
+
+
+def _evaluator(run, ring, folder, metrics=METRICS):
+    made = Evaluator(run, EvaluateSetup(metrics, 4, None))
+    made.open(ring.folders, str(folder))
+    return made
+
+
+def test_users_are_split_at_the_median_and_items_by_the_thirds_of_training_events_that_they_make_up():
+    occurs, order = np.array([1, 6, 0, 2, 3]), np.array([3, 0, 4, 2, 1])  # 12 events: 6 | 3, 2 | 1, 0
+    segments, seq = Segments(occurs, order), Histories(5, 40, 9, 1000)
+    users, target = np.array([0, 0, 1, 2]), np.array([1, 4, 0, 2])  # nobody asks about user 3
+    groups = segments.groups(seq, users, target)
+    assert {name: np.flatnonzero(member).tolist() for name, member in groups.items()} == {
+        "short histories": [0, 1, 3],
+        "long histories": [2],
+        "head items": [0],
+        "middle items": [1],
+        "tail items": [2, 3],
+    }
+    facts = segments.facts(seq, users, target)
+    assert facts["short histories"] == {"events": 3, "users": 2, "most": 9.0}
+    assert facts["long histories"] == {"events": 1, "users": 1, "above": 9.0}
+    assert [facts[name]["items"] for name in ("head items", "middle items", "tail items")] == [1, 1, 3]
+
+
+def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path):
+    result = _evaluator(ring.world().run, ring, tmp_path).baseline("popularity")
+    detail, facts = result["detail"]["test"]["exhaustive"], result["segments"]
+    for names in (("short histories", "long histories"), ("head items", "middle items", "tail items")):
+        there = [name for name in names if name in detail]
+        events = np.array([facts[name]["events"] for name in there])
+        of_parts = events @ np.array([detail[name]["recall@2"] for name in there]) / events.sum()
+        assert of_parts == pytest.approx(detail["all"]["recall@2"])
+        assert events.sum() == ring.corpus().seq.counts()["test"]
+
+
+@pytest.mark.parametrize("metrics", [METRICS, (*METRICS, "coverage", "coverage@20")])
+def test_the_first_ten_of_each_test_list_are_looked_at_whatever_the_metrics(ring, tmp_path, metrics):
+    evaluator = _evaluator(ring.world().run, ring, tmp_path, metrics)
+    result, corpus = evaluator.baseline("popularity"), ring.corpus()
+    users, positions = prompts(corpus.seq, TEST)
+    occurs = np.bincount(corpus.seq.item[corpus.seq.split == TRAIN], minlength=len(corpus.items))
+    names = [row or [] for row in corpus.items["categories"].to_pylist()]
+    by_hand = ListQuality(occurs, 10, Categories.of(names))
+    scores = evaluators.torch.from_numpy(np.tile(occurs.astype(np.float32), (len(users), 1)))
+    lists = top_items(scores, 10, masked(corpus.seq, users, positions), evaluator._tie)
+    by_hand.add(lists.numpy(), seen(corpus.seq, users, positions))
+    assert result["lists"] == pytest.approx(by_hand.summary())
+    assert {"coverage@10", "diversity@10", "calibration@10"} <= set(result["lists"])
+
+
+def test_items_without_categories_leave_diversity_and_calibration_out(ring, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluators, "_categories", lambda corpus: [[] for _ in range(len(corpus.items))])
+    lists = _evaluator(ring.world().run, ring, tmp_path).baseline("popularity")["lists"]
+    assert set(lists) == {"coverage@10", "gini@10", "novelty@10"}
+
+
+def test_a_model_with_a_memory_is_also_ranked_alone_and_the_gain_is_what_differs(
+    ring, remembering, tmp_path, monkeypatch
+):
+    run, commit = remembering
+    result = _evaluator(run, ring, tmp_path / "both").evaluate("pretrain", str(commit))
+    assert set(result["detail"]["test"]) == {"exhaustive", "beam", "model alone"}
+    assert set(result["detail"]["valid"]) == {"exhaustive", "beam"}
+    with_memory, alone = (result["detail"]["test"][how]["all"] for how in ("exhaustive", "model alone"))
+    assert with_memory != alone
+    memory = load_recommender(run, ring.corpus(), commit).model.memory.tolist()
+    assert [result["memory"][weight] for weight in "lbc"] == pytest.approx(memory)
+    for metric, gain in result["memory"]["gain"].items():
+        assert gain["diff"] == pytest.approx(with_memory[metric] - alone[metric])
+        assert gain["low"] <= gain["diff"] <= gain["high"]
+
+    def without_votes(*given):
+        made = load_recommender(*given)
+        made.voters = None
+        return made
+
+    monkeypatch.setattr(evaluators, "load_recommender", without_votes)
+    forgetful = _evaluator(run, ring, tmp_path / "alone").evaluate("pretrain", str(commit))
+    assert forgetful["detail"]["test"]["exhaustive"] == result["detail"]["test"]["model alone"]
+    assert "memory" not in forgetful
+    assert "model alone" not in forgetful["detail"]["test"]
+
+
+def test_other_users_are_split_at_their_own_median(ring, tmp_path):
+    evaluator, seq = _evaluator(ring.world().run, ring, tmp_path), ring.corpus().seq
+    users, _ = prompts(seq, TEST)
+    few = np.unique(users)[:5]
+    keep = np.isin(seq.user, few) | (seq.split != TEST)
+    evaluator.ask_about(replace(seq, split=np.where(keep, seq.split, TRAIN).astype(np.int8)))
+    facts = evaluator.baseline("popularity")["segments"]
+    asked = evaluator.corpus.seq
+    events = event_at(asked, *prompts(asked, TEST))
+    assert facts["short histories"]["most"] == np.median(asked.train_lengths[few])
+    assert facts["short histories"]["events"] + facts.get("long histories", {"events": 0})["events"] == len(
+        events
+    )

@@ -1,0 +1,53 @@
+"""Segments: held-out events by how much their user trained and how popular their item is.
+
+Users are split at the median of training events, items by the thirds of training events that they make up: a mean over all
+events hides a recommender that serves one kind of user, or the head of the catalogue alone (Abdollahpouri et al. 2019).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nonet.samples.sequences import Sequences
+
+# Shapes: P held-out events, I items.
+
+_USERS = ("short histories", "long histories")
+_ITEMS = ("head items", "middle items", "tail items")
+
+
+class Segments:
+    """occurs_I: training events of each item; order_I: the place of each among all, the most frequent first."""
+
+    def __init__(self, occurs_I: np.ndarray, order_I: np.ndarray):
+        first = np.argsort(order_I)
+        before = np.cumsum(occurs_I[first]) - occurs_I[first]
+        self._third_I = np.empty(len(first), np.int64)
+        self._third_I[first] = np.minimum(before * len(_ITEMS) // max(1, occurs_I.sum()), 2)
+
+    def groups(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, np.ndarray]:
+        """name -> [P] bool, for events of these user rows [P] and items [P]."""
+        long = seq.train_lengths[users] > self._median(seq, users)
+        by_user = {name: long == bool(index) for index, name in enumerate(_USERS)}
+        return by_user | {name: self._third_I[target] == third for third, name in enumerate(_ITEMS)}
+
+    def facts(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, dict[str, Any]]:
+        """What each segment is: {events, users, most | above: training events of a user} or {events, items}."""
+        median = self._median(seq, users)
+        facts: dict[str, dict[str, Any]] = {}
+        for name, member in self.groups(seq, users, target).items():
+            facts[name] = {"events": int(member.sum())}
+            if name in _USERS:
+                bound = "most" if name == _USERS[0] else "above"
+                facts[name] |= {"users": len(np.unique(users[member])), bound: median}
+            else:
+                facts[name]["items"] = int((self._third_I == _ITEMS.index(name)).sum())
+        return facts
+
+    def _median(self, seq: Sequences, users: np.ndarray) -> float:
+        """Training events of the middle one of the users that are asked about."""
+        if not len(users):
+            return 0.0
+        return float(np.median(seq.train_lengths[np.unique(users)]))

@@ -1,0 +1,53 @@
+"""Shown users: the few whose history, held-out items and recommendations a report shows by title."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nonet.models.generation import Corpus
+
+# Shapes: P prompts, k items.
+
+_HISTORY = 8
+
+
+class ShownUsers:
+    """Evenly spread users that have a test event, `most` at most, each asked about the first of them.
+
+    users, positions: the test prompts [P].
+    """
+
+    def __init__(self, corpus: Corpus, users: np.ndarray, positions: np.ndarray, most: int):
+        first = np.unique(users, return_index=True)[1]
+        if len(first):
+            first = first[np.linspace(0, len(first) - 1, min(most, len(first))).round().astype(int)]
+        self._corpus, self.users, self.positions = corpus, users[first], positions[first]
+        self._title = [str(text) for text in corpus.items["title"].to_pylist()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Id, titles of the newest history and of the held-out events."""
+        rows, seq = [], self._corpus.seq
+        for user, position in zip(self.users.tolist(), self.positions.tolist(), strict=True):
+            items = seq.item[int(seq.offsets[user]) : int(seq.offsets[user + 1])]
+            rows.append(
+                {
+                    "user_id": _plain(seq.user_id[user]),
+                    "history": [self._title[i] for i in items[max(0, position - _HISTORY) : position]],
+                    "target": [self._title[i] for i in items[position:]],
+                }
+            )
+        return rows
+
+    def titles(self, best: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[list[str]]:
+        """Titles of the items that `best` (users [P], positions [P]) -> [P, k] gives each; -1 is none."""
+        if not len(self.users):
+            return []
+        best_Pk = best(self.users, self.positions)
+        return [[self._title[i] for i in row if i >= 0] for row in best_Pk.tolist()]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
