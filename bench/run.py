@@ -37,6 +37,7 @@ BENCHES = {
     ),
     "feed": ("runs.feed:feed", "ranking and masks on data where people come back to items"),
     "gpu": ("attention.gpu:gpu", "attention kernels on a GPU: checks, then times beside FlexAttention"),
+    "memory": ("runs.memory:memory", "steps of the quickstart with its memory on and off"),
     "offline": (
         "attention.offline:offline",
         "attention kernels compiled without a GPU: registers and spills",

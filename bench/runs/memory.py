@@ -1,0 +1,112 @@
+"""What a memory costs: the same steps of the quickstart with `model.memory` on and off, in turn."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.bench.timing import milliseconds
+
+_SCENARIO, _WIDTH, _USERS = "quickstart", 16, 64
+
+
+def memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
+    """Milliseconds, one thread: a supervised step, a rollout of 64 users x 16 beams, an RL update of it, exhaustive scores of 256
+    prompts; and their ratios, on / off. Both sides train `warm` steps first, so that beams are of a model."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            facts = _tokenised(Path(folder))
+            sides = {how: _Side(facts, how, warm) for how in ("off", "on")}
+            calls = {
+                f"{what} {how}": getattr(side, name)
+                for what, name in _CALLS.items()
+                for how, side in sides.items()
+            }
+            taken = milliseconds(calls, rounds)
+    finally:
+        torch.set_num_threads(threads)
+    ratio = {what: taken[f"{what} on CPU"] / taken[f"{what} off CPU"] for what in _CALLS}
+    return {"rows": [taken], "ratio": ratio}
+
+
+_CALLS = {
+    "supervised step": "step",
+    "rollout": "roll_out",
+    "update": "update",
+    "exhaustive": "score",
+}
+
+
+def _tokenised(folder: Path) -> dict[str, str]:
+    """The artifacts of the scenario's data."""
+    from nonet.controller.scenario import load_scenario
+    from nonet.controller.setup import data_setup
+    from nonet.workers.roles import Tokeniser
+
+    scenario, beside = load_scenario(_SCENARIO)
+    facts: dict[str, Any] = Tokeniser().prepare(data_setup(scenario, beside), str(folder))
+    return {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+
+
+class _Side:
+    """Trainer, shard and rollout in this process, with the memory on or off."""
+
+    def __init__(self, folders: dict[str, str], memory: str, warm: int):
+        from nonet.controller.scenario import load_scenario
+        from nonet.controller.setup import run_setup, stage_setups
+        from nonet.samples.batches import prompts
+        from nonet.samples.sequences import TEST
+        from nonet.workers.roles import EmbeddingShard, Rollout, Trainer
+        from nonet.workers.runtime import Place
+
+        scenario, _ = load_scenario(_SCENARIO, [f"model.memory={memory}"])
+        run = run_setup(scenario)
+        shard, self._trainer, self._rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
+        self._trainer.place = Place(role="trainer", peers={"embedding": shard})
+        self._rollout.place = Place(role="rollout", peers={"trainer": self._trainer, "embedding": shard})
+        self._trainer.open(folders)
+        self._rollout.open(folders)
+        seq = self._trainer.corpus.seq
+        self._stages = stage_setups(scenario, len(seq), int(seq.counts()["train"]))
+        self._trainer.begin(self._stages["pretrain"])
+        self._at = 0
+        for _ in range(warm):
+            self.step()
+        self._version = 0
+        users, positions = prompts(seq, TEST)
+        self._asked = users[:256], positions[:256]
+        self._trainer.begin(self._stages["rl"])
+        self._beams = self.roll_out()
+        self._scores = {
+            name: np.random.default_rng(0).random(self._beams["valid"].shape).astype(np.float32)
+            for name in self._stages["rl"].weights
+        }
+
+    def step(self) -> None:
+        stage = self._stages["pretrain"]
+        self._trainer.train(stage, self._at % stage.steps, self._at % stage.steps + 1)
+        self._at += 1
+
+    def roll_out(self) -> dict[str, Any]:
+        self._version += 1
+        self._rollout.apply(self._version)
+        users, positions = self._rollout.lease("rl", 0, _USERS)
+        return self._rollout.generate(
+            users, positions, stage="rl", step=0, width=_WIDTH, version=self._version
+        )
+
+    def update(self) -> None:
+        names = ("sid", "valid", "logp", "user", "position")
+        beams = {name: self._beams[name] for name in names}
+        self._trainer.update(self._stages["rl"], 0, beams, self._scores)
+
+    def score(self) -> None:
+        recommender = self._rollout._recommender
+        recommender.scores(recommender.batch(*self._asked), *self._asked)
