@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from nonet import random
@@ -21,11 +22,9 @@ INSTALL = "pip install 'nonet[tune]'"
 
 def check_installed() -> None:
     """Raises ConfigError where Optuna or what Ray Tune wants is missing."""
-    try:
-        import optuna  # noqa: F401
-        from ray import tune  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"nonet tune wants Optuna and Ray Tune ({error}): {INSTALL}") from None
+    missing = [name for name in ("optuna", "pandas", "requests") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"nonet tune wants {' and '.join(missing)}: {INSTALL}")
 
 
 def new_values(

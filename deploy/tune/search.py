@@ -74,6 +74,7 @@ def tune_scenario(
         if halving.jobs(ledger.results):
             _run_all(subject, halving, ledger, folder, say)
         if halving.jobs(ledger.results):
+            say(f"stopped; the same command with --run-dir {folder} goes on")
             return None
         return _finished(subject, known, halving, ledger, folder)
 
@@ -125,6 +126,7 @@ def _run_all(
         run_config=tune.RunConfig(name="ray", storage_path=str(folder), verbose=0),
     )
     tuner.fit()
+    shutil.rmtree(folder / "ray", ignore_errors=True)  # Tune's own files; the ledger has what counts
     if jobs.broken:
         raise NonetError(f"{jobs.broken}; the search goes on with the same command and --run-dir {folder}")
 

@@ -29,7 +29,7 @@ from nonet.controller.scenario import (
     validation_rule,
     yaml,
 )
-from nonet.controller.setup import own_files, preflight, settled
+from nonet.controller.setup import named_files, preflight, settled
 from nonet.deploy.run import ScenarioFile
 from nonet.deploy.tune.space import METRIC, Space
 from nonet.errors import ConfigError
@@ -147,7 +147,7 @@ class Subject:
     def as_json(self) -> dict[str, Any]:
         """What makes it the same scenario: its document, without values of env.vars, and hashes of its own files."""
         scenario = self.scenario({})
-        files = [(self.folder / use).resolve() for use in own_files(scenario)]
+        files = [(self.folder / use).resolve() for use in named_files(scenario)]
         hashes = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()
         }
