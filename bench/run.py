@@ -31,6 +31,10 @@ BENCHES = {
         "embedding.suite:embedding",
         "sparse tables beside torch and FBGEMM; sections: speed, growth, eviction, 100 M rows",
     ),
+    "exhaustive": (
+        "runs.exhaustive:exhaustive",
+        "scoring a whole catalogue: the decoder's own way beside its plain steps",
+    ),
     "feed": ("runs.feed:feed", "ranking and masks on data where people come back to items"),
     "gpu": ("attention.gpu:gpu", "attention kernels on a GPU: checks, then times beside FlexAttention"),
     "offline": (

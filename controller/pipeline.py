@@ -149,13 +149,23 @@ class Pipeline:
         while self._asked and (wait or self._asked[0][1].done()):
             name, future, began = self._asked.pop(0)
             result = future.get(self.session.deadlines.evaluate)
+            if "fitting" in result:  # in parts, so that a validation waits for one of them
+                self._asked.append((name, self.session.evaluator.baseline(name), began))
+                continue
             self.session.run.write_json(f"results/{name}.json", result)
             self._timed(f"evaluate {name}", time.time() - began)
             self._show(name, result)
 
     def _show(self, name: str, result: dict[str, Any]) -> None:
         users = self._shown_users()
-        self.recorder.event("result", name=name, metrics=headline(result), shown=result["shown"], users=users)
+        self.recorder.event(
+            "result",
+            name=name,
+            metrics=headline(result),
+            shown=result["shown"],
+            users=users,
+            baseline=name not in self.session.stages,
+        )
         for how, parts in result["detail"].get("test", {}).items():
             values = {f"{name}/{key}": value for key, value in parts["all"].items()}
             self.recorder.metrics(f"evaluate/{how}", 0, values, role="evaluator")

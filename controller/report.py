@@ -43,6 +43,7 @@ def make_report(
         "data": facts["data"],
         "stages": {name: headline(results[name]) for name in scenario.stages if name in results},
         "baselines": {name: headline(results[name]) for name in baselines if name in results},
+        "trained": {name: result["trained"] for name, result in results.items() if "trained" in result},
         "detail": {name: result["detail"] for name, result in results.items()},
         "paired": comparison.get("paired", {}),
         **_rewards(run, scenario),

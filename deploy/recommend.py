@@ -1,4 +1,4 @@
-"""`nonet recommend`: every stage of a run asked the same question, side by side with the baselines.
+"""`nonet recommend`: every stage of a run asked the same question, side by side with the baselines that take no training.
 
 For a user of the data the history is all of that user's events; with `--like` it is the named titles, in that order, of a
 user the model has never met. What was seen is recommended again where the run's data allow it (`data.repeats`).
@@ -16,9 +16,9 @@ import torch
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
 from nonet.controller.scenario import load_scenario
-from nonet.controller.setup import run_setup
+from nonet.controller.setup import baselines_of, run_setup
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models import BASELINES, Popularity
+from nonet.models.baselines import BASELINES, Popularity, make_baseline
 from nonet.models.generation import Corpus, top_items
 from nonet.models.ranking import tie_order
 from nonet.samples.batches import masked, seen
@@ -70,9 +70,14 @@ def _answers(
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
     history = seen(histories.seq, users, positions)
+    quick = {
+        name: make_baseline(config, len(titles), seed=scenario.seed, history=scenario.data.history)
+        for name, config in baselines_of(scenario).items()
+        if BASELINES.get(config["use"]).quick
+    }
     scores = {
-        name: kind(len(titles)).fit(corpus.seq).scores(histories.seq, users, positions)
-        for name, kind in BASELINES.items()
+        name: baseline.fit(corpus.seq).scores(histories.seq, users, positions)
+        for name, baseline in quick.items()
     }
     run = run_setup(scenario)
     for stage in scenario.stages:

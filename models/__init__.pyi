@@ -1,5 +1,3 @@
-from .baselines import BASELINES as BASELINES
-from .baselines import Popularity as Popularity
 from .muon import Muon as Muon
 from .protocol import PromptCache as PromptCache
 from .protocol import SidModel as SidModel

@@ -83,3 +83,10 @@ class SidModel(Protocol):
         Codes that are one expanded row (stride 0 over U), as exhaustive scoring gives them, are looked up once.
         """
         ...
+
+    # A model may also have `legal_logits`, which exhaustive scoring asks in place of `step`. It must say the same:
+    #
+    #     def legal_logits(self, cache, level, prefix_ml, row_c, code_c) -> Tensor | None
+    #
+    # Logits [U, c] of code_c[i] after prefix_ml[row_c[i]], rows rising; prefixes [m, level] are the same for all prompts. None
+    # where it has no faster way than `step`.

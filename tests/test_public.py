@@ -19,7 +19,7 @@ ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
     "samples": ("", "tables", "sequences", "profiles", "batches", "sources", "importers"),
-    "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer"),
+    "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer", "baselines"),
     "rl": ("", "rewards", "algorithms"),
     "workers": (
         "",

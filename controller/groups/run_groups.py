@@ -21,7 +21,14 @@ from nonet.controller.groups.watchdog import Watchdog
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.controller.record import RunFolder, Trace, check_shared
 from nonet.controller.scenario import Scenario
-from nonet.controller.setup import deadlines, reward_options, role_specs, rollout_options, targets
+from nonet.controller.setup import (
+    baselines_of,
+    deadlines,
+    reward_options,
+    role_specs,
+    rollout_options,
+    targets,
+)
 from nonet.errors import NonetError
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.evaluation import EvaluateSetup
@@ -58,7 +65,12 @@ class RunGroups:
         self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
         self._results, self._buckets = str(run.results), 0
         ask = scenario.evaluate
-        evaluate_setup = EvaluateSetup(tuple(ask.metrics), ask.width, next(iter(targets(scenario)), None))
+        evaluate_setup = EvaluateSetup(
+            tuple(ask.metrics),
+            ask.width,
+            next(iter(targets(scenario)), None),
+            baselines=baselines_of(scenario),
+        )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = role_specs(scenario, run, evaluate_setup)
         self.deadlines = deadlines(scenario)

@@ -90,6 +90,8 @@ def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files
     """Keys that a scenario may have where `loc` points, for suggestions."""
     own_name = False
     for part in loc:
+        if isinstance(part, int):  # a place in a list
+            continue
         if own_name:
             own_name = False
             if model is StageOptions:

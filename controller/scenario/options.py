@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_valid
 from nonet.controller.scenario.replaceable import Replaceable, files_of
 from nonet.deadlines import DEFAULTS
 from nonet.models import MODELS
+from nonet.models.baselines import BASELINES
 from nonet.options import Count, Positive, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
@@ -260,6 +261,16 @@ class Init(StrictModel):
     ] = None
 
 
+class Baseline(Replaceable):
+    registry: ClassVar[Registry[Any] | None] = BASELINES
+    name: Annotated[Word | None, Field(description="in the report; by default the last word of `use`")] = None
+
+    @property
+    def title(self) -> str:
+        """What results call it: sasrec, and Nearest for mine.py:Nearest."""
+        return self.name or str(self.use).rpartition(":")[2]
+
+
 class Evaluate(StrictModel):
     metrics: Annotated[list[str], Field(min_length=1)] = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     width: Annotated[int, Field(ge=1)] = 20
@@ -270,6 +281,23 @@ class Evaluate(StrictModel):
             "epoch, but at least 4 and at most 20 times a stage and never within 50 steps; on up to 2,000 validation users"
         ),
     ] = None
+    baselines: Annotated[
+        list[Baseline] | None,
+        Field(
+            description="what stages are measured against: popularity, transition_counter, sasrec, or a class of your own; "
+            "by default the model's"
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _told_apart(self) -> Evaluate:
+        titles = [each.title for each in self.baselines or ()]
+        twice = next((title for title in titles if titles.count(title) > 1), None)
+        if twice:
+            raise ValueError(
+                f"baselines: {titles.count(twice)} are called {twice!r}; give each a name: of its own"
+            )
+        return self
 
 
 Wait = Annotated[Seconds, Field(gt=0)]

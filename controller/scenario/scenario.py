@@ -182,6 +182,8 @@ def _with_settings(document: dict[str, Any], source: str, files: Files, stored: 
     data, stages = document.get("data"), document.get("stages")
     if settings != "data" or not yaml.is_map(data) or not yaml.is_map(stages) or not data.get("interactions"):
         return document  # what is missing is said by the checks
+    if _without_data(str(data["interactions"]), files):
+        return {**document, "settings": {}}
     for key, part in (("model", Model), ("tokenizer", Tokenizer)):
         named: Any = document.get(key)
         use = named.get("use", part.default) if yaml.is_map(named) else named or part.default
@@ -199,6 +201,13 @@ def _with_settings(document: dict[str, Any], source: str, files: Files, stored: 
         [name for name, kind in kinds.items() if not kind.rolls_out], any(k.rolls_out for k in kinds.values())
     )
     return filled | {"settings": fill(filled, Path(files.folder), wanted, _put)}
+
+
+def _without_data(interactions: str, files: Files) -> bool:
+    """Whether a shipped scenario waits for tables of the user's."""
+    return Path(files.folder).resolve() == LIBRARY.resolve() and not (
+        ":" in interactions or Path(interactions).is_absolute()
+    )
 
 
 def _put(document: dict[str, Any], path: str, value: Any) -> None:

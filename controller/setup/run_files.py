@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import Scenario, bound, document, load_scenario, yaml
+from nonet.controller.scenario import LIBRARY, Scenario, bound, document, load_scenario, yaml
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import targets
 from nonet.errors import ConfigError
@@ -19,8 +19,8 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
     """What the tokenise stage is told; `known`: of the run that weights start from."""
     data = scenario.data
     return DataSetup(
-        interactions=_beside(folder, data.interactions),
-        items=_beside(folder, data.items) if data.items else None,
+        interactions=_beside(scenario, folder, "interactions", data.interactions),
+        items=_beside(scenario, folder, "items", data.items) if data.items else None,
         columns=dict(data.columns),
         keep=data.keep.model_dump(),
         where=data.where,
@@ -35,9 +35,20 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
     )
 
 
-def _beside(folder: Path, path: str) -> str:
-    """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are."""
-    return path if ":" in path or Path(path).is_absolute() else str(folder / path)
+def _beside(scenario: Scenario, folder: Path, key: str, path: str) -> str:
+    """A relative path of the scenario, resolved beside it; builtin names, URIs and absolute paths as they are.
+
+    Raises ConfigError for a shipped scenario that comes without data of its own.
+    """
+    if ":" in path or Path(path).is_absolute():
+        return path
+    if folder.resolve() == LIBRARY.resolve():
+        raise ConfigError(
+            f"data.{key}: {path} lies beside the scenario, and {scenario.name} is shipped without data. `nonet new "
+            f"{scenario.name} DIR` puts it beside the tables that `nonet import` wrote to DIR; or give a whole path: "
+            f'--set data.{key}="$PWD/DIR/{path}"'
+        )
+    return str(folder / path)
 
 
 def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:

@@ -71,9 +71,12 @@ def model_options(scenario: Scenario) -> dict[str, Any]:
     return {"use": model.address, **memory, **model.spec.built_with(model.options(), around)}
 
 
-def baselines_of(scenario: Scenario) -> tuple[str, ...]:
-    """The names of what the model is measured against."""
-    return tuple(scenario.model.spec.baselines())
+def baselines_of(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """What stages are measured against, by name: what `make_baseline` takes."""
+    chosen = scenario.evaluate.baselines
+    if chosen is None:
+        return {name: {"use": name} for name in scenario.model.spec.baselines()}
+    return {each.title: {"use": each.address, **each.options()} for each in chosen}
 
 
 def targets(scenario: Scenario) -> dict[str, str]:

@@ -21,7 +21,7 @@ from nonet.controller.setup import data_setup, run_setup, stage_setups
 from nonet.deploy.parity.compare import Agreement, compare, limits_for
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, PlacementError
-from nonet.models import Popularity
+from nonet.models.baselines import Popularity
 from nonet.models.generation import Corpus
 from nonet.models.ranking import of_events, tie_order
 from nonet.samples.batches import prompts

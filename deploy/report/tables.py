@@ -22,6 +22,7 @@ from nonet.deploy.report.scores import (
 from nonet.deploy.report.verdicts import reward_digits, reward_direction
 
 _MIB = 2**20
+_FACTS = ("epochs", "trials", "loss")  # of a trained baseline, beside its seconds
 Report = Mapping[str, Any]
 
 
@@ -154,8 +155,12 @@ def receipt_table(report: Report) -> Table:
 
 
 def made_tables(report: Report) -> list[Table]:
-    """How the run was made: time, work, turns, sparse tables, sizes and versions; those that have rows."""
-    return [table for table in (made(report) for made in (_wall, _work, _turns, _sparse, _sizes)) if table]
+    """How the run was made: time, baselines, work, turns, sparse tables, sizes and versions; those that have rows."""
+    return [
+        table
+        for table in (made(report) for made in (_wall, _baselines, _work, _turns, _sparse, _sizes))
+        if table
+    ]
 
 
 def _wall(report: Report) -> Table:
@@ -171,6 +176,18 @@ def _wall(report: Report) -> Table:
     if total:
         rows.append(["total", Cell(f"{number(total, 1)} s", bold=True), "", ""])
     return Table(["stage", "wall time", "rows trained", "speed"], rows, "Time")
+
+
+def _baselines(report: Report) -> Table:
+    """How baselines that say so were trained."""
+    rows = []
+    for name, facts in _part(report, "trained").items():
+        seconds = facts.get("seconds")
+        spent = f"{number(seconds, 1)} s" if isinstance(seconds, int | float) else "–"
+        told = [str(facts.get(key, "–")) for key in _FACTS]
+        rest = [f"{label(key)} {value}" for key, value in facts.items() if key not in ("seconds", *_FACTS)]
+        rows.append([label(name), spent, *told, "; ".join(rest)])
+    return Table(["baseline", "time", *_FACTS, ""], rows, "Baselines that were trained")
 
 
 def _work(report: Report) -> Table:

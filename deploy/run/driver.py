@@ -26,7 +26,6 @@ from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError, NonetError, WorkerFailed, WorkerLost
-from nonet.models import BASELINES
 
 _POLL_S = 0.3
 _STOP_S = 120.0
@@ -281,7 +280,7 @@ class EventView:
         assert self._panel
         metrics = event["metrics"]
         self._panel.table(f"{event['name']} (test, full ranking)", list(metrics), [list(metrics.values())])
-        if event["name"] in BASELINES or not event["shown"]:
+        if event.get("baseline") or not event["shown"]:
             return
         before = self._shown.get(self._last or "")
         rows = [

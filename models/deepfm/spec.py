@@ -58,6 +58,10 @@ class DeepFmSpec(ModelSpec):
         """Wants a label, a batch of events, and one width for all tables."""
         if scenario.data.repeats is not None:
             raise ConfigError("data.repeats: deepfm makes no lists, so nothing is masked; leave it out")
+        if scenario.evaluate.baselines is not None:
+            raise ConfigError(
+                f"evaluate.baselines: deepfm is measured against {' and '.join(self.baselines())}; leave it out"
+            )
         for name, body in scenario.stages.items():
             if not getattr(body, "target", None):
                 raise ConfigError(

@@ -2,6 +2,7 @@ from .beams import beam_search as beam_search
 from .corpus import Corpus as Corpus
 from .corpus_items import as_array as as_array  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .corpus_items import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .exhaustive import score_items as score_items
 from .exhaustive import top_items as top_items
 from .fitting import Held as Held
 from .fitting import fit as fit

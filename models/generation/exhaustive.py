@@ -1,8 +1,10 @@
 """Score every item of the catalogue, without a beam.
 
-The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once a
-user: U * n depth steps, n = inner nodes with a choice. A node with a single child costs nothing: its only
-code has probability 1. Temporaries stay under `budget_bytes`; the answer itself is [U, I].
+The constrained log-probability of an item is a sum over its path, so each inner node is evaluated once a user: U * n depth
+steps, n = inner nodes with a choice. A node with a single child costs nothing: its only code has probability 1. Only logits
+of legal codes are kept. A model that has `legal_logits` shares among users what does not depend on them, and makes no more.
+Users lie last in memory, so that a sum over the children of a node is a sum of whole vectors. Temporaries stay under
+`budget_bytes`, but for what has the size of the answer, [U, I].
 """
 
 from __future__ import annotations
@@ -17,35 +19,31 @@ from torch import Tensor, nn
 
 from nonet.errors import DataError
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation.logprob import legal_log_softmax
 from nonet.models.generation.memory import Memory
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.types import Jagged
 
-# Shapes: U users, I items, K codes; n nodes of a level, m of them with a choice, c children
-# of those.
+# Shapes: U users, I items, K codes; n nodes of a level, m of them with a choice, c children of those.
+_USERS = 256  # scored at once, at most
 
 
 @torch.no_grad()
 def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes: int = 32 << 20) -> Tensor:
     """Log-probability [U, I] of every item for every prompt in `cache`, nats; -inf outside the catalogue.
 
-    Prompts are taken a few at a time: `cache.part(start, stop)`.
+    Prompts are taken some at a time: `cache.part(start, stop)`.
     """
-    users, device = len(cache.state), cache.state.device
-    levels = [_choices(trie, level, device) for level in range(trie.levels)]
-    leaf_I = trie.tensor("leaf_of_item", 0, device)
-    # Held at a time by one (user, node) pair: logits, their softmax, and the depth decoder's activations.
-    pairs = max(1, budget_bytes // (4 * (4 * max(trie.codes) + 16 * cache.state.shape[-1])))
-    most = max(len(level.prefix) for level in levels)
-    step = max(1, pairs // max(1, most))
-    scores_UI = cache.state.new_empty(users, trie.n_items)
-    for start in range(0, users, step):
-        part = cache.part(start, min(start + step, users))
-        leaves = _score_leaves(model, part, levels, max(1, pairs // len(part.state)))
-        scores_UI[start : start + step] = leaves[:, leaf_I.clamp_min(0)]
+    users, state = len(cache.state), cache.state
+    levels = [_choices(trie, level, state.device) for level in range(trie.levels)]
+    leaf_I = trie.tensor("leaf_of_item", 0, state.device)
+    dtype = torch.promote_types(state.dtype, torch.float32)
+    scores_UI = torch.empty(users, trie.n_items, dtype=dtype, device=state.device)
+    for start in range(0, users, _USERS):
+        part = cache if users <= _USERS else cache.part(start, min(start + _USERS, users))
+        leaves_nU = _score_leaves(model, part, levels, dtype, budget_bytes)
+        scores_UI[start : start + _USERS] = leaves_nU.index_select(0, leaf_I.clamp_min(0)).T
     return scores_UI.masked_fill_(leaf_I < 0, -torch.inf)
 
 
@@ -60,22 +58,38 @@ class _Choices:
     """One level of the trie, as the scorer walks it.
 
     parent [n'] of every node of the next level. Of the m nodes with a choice: prefix [m, level], and their
-    children slot [c] = row * K + code and child [c], those of one node between first[i] and first[i + 1].
+    children row [c], code [c] and node number child [c], those of one node between first[i] and first[i + 1].
     """
 
+    level: int
     parent: Tensor
     prefix: Tensor
-    slot: Tensor
+    row: Tensor
+    code: Tensor
     child: Tensor
     first: Tensor
-    codes: int
 
-    def parts(self, nodes: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Prefix, slot and child of `nodes` nodes at a time."""
-        for start in range(0, len(self.prefix), nodes):
-            stop = min(start + nodes, len(self.prefix))
-            children = slice(int(self.first[start]), int(self.first[stop]))
-            yield self.prefix[start:stop], self.slot[children] - start * self.codes, self.child[children]
+    def cut(self, start: int, stop: int) -> _Choices:
+        """The nodes [start, stop) alone."""
+        begin, end = int(self.first[start]), int(self.first[stop])
+        return _Choices(
+            self.level,
+            self.parent,
+            self.prefix[start:stop],
+            self.row[begin:end] - start,
+            self.code[begin:end],
+            self.child[begin:end],
+            self.first[start : stop + 1] - begin,
+        )
+
+    def parts(self, children: int) -> Iterator[_Choices]:
+        """Some nodes at a time, with at most `children` children together, or one node that has more."""
+        start, nodes = 0, len(self.prefix)
+        while start < nodes:
+            most = self.first[start] + children
+            stop = max(start + 1, int(torch.searchsorted(self.first, most, right=True)) - 1)
+            yield self if stop - start == nodes else self.cut(start, stop)
+            start = stop
 
 
 def _choices(trie: Trie, level: int, device: Any) -> _Choices:
@@ -84,24 +98,77 @@ def _choices(trie: Trie, level: int, device: Any) -> _Choices:
     chosen = (first.diff() > 1).nonzero().squeeze(1)
     row, code, child = trie.ragged_children(level, chosen)
     begins = torch.nn.functional.pad((first[chosen + 1] - first[chosen]).cumsum(0), (1, 0))
-    return _Choices(
-        parent, trie.prefixes(level, chosen), row * trie.codes[level] + code, child, begins, trie.codes[level]
-    )
+    return _Choices(level, parent, trie.prefixes(level, chosen), row, code, child, begins)
 
 
-def _score_leaves(model: SidModel, cache: PromptCache, levels: list[_Choices], nodes: int) -> Tensor:
-    """Log-probability [U, n_L] of every leaf."""
+def _score_leaves(
+    model: SidModel, cache: PromptCache, levels: list[_Choices], dtype: torch.dtype, budget_bytes: int
+) -> Tensor:
+    """Log-probability [n_L, U] of every leaf."""
     users = len(cache.state)
-    logp_Un = cache.state.new_zeros(users, 1)
-    for number, level in enumerate(levels):
-        logp_Un = logp_Un[:, level.parent]
-        for prefix, slot, child in level.parts(nodes):
-            legal_mK = torch.zeros(len(prefix) * level.codes, dtype=torch.bool, device=prefix.device)
-            legal_mK[slot] = True
-            logits_UmK = model.step(cache, prefix.expand(users, -1, -1), number)
-            step_UmK = legal_log_softmax(logits_UmK, legal_mK.view(-1, level.codes))
-            logp_Un.index_add_(1, child, step_UmK.flatten(1)[:, slot].to(logp_Un.dtype))
-    return logp_Un
+    logp_nU = torch.zeros(1, users, dtype=dtype, device=cache.state.device)
+    # Held at a time by one (user, child) pair: its logit twice, padded, exponents, its log-probability.
+    children = max(1, budget_bytes // (8 * logp_nU.element_size() * users))
+    for level in levels:
+        logp_nU = logp_nU.index_select(0, level.parent)
+        for part in level.parts(children):
+            logits_Uc = None
+            if _has_own_way(model):
+                logits_Uc = model.legal_logits(cache, part.level, part.prefix, part.row, part.code)  # type: ignore[attr-defined]
+            if logits_Uc is None:
+                logits_Uc = _by_steps(model, cache, part, dtype, budget_bytes)
+            logp_nU.index_add_(0, part.child, _log_softmax(logits_Uc.T.to(dtype).contiguous(), part))
+    return logp_nU
+
+
+def _has_own_way(model: SidModel) -> bool:
+    """Whether the model has `legal_logits`; a class that overrides `step` alone has that of other steps."""
+    homes = [
+        [place for place, cls in enumerate(type(model).__mro__) if name in vars(cls)]
+        for name in ("legal_logits", "step")
+    ]
+    return bool(homes[0]) and homes[0] <= homes[1]
+
+
+def _by_steps(
+    model: SidModel, cache: PromptCache, part: _Choices, dtype: torch.dtype, budget_bytes: int
+) -> Tensor:
+    """Logits [U, c] of the children, of steps that answer with all codes."""
+    users, codes = len(cache.state), model.codes[part.level]
+    # Held at a time by one (user, node) pair: logits, and the depth decoder's activations.
+    pairs = max(1, budget_bytes // (4 * (4 * max(model.codes) + 16 * cache.state.shape[-1])))
+    few, nodes = min(users, pairs), max(1, pairs // users)
+    logits_Uc = torch.empty(users, len(part.row), dtype=dtype, device=cache.state.device)
+    for user in range(0, users, few):
+        some = cache if few == users else cache.part(user, min(user + few, users))
+        for start in range(0, len(part.prefix), nodes):
+            stop = min(start + nodes, len(part.prefix))
+            c = slice(int(part.first[start]), int(part.first[stop]))
+            slot = (part.row[c] - start) * codes + part.code[c]
+            prefix = part.prefix[start:stop].expand(len(some.state), -1, -1)
+            step = model.step(some, prefix, part.level).flatten(1)
+            logits_Uc[user : user + few, c] = step.index_select(1, slot).to(dtype)
+    return logits_Uc
+
+
+def _log_softmax(logits_cU: Tensor, part: _Choices) -> Tensor:
+    """Log-softmax over the children of each node, [c, U]. Nodes of 2, of 3 or 4, of 5 to 8, ... children are padded to one
+    rectangle each.
+    """
+    count_m = part.first.diff()
+    total_mU = logits_cU.new_empty(len(count_m), logits_cU.shape[1])
+    size, most = 2, int(count_m.max())
+    while size < 2 * most:
+        some = ((count_m <= size) & (count_m > size // 2)).nonzero().squeeze(1)
+        place = torch.arange(size, device=some.device)
+        absent = place >= count_m[some, None]
+        child = (part.first[some, None] + place).masked_fill(absent, 0)
+        block = logits_cU.index_select(0, child.flatten()).unflatten(0, child.shape)
+        if bool(absent.any()):
+            block.masked_fill_(absent[..., None], -torch.inf)
+        total_mU.index_copy_(0, some, block.logsumexp(1))
+        size *= 2
+    return logits_cU - total_mU.index_select(0, part.row)
 
 
 def top_items(scores_UI: Tensor, k: int, masked: Jagged, tie_I: np.ndarray | None = None) -> Tensor:

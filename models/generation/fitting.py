@@ -66,8 +66,14 @@ class Held:
 
     def likelihood(self, candidates: Sequence[Weights]) -> np.ndarray:
         """Summed log-likelihood [G], nats."""
-        voted = (self.votes > 0).any(1)
-        p, own = np.exp(self.target), {(b, c): self._remembered(b, c) for _, b, c in candidates}
+        there = self.votes > 0
+        voted, p = there.any(1), np.exp(self.target)
+        leaves = np.where(there, self.leaves, 0.0)
+        votes = np.log(np.where(there, self.votes, 1.0)) + np.where(there, 0.0, -1e30)
+        own = {
+            (b, c): self._remembered(b * leaves + max(c, 1e-9) * votes)
+            for b, c in dict.fromkeys((b, c) for _, b, c in candidates)
+        }
         return np.array(
             [
                 np.log(np.where(voted, (1 - l) * p + l * own[b, c], p) + 1e-300).sum()
@@ -75,12 +81,10 @@ class Held:
             ]
         )
 
-    def _remembered(self, b: float, c: float) -> np.ndarray:
-        """q [U] of each target."""
-        there = self.votes > 0
-        power = np.where(there, b * self.leaves + c * np.log(np.where(there, self.votes, 1.0)), -np.inf)
+    def _remembered(self, power: np.ndarray) -> np.ndarray:
+        """q [U] of each target, from the powers of all voted leaves [U, V] in nats."""
         q = np.exp(power - power.max(1, initial=-1e30)[:, None])
-        q /= np.maximum(q.sum(1, keepdims=True), 1e-300)
+        q /= q.sum(1, keepdims=True)
         return np.where(self.place >= 0, q[np.arange(len(q)), self.place], 0.0)
 
 

@@ -142,6 +142,11 @@ class SidDecoder(nn.Module):
         logits_UWK = self.depth(cache, prefix_UWl[..., :level], level)
         return logits_UWK.expand(-1, prefix_UWl.shape[1], -1)
 
+    def legal_logits(
+        self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
+    ) -> Tensor | None:
+        return self.depth.legal_logits(cache, level, prefix_ml, row_c, code_c)
+
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
         """State [T, D] at every position: a sequence's start, then after each of its events."""
         events_N, sequence_N, _ = _places(batch)

@@ -19,6 +19,7 @@ from nonet.models.sid_decoder.spec import DEPTH_RANK, DEPTH_ROWS
 
 # Shapes: U prompts, W prefixes a prompt, T packed states of B sequences, M targets, A states that each is asked from, L levels,
 # K codes of the level, D width, R rank.
+_TILE = 1024  # pairs of a prompt and a prefix that `legal_logits` computes at once
 _MIX = 1_000_003
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # golden ratio, as the signed 64-bit number torch multiplies by
 
@@ -52,6 +53,56 @@ class DepthDecoder(nn.Module):
     def forward(self, cache: Cache, prefix_UWl: Tensor, level: int) -> Tensor:
         """Logits [U, W, K] of `level`; prefix [U, W, level] int64, or [1, W, level] for the same prefixes everywhere."""
         return self._logits(cache.state[:, None], prefix_UWl, level)
+
+    def legal_logits(
+        self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
+    ) -> Tensor | None:
+        """Logits [U, c] of some codes behind prefixes that all prompts share: code_c[i] behind prefix_ml[row_c[i]], rows
+        rising. None in training, for dropout needs every step.
+
+        Prefixes are taken a tile at a time, so that hidden values stay in the processor's cache. The norm's mean is taken
+        out of the weights before it, its gain put into those behind it, and its spread divided out of the logits alone.
+        """
+        if self.training:
+            return None
+        state_UD, prefixes = cache.state, len(prefix_ml)
+        write, norm, out = self._linear(self.write, level), self.norm[level], self._linear(self.out, level)
+        assert isinstance(norm, nn.LayerNorm)
+        read_UH = self.read[level](state_UD)
+        chosen_mH = read_UH.new_zeros(prefixes, read_UH.shape[1])
+        for place, table in enumerate(self.chosen[level]):  # type: ignore[arg-type]
+            chosen_mH += table(prefix_ml[:, place])
+        skip_UD = self.skip[level](state_UD) + write.bias
+        write_DH, skip_UD = write.weight - write.weight.mean(0), skip_UD - skip_UD.mean(1, keepdim=True)
+        out_DK = (out.weight * norm.weight).T.contiguous()
+        logits_Uc = self._of_paths(state_UD, prefix_ml[row_c], code_c, level)
+        logits_Uc += (out.weight @ norm.bias + out.bias)[code_c]
+        cuts = torch.searchsorted(row_c, torch.arange(prefixes + 1, device=row_c.device)).tolist()
+        slot_c = row_c * self.codes[level] + code_c
+        for start in range(0, prefixes, _TILE):
+            stop = min(start + _TILE, prefixes)
+            c = slice(cuts[start], cuts[stop])
+            slot, row, few = slot_c[c] - start * self.codes[level], row_c[c] - start, _TILE // (stop - start)
+            for user in range(0, len(state_UD), few):
+                u = slice(user, user + few)
+                hidden = torch.add(read_UH[u, None], chosen_mH[start:stop]).relu_()
+                wide = functional.linear(hidden, write_DH).add_(skip_UD[u, None])
+                scale = (wide.square().mean(2) + norm.eps).rsqrt_()
+                codes = (wide @ out_DK).flatten(1).index_select(1, slot)
+                logits_Uc[u, c].addcmul_(codes, scale.index_select(1, row))
+        return logits_Uc
+
+    def _linear(self, modules: nn.ModuleList, level: int) -> nn.Linear:
+        linear = modules[level]
+        assert isinstance(linear, nn.Linear)
+        return linear
+
+    def _of_paths(self, state_UD: Tensor, prefix_cl: Tensor, code_c: Tensor, level: int) -> Tensor:
+        """What hashed paths add to the logits of codes behind their prefixes, [U, c]."""
+        if level == 0:
+            return state_UD.new_zeros(len(state_UD), len(code_c))
+        child_cR = self.child(_hashed(_path(prefix_cl), code_c))
+        return self.ask[level - 1](state_UD) @ child_cR.T
 
     def teacher_forced_logits(
         self,
@@ -91,8 +142,17 @@ class DepthDecoder(nn.Module):
 
 def _rows(prefix_UWl: Tensor, codes: int) -> Tensor:
     """Hashed row [U, W, K] of each path that a next code would make."""
-    path = torch.full_like(prefix_UWl[..., 0], prefix_UWl.shape[-1])
-    for code in prefix_UWl.unbind(-1):
+    return _hashed(_path(prefix_UWl)[..., None], torch.arange(codes, device=prefix_UWl.device))
+
+
+def _path(prefix: Tensor) -> Tensor:
+    """A number [...] for the codes [..., l] chosen so far."""
+    path = torch.full_like(prefix[..., 0], prefix.shape[-1])
+    for code in prefix.unbind(-1):
         path = path * _MIX + code + 1
-    path = path[..., None] * _MIX + torch.arange(1, codes + 1, device=path.device)
-    return (path * _SPREAD >> 40) & (DEPTH_ROWS - 1)
+    return path
+
+
+def _hashed(path: Tensor, code: Tensor) -> Tensor:
+    """The row of the paths that these codes make."""
+    return ((path * _MIX + code + 1) * _SPREAD >> 40) & (DEPTH_ROWS - 1)

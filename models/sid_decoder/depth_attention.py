@@ -51,6 +51,12 @@ class DepthAttention(DepthDecoder):
         """The last state of each sequence, and the keys and values of all of them."""
         return Cache(state_TD[cuts_B1[1:] - 1], *self._history(state_TD, cuts_B1), cuts_B1)
 
+    def legal_logits(
+        self, cache: Cache, level: int, prefix_ml: Tensor, row_c: Tensor, code_c: Tensor
+    ) -> Tensor | None:
+        """None: what a prefix attends to is another for every prompt, so prompts share nothing."""
+        return None
+
     def teacher_forced_logits(
         self,
         state_TD: Tensor,

@@ -161,10 +161,15 @@ def svd(matrix: Nonzeros, dim: int, seed: int, name: str, *, power: float = 1.0)
 def _source(name: str, items: pa.Table, seq: Sequences, *, dim: int, seed: int, folder: Path) -> np.ndarray:
     match _kind(name, items, folder):
         case "cooccurrence":
-            return svd(cooccurrence(seq, len(items)), dim, seed, name, power=0.5)
+            return _unit(svd(cooccurrence(seq, len(items)), dim, seed, name, power=0.5))
         case "column":
             return _column(name, items[name], dim, seed)
     return _file(folder / name, items)
+
+
+def _unit(block_ID: np.ndarray) -> np.ndarray:
+    """Rows of length 1, zeros as they are: an item of a small circle differs from others by direction, not by length."""
+    return block_ID / np.maximum(np.linalg.norm(block_ID, axis=1, keepdims=True), 1e-9)
 
 
 def _kind(name: str, items: pa.Table, folder: Path) -> Literal["cooccurrence", "column", "file"]:

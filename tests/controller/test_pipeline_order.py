@@ -40,8 +40,10 @@ class Evaluator:
         self.run, self.log = run, []
         self.queue: list[str] = []
         self.answered: dict[str, Any] = {}
+        self.parts: dict[str, int] = {}  # how often a baseline says that it is fitting
 
     def _ask(self, name: str) -> Future:
+        self.answered.pop(name, None)
         self.queue.append(name)
         self.log.append(f"asked for {name}")
         return Future(self, name)
@@ -50,6 +52,10 @@ class Evaluator:
         while upto in self.queue:
             name = self.queue.pop(0)
             self.answered[name] = [] if name == "shown" else {"detail": {}, "shown": [], "of": name}
+            if self.parts.get(name):
+                self.parts[name] -= 1
+                self.answered[name] = {"fitting": 1}
+                continue
             (self.run.results / f"{name}.npz").touch()
 
     def shown(self) -> Future:
@@ -189,6 +195,16 @@ def test_a_run_that_stops_and_goes_on_loses_and_repeats_no_ranking(made):
     assert f"asked for {BASELINES[0]}" not in again
     assert [again.count(f"asked for {name}") for name in BASELINES[1:]] == [1] * len(BASELINES[1:])
     assert f"showed {BASELINES[0]}" in session.evaluator.log, "what was found before is shown as it is"
+
+
+def test_a_baseline_that_is_fitted_in_parts_is_asked_again_behind_what_others_asked(made):
+    runner, session = made({})
+    session.evaluator.parts = {BASELINES[0]: 2}
+    assert runner.run()
+    log = session.evaluator.log
+    assert [log.count(f"asked for {name}") for name in BASELINES] == [3, 1]
+    assert log.count(f"showed {BASELINES[0]}") == 1
+    assert log.index("showed pretrain") < log.index(f"showed {BASELINES[0]}")
 
 
 def test_failed_heartbeats_are_told_between_steps(made):

@@ -5,7 +5,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.models.baselines import Popularity, TransitionCounter
+from nonet.models.baselines.popularity import Popularity
+from nonet.models.baselines.transition_counter import TransitionCounter
 from nonet.models.ranking.metrics import rank_of_target_np, summarise, tie_order
 from nonet.samples.batches.prompt_rows import masked, prompts
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences

@@ -1,6 +1,6 @@
 """MemoryFit: the trainers' part in fitting a memory to validation events; every rank computes a share of the sums.
 
-At most 4,096 events, drawn by the seed. The model answers as it is served, without dropout; nothing learns.
+At most 2,048 events, drawn by the seed. The model answers as it is served, without dropout; nothing learns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nonet.workers.runtime import Membership, shares
 
 # Shapes: U prompts, V votes.
 
-_MOST = 4096
+_MOST = 2048
 _CHUNK = 256
 
 

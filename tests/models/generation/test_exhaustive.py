@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from nonet.errors import DataError
+from nonet.models.generation import exhaustive
 from nonet.models.generation.exhaustive import score_items, top_items
 from nonet.models.generation.logprob import log_prob_from
 from nonet.models.generation.trie import Trie
 from nonet.models.ranking.metrics import MISSED, rank_of_target_np, tie_order
+from nonet.models.sid_decoder import SidDecoder, depth
 from nonet.random import rng
 
 CODES = (6, 5, 4, 3)
@@ -85,3 +87,57 @@ def test_top_items_leave_the_scores_as_they_are_and_want_a_row_a_user(jagged):
     assert scores.tolist() == [pytest.approx([0.1, 0.2, 0.3])]
     with pytest.raises(DataError, match="2 rows for 1 users"):
         top_items(torch.zeros(1, 3), 2, jagged([[], []]))
+
+
+@pytest.fixture
+def decoder():
+    """A decoder whose every weight is drawn, hashed rows too, and a cache of its prompts."""
+
+    def make(codes, prompts=9, depth="mlp", cls=SidDecoder):
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            model = cls.build({"width": 16, "layers": 0, "heads": 2, "depth": depth}, codes, {}, 0)
+            for weight in model.parameters():
+                torch.nn.init.normal_(weight, std=0.4)
+            model = model.double().eval()
+            length = torch.randint(1, 6, (prompts,))
+            state = torch.randn(int(length.sum()), 16, dtype=torch.float64)
+        with torch.no_grad():
+            return model, model.depth.cache(state, torch.nn.functional.pad(length.cumsum(0), (1, 0)))
+
+    return make
+
+
+@pytest.mark.parametrize("tile", [1, 7, 1024])
+@pytest.mark.parametrize("budget", [1, 3000, 1 << 20])
+def test_the_decoders_own_way_equals_its_steps(decoder, make_sids, monkeypatch, tile, budget):
+    monkeypatch.setattr(depth, "_TILE", tile)
+    sids = make_sids(CODES, 150)
+    (model, cache), trie = decoder(CODES), Trie.build(sids, CODES, items=np.arange(0, 150, 2))
+    every = torch.from_numpy(sids[::2]).expand(9, -1, -1)
+    expected = log_prob_from(model, cache, every, trie).sum(-1).detach()
+    scores = score_items(model, cache, trie, budget_bytes=budget)
+    assert torch.allclose(scores[:, ::2], expected, atol=1e-10, rtol=0)
+    assert scores[:, 1::2].isneginf().all()
+
+
+def test_more_prompts_than_are_scored_at_once_are_scored_alike(decoder, make_sids, monkeypatch):
+    (model, cache), trie = decoder(CODES), Trie.build(make_sids(CODES, 150), CODES)
+    whole = score_items(model, cache, trie)
+    monkeypatch.setattr(exhaustive, "_USERS", 4)
+    assert torch.allclose(score_items(model, cache, trie), whole, atol=1e-12, rtol=0)
+
+
+class Louder(SidDecoder):
+    """Overrides `step` alone."""
+
+    def step(self, cache, codes, level):
+        return 2 * super().step(cache, codes, level)
+
+
+@pytest.mark.parametrize(("depth", "cls"), [("mlp", Louder), ("attention", SidDecoder)])
+def test_a_decoder_without_a_way_of_its_own_is_asked_by_steps(decoder, make_sids, depth, cls):
+    sids = make_sids(CODES, 60)
+    (model, cache), trie = decoder(CODES, depth=depth, cls=cls), Trie.build(sids, CODES)
+    expected = log_prob_from(model, cache, torch.from_numpy(sids).expand(9, -1, -1), trie).sum(-1).detach()
+    assert torch.allclose(score_items(model, cache, trie), expected, atol=1e-12, rtol=0)

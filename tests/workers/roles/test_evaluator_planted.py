@@ -10,7 +10,7 @@ import pytest
 import torch
 from ring_world import Ring
 
-from nonet.models.baselines import BASELINES
+from nonet.errors import DataError
 from nonet.models.generation.beams import Beams
 from nonet.models.ranking.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import event_at, prompts, seen
@@ -156,7 +156,42 @@ def test_the_target_column_is_of_the_events_that_match_and_all_is_of_all(evaluat
     assert "target" not in planted(evaluator(), right_where_liked)["test"]["exhaustive"]
 
 
-@pytest.mark.parametrize("name", list(BASELINES))
+class Turned:
+    """A baseline of the user's own that answers with a row an item."""
+
+    def __init__(self, n_items):
+        self.n_items = n_items
+
+    def fit(self, seq, splits=(TRAIN,)):
+        return self
+
+    def scores(self, seq, users, positions):
+        return np.zeros((self.n_items, len(users)), np.float32)
+
+
+def test_a_baseline_of_the_users_own_is_rehearsed_as_the_evaluator_opens(evaluator):
+    with pytest.raises(
+        DataError, match=r"^baseline 'mine': scores are float32 \[\d+, 4\]; wanted float32 \[4, "
+    ):
+        evaluator(baselines={"mine": {"use": f"{__name__}:Turned"}})
+
+
+def test_a_baseline_that_was_trained_says_how(evaluator):
+    there = evaluator(baselines=ALL_BASELINES)
+    assert there.baseline("sasrec") == {"fitting": 1}  # an epoch: others may ask in between
+    trained = there.baseline("sasrec")["trained"]
+    assert {"epochs", "trials", "seconds", "loss"} <= set(trained)
+    assert "trained" not in evaluator(baselines=ALL_BASELINES).baseline("popularity")
+
+
+ALL_BASELINES = {
+    "popularity": {"use": "popularity"},
+    "transition_counter": {"use": "transition_counter"},
+    "sasrec": {"use": "sasrec", "epochs": 1},  # of several, validation would choose one
+}
+
+
+@pytest.mark.parametrize("name", ALL_BASELINES)
 def test_baselines_learn_nothing_from_events_that_are_held_out(name, ring, evaluator, tmp_path):
     """Half of the users have other items held out: nothing that is asked of the other half changes."""
     corpus = ring.corpus()
@@ -172,8 +207,9 @@ def test_baselines_learn_nothing_from_events_that_are_held_out(name, ring, evalu
     )
     ranks = {}
     for which, folders in (("as it is", ring.folders), ("other", {**ring.folders, "sequences": str(folder)})):
-        there = evaluator(folders, which)
-        there.baseline(name)
+        there = evaluator(folders, which, baselines=ALL_BASELINES)
+        while "fitting" in there.baseline(name):
+            pass
         ranks[which] = np.load(tmp_path / which / f"{name}.npz")
     for split in (VALID, TEST):
         key = f"{['train', 'rl', 'valid', 'test'][split]}.exhaustive"

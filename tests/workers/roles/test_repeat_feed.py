@@ -1,10 +1,11 @@
 """A feed where half of the users come back, asked by the roles of a run in this process."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nonet.bench.runs.feed import ITEMS, Feed, hits
-from nonet.models import baselines
 from nonet.models.ranking.metrics import MISSED
 from nonet.samples.batches.prompt_rows import prompts
 from nonet.samples.sequences.sequences import RL, TEST
@@ -117,7 +118,8 @@ class Planted:
 
 
 def test_coverage_is_the_part_of_the_catalogue_in_anybodys_list(allowing, monkeypatch):
-    monkeypatch.setitem(baselines.BASELINES, "planted", Planted)
+    own = {"planted": {"use": f"{__name__}:Planted"}}
+    monkeypatch.setattr(allowing.evaluator, "ask", replace(allowing.evaluator.ask, baselines=own))
     found = allowing.evaluator.baseline("planted")["detail"]["test"]["exhaustive"]["all"]
     assert list(found) == ["recall@10", "recall@40", "coverage@3"]
     assert found["coverage@3"] == 6 / ITEMS

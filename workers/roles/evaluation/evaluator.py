@@ -1,4 +1,4 @@
-"""Evaluator: the role that tells how good a commit is, beside popularity and the transition counter.
+"""Evaluator: the role that tells how good a commit is, beside the run's baselines.
 
 Full ranking over the catalogue, by exhaustive scoring *and* by beam, on validation and test, on all held-out events and
 on those that match the finetuning target. What is masked is masked for every subject and both ways. Ranks are kept a file
@@ -8,7 +8,8 @@ a subject, so that any two can be compared by a paired bootstrap over users.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
-from nonet.models import BASELINES, Popularity, build_model
+from nonet.models import build_model
+from nonet.models.baselines import BASELINES, Baseline, Popularity, check_scores, make_baseline, rehearse
 from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.models.ranking import (
     MISSED,
@@ -48,13 +50,26 @@ Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSetup:
-    """Metrics by name, beam width, the stage whose target mask marks the `target` column, and how many users to show."""
+    """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, and
+    baselines by name: `use` and options."""
 
     metrics: Sequence[str]
     width: int
     target: str | None
     shown_users: int = 8
     shown_items: int = 5
+    baselines: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {name: {"use": name} for name in ("popularity", "transition_counter")}
+    )
+
+
+@dataclass(slots=True)
+class _Fitting:
+    """A baseline that is fitted in parts."""
+
+    baseline: Baseline
+    left: Iterator[Any]
+    parts: int = 0
 
 
 class Evaluator(DistributeWorker):
@@ -62,10 +77,11 @@ class Evaluator(DistributeWorker):
 
     def __init__(self, run: RunSetup, setup: EvaluateSetup):
         self.run, self.ask = run, setup
+        self._fitting: dict[str, _Fitting] = {}
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the artifacts; ranks go to the folder `results`."""
+        """Open the artifacts; ranks go to the folder `results`. Raises DataError where a user's own baseline fails on a few."""
         self.corpus, self._results = Corpus.load(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self._tie = tie_order(
@@ -73,6 +89,9 @@ class Evaluator(DistributeWorker):
         )
         self.fitted = self.corpus.seq
         self.ask_about(self.fitted)
+        for name, config in self.ask.baselines.items():
+            if config["use"] not in BASELINES.shipped():
+                rehearse(name, partial(self._made, name), self.fitted, len(self.corpus.items))
 
     def ask_about(self, seq: Sequences) -> None:
         """Rank the held-out events of these sequences over the same items, by default those of the artifacts."""
@@ -81,10 +100,38 @@ class Evaluator(DistributeWorker):
 
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
-        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user}."""
-        scorer = BASELINES[name](len(self.corpus.items)).fit(self.fitted)
+        """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user},
+        and how it was `trained` where it says so. {"fitting": parts so far} says to ask again: validations come between."""
+        baseline = self._fit(name)
+        if baseline is None:
+            return {"fitting": self._fitting[name].parts}
         seq = self.corpus.seq
-        return self._evaluate(name, lambda users, positions: scorer.scores(seq, users, positions), None)
+
+        def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            answer = baseline.scores(seq, users, positions)
+            return check_scores(name, answer, len(users), len(self.corpus.items))
+
+        facts = getattr(baseline, "trained", None)
+        return self._evaluate(name, scores, None) | ({"trained": dict(facts)} if facts else {})
+
+    def _fit(self, name: str) -> Baseline | None:
+        """The fitted baseline; None where there is more to fit."""
+        fitting = self._fitting.get(name)
+        if fitting is None:
+            made = self._made(name)
+            if not hasattr(made, "fit_in_parts"):
+                return made.fit(self.fitted)
+            fitting = self._fitting[name] = _Fitting(made, made.fit_in_parts(self.fitted))  # type: ignore[attr-defined]
+        for _ in fitting.left:
+            fitting.parts += 1
+            return None
+        return self._fitting.pop(name).baseline
+
+    def _made(self, name: str) -> Baseline:
+        run = self.run
+        return make_baseline(
+            self.ask.baselines[name], len(self.corpus.items), seed=run.seed, history=run.history
+        )
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:

@@ -1,18 +1,22 @@
-"""What a recommender must beat: popularity, and a counter of transitions over three steps.
+"""TransitionCounter: items that came soon after those of the history; a counter of transitions over three steps.
 
-Both are fitted on TRAIN events alone unless told otherwise, and asked of the same prompts as the model. The
-counter is stronger than many published models (Amazon Beauty, last item held out: NDCG@10 0.052 against
-TIGER's 0.038), untuned.
+Untuned it is stronger than many published models (Amazon Beauty, last item held out: NDCG@10 0.052 against TIGER's 0.038).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nonet.models.baselines.base import BaselineSpec
+from nonet.models.baselines.popularity import Popularity
 from nonet.samples.batches import event_at, ranges
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.sequences import TRAIN
+
+if TYPE_CHECKING:
+    from nonet.samples.sequences import Sequences
 
 # Shapes: P prompts, I items, N events, E distinct transitions.
 _STEPS = 3  # a transition reaches this far ahead, weighted 1 / distance
@@ -20,22 +24,6 @@ _LAST = 5  # newest events of the history that vote, ...
 _FADE = 0.6  # ... each this much weaker than the one after it
 _PRIOR = 1e-3  # weight of popularity (scaled to 1) beside the votes
 _CHUNK = 512  # prompts scored at once
-
-
-class Popularity:
-    """The same answer for everybody: how often an item occurs in the fitted splits."""
-
-    def __init__(self, n_items: int):
-        self.popularity = np.zeros(n_items)
-
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Popularity:
-        """Counts events of the given splits; returns itself."""
-        self.popularity = _popularity(seq, splits, len(self.popularity))
-        return self
-
-    def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """[P, I] float32, a read-only view of one row."""
-        return np.broadcast_to(self.popularity.astype(np.float32), (len(users), len(self.popularity)))
 
 
 class TransitionCounter:
@@ -53,7 +41,7 @@ class TransitionCounter:
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> TransitionCounter:
         """Counts pairs of events of one user in the given splits; returns itself."""
         n_items = len(self.popularity)
-        self.popularity = _popularity(seq, splits, n_items)
+        self.popularity = Popularity(n_items).fit(seq, splits).popularity
         chosen = np.isin(seq.split, splits)
         item, user = seq.item[chosen].astype(np.int64), seq.user[chosen]
         pairs, weights = [], []
@@ -89,15 +77,7 @@ class TransitionCounter:
         return np.bincount(cell, weights=weight, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-BASELINES: dict[str, type[Popularity] | type[TransitionCounter]] = {
-    "popularity": Popularity,
-    "transition_counter": TransitionCounter,
-}
-"""The baselines of every report, by name."""
-
-
-def _popularity(seq: Sequences, splits: Sequence[int], n_items: int) -> np.ndarray:
-    return np.bincount(seq.item[np.isin(seq.split, splits)], minlength=n_items).astype(np.float64)
+SPEC = BaselineSpec(TransitionCounter, quick=True)
 
 
 def _parts(total: int, size: int) -> Iterator[slice]:

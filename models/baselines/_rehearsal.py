@@ -1,0 +1,75 @@
+"""Rehearsal: what a baseline of the user's own answers, looked at before anything is trained.
+
+It is made anew for it, fitted on the first users and asked a handful of prompts, so that a wrong shape is found in the
+first seconds of a run and not behind an hour of fitting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nonet.errors import DataError
+
+if TYPE_CHECKING:
+    from nonet.models.baselines.base import Baseline
+    from nonet.samples.sequences import Sequences
+
+# Shapes: P prompts, I items.
+_USERS = 200
+_PROMPTS = 4
+
+
+def rehearse(name: str, make: Callable[[], Baseline], seq: Sequences, n_items: int) -> None:
+    """Raise DataError, one line, where a baseline fails on the first users or answers what nobody can rank."""
+    few = _first_users(seq, _USERS)
+    users = np.flatnonzero(few.lengths)[:_PROMPTS]
+    title = f"baseline {name!r}: on the first {len(few)} users"
+    try:
+        fitted = make().fit(few)
+        if not callable(getattr(fitted, "scores", None)):
+            raise DataError(f"{title} fit returned {fitted!r}; it returns the baseline itself")
+        answer = fitted.scores(few, users, few.lengths[users] - 1)
+    except DataError:
+        raise
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{title} it failed: {cause}") from error
+    check_scores(name, answer, len(users), n_items)
+
+
+def check_scores(name: str, answer: Any, prompts: int, n_items: int) -> np.ndarray:
+    """The answer itself, [P, I] of floats without NaN. Raises DataError that says what came."""
+    wanted = f"wanted float32 [{prompts}, {n_items}], a row a prompt and a column an item"
+    if not isinstance(answer, np.ndarray):
+        raise DataError(f"baseline {name!r}: scores are a {type(answer).__name__}; {wanted}, a NumPy array")
+    if answer.shape != (prompts, n_items) or answer.dtype not in (np.float32, np.float64):
+        raise DataError(f"baseline {name!r}: scores are {answer.dtype} {list(answer.shape)}; {wanted}")
+    bad = np.isnan(answer).any(1)
+    if bad.any():
+        raise DataError(
+            f"baseline {name!r}: scores of {int(bad.sum())} of {prompts} prompts are NaN, the first is row "
+            f"{int(bad.argmax())}; {wanted}, -inf for what is never recommended"
+        )
+    return answer
+
+
+def _first_users(seq: Sequences, most: int) -> Sequences:
+    """The sequences of the first users alone; items keep their places."""
+    users = min(len(seq), most)
+    events = int(seq.offsets[users])
+    return replace(
+        seq,
+        user_id=seq.user_id[:users],
+        offsets=seq.offsets[: users + 1],
+        item=seq.item[:events],
+        time=seq.time[:events],
+        event=seq.event[:events],
+        split=seq.split[:events],
+        columns={key: values[:events] for key, values in seq.columns.items()},
+        targets={key: values[:events] for key, values in seq.targets.items()},
+        user_key=None if seq.user_key is None else seq.user_key[:users],
+    )

@@ -1,0 +1,75 @@
+"""SASRec's network: causal attention over a user's items, and scores against the same vectors that items enter with.
+
+After Kang and McAuley (2018), with blocks of `sid_decoder` and rotary positions. A start position stands before every
+sequence, so an empty history has an answer too. Sequences are packed: nothing is padded.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nonet.models.sid_decoder import Block, rotary
+from nonet.types import Jagged
+
+# Shapes: B sequences, N events, T = N + B positions, M targets, n negatives, I items, D width.
+_STD = 0.05
+
+
+class SasRecNet(nn.Module):
+    """States of packed histories; item vectors [I, D] are both entrance and output."""
+
+    def __init__(self, items: int, width: int, layers: int, heads: int, dropout: float):
+        super().__init__()
+        self.item, self.start = nn.Embedding(items, width), nn.Parameter(torch.zeros(width))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm, self.dropout, self._each = nn.LayerNorm(width), dropout, width // heads
+        nn.init.normal_(self.item.weight, std=_STD)
+
+    def forward(self, item: Jagged) -> Tensor:
+        """State [T, D] at every position: a sequence's start, then after each of its events."""
+        offsets = item.offsets
+        cuts_B1 = offsets + torch.arange(len(offsets))
+        sequence_N = torch.repeat_interleave(offsets.diff())
+        after_N = torch.arange(len(item.values)) + sequence_N + 1
+        x_TD = self.start.expand(len(after_N) + len(item), -1)
+        x_TD = x_TD.index_copy(0, after_N, self.item(item.values) * self.item.embedding_dim**0.5)
+        place_T = torch.zeros(len(x_TD), dtype=torch.int64)
+        place_T[after_N] = after_N - cuts_B1[sequence_N]
+        x_TD = functional.dropout(x_TD, self.dropout, self.training)
+        turn = rotary(place_T, self._each)
+        for block in self.blocks:
+            x_TD = block(x_TD, cuts_B1, turn)
+        return self.norm(x_TD)
+
+    @torch.no_grad()
+    def scores(self, item: Jagged) -> Tensor:
+        """Logits [B, I] of what follows each whole sequence."""
+        state_BD = self(item)[item.offsets[1:] + torch.arange(len(item))]
+        return state_BD @ self.item.weight.T
+
+    def loss(self, item: Jagged, target_N: Tensor, negative_n: Tensor | None) -> Tensor:
+        """Mean nats of the events [N] that are targets, each asked from the state before it.
+
+        Without negatives the softmax is over all items. With them it is over the target and `n` different items, drawn evenly
+        and once for all targets; each stands for I / n of them (log-q correction), a target that was drawn for none.
+        """
+        sequence_N = torch.repeat_interleave(item.offsets.diff())
+        before_M = (torch.arange(len(item.values)) + sequence_N)[target_N]
+        state_MD, target_M = self(item)[before_M], item.values[target_N]
+        if negative_n is None:
+            return functional.cross_entropy(state_MD @ self.item.weight.T, target_M)
+        place_I = torch.full((len(self.item.weight),), -1).index_copy(
+            0, negative_n, torch.arange(len(negative_n))
+        )
+        place_M = place_I[target_M]
+        drawn = (place_M >= 0).nonzero().squeeze(1)
+        logits_Mn = (state_MD @ self.item(negative_n).T).index_put(
+            (drawn, place_M[drawn]), torch.tensor(-torch.inf)
+        )
+        others_M = logits_Mn.logsumexp(1) + math.log(len(self.item.weight) / len(negative_n))
+        own_M = (state_MD * self.item(target_M)).sum(1)
+        return (torch.logaddexp(own_M, others_M) - own_M).mean()

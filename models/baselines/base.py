@@ -1,0 +1,107 @@
+"""Baseline: what stages are measured against; two calls, and the facts by which a scenario finds them.
+
+    class Nearest:                                      # evaluate.baselines: [{use: "mine.py:Nearest", neighbours: 50}]
+        def __init__(self, n_items, *, seed, neighbours: int = 20): ...
+        def fit(self, seq, splits=(TRAIN,)): ...        # returns self
+        def scores(self, seq, users, positions): ...    # float32 [P, n_items], higher is better
+
+Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that
+names them. A baseline may say in `trained` how it came about: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that
+trains for minutes may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from pydantic import create_model
+
+from nonet.errors import ConfigError
+from nonet.options import StrictModel
+from nonet.plugins import Registry, heavy
+from nonet.samples.sequences import TRAIN
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nonet.samples.sequences import Sequences
+
+# Shapes: P prompts, I items.
+
+_GIVEN = ("seed", "history")
+
+
+class Baseline(Protocol):
+    """Made with (n_items, **options)."""
+
+    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Self:
+        """Learn from the events of these splits alone, and of nothing that is held out; returns itself."""
+        ...
+
+    def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """[P, I] float32 or float64, higher is better, -inf for what is never recommended. A prompt is a user's events
+        before a position; what that user has seen is masked by who asks."""
+        ...
+
+
+@dataclass(frozen=True)
+class BaselineSpec:
+    """One kind of baseline.
+
+    build    its class, or the dotted path of it
+    options  its keys in a scenario
+    quick    whether it is fitted within a second or two, so that `nonet recommend` fits it anew
+    """
+
+    build: str | Callable[..., Baseline]
+    options: type[StrictModel] = StrictModel
+    quick: bool = False
+
+
+class _Registry(Registry[BaselineSpec]):
+    """A class with both calls is its own spec."""
+
+    def _checked(self, use: str, value: Any) -> BaselineSpec:
+        if isinstance(value, type) and not isinstance(value, BaselineSpec):
+            missing = [name for name in ("fit", "scores") if not callable(getattr(value, name, None))]
+            if missing:
+                raise ConfigError(
+                    f"{self.kind} {use!r}: class {value.__name__} has no {' and no '.join(missing)}; a baseline has "
+                    "fit(seq, splits), which returns itself, and scores(seq, users, positions), [prompts, items]"
+                )
+            return BaselineSpec(value, _options_of(value))
+        return super()._checked(use, value)
+
+
+BASELINES = _Registry("baseline", BaselineSpec, "nonet.models.baselines")
+
+
+def make_baseline(config: Mapping[str, Any], n_items: int, *, seed: int, history: int) -> Baseline:
+    """The baseline that `config["use"]` names, with the other keys as its options. Raises ConfigError."""
+    options = dict(config)
+    use = options.pop("use")
+    cls = heavy(BASELINES.get(use).build)
+    named = inspect.signature(cls).parameters
+    given = {key: value for key, value in zip(_GIVEN, (seed, history), strict=True) if key in named}
+    try:
+        return cls(n_items, **given, **options)
+    except Exception as error:
+        raise ConfigError(
+            f"baseline {use!r}: {cls.__name__}() failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _options_of(cls: type) -> type[StrictModel]:
+    """Keyword arguments of a class after the first, as options that are checked by name."""
+    keys: dict[str, Any] = {}
+    for parameter in list(inspect.signature(cls).parameters.values())[1:]:
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if named and parameter.name not in _GIVEN:
+            keys[parameter.name] = (
+                Any,
+                ... if parameter.default is parameter.empty else parameter.default,
+            )
+    return create_model(f"{cls.__name__}Options", __base__=StrictModel, **keys)

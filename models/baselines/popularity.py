@@ -1,0 +1,35 @@
+"""Popularity: the same answer for everybody, how often an item occurs in the training events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nonet.models.baselines.base import BaselineSpec
+from nonet.samples.sequences import TRAIN
+
+if TYPE_CHECKING:
+    from nonet.samples.sequences import Sequences
+
+
+# Shapes: P prompts, I items.
+class Popularity:
+    """`popularity` [I]: events of each item in the fitted splits."""
+
+    def __init__(self, n_items: int):
+        self.popularity = np.zeros(n_items)
+
+    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Popularity:
+        """Counts events of the given splits; returns itself."""
+        chosen = np.isin(seq.split, splits)
+        self.popularity = np.bincount(seq.item[chosen], minlength=len(self.popularity)).astype(np.float64)
+        return self
+
+    def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """[P, I] float32, a read-only view of one row."""
+        return np.broadcast_to(self.popularity.astype(np.float32), (len(users), len(self.popularity)))
+
+
+SPEC = BaselineSpec(Popularity, quick=True)

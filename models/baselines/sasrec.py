@@ -1,0 +1,41 @@
+"""SASRec's facts: its keys in a scenario. The network is in `_sasrec.py`, how it is trained in `_sasrec_training.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from nonet.models.baselines.base import BaselineSpec
+from nonet.options import Count, Positive, StrictModel
+
+FULL_SOFTMAX = 5000  # items up to which every one of them is in the softmax
+# Learning rate and dropout of each trial, best guess first.
+TRIALS = ((2e-3, 0.3), (1e-3, 0.3), (2e-3, 0.5), (1e-3, 0.5), (4e-3, 0.5), (5e-4, 0.2))
+
+
+class SasRecOptions(StrictModel):
+    epochs: Annotated[
+        Positive, Field(description="at most; it stops where validation NDCG@10 has stopped")
+    ] = 40
+    patience: Annotated[Positive, Field(description="epochs without a better validation NDCG@10")] = 5
+    trials: Annotated[
+        int,
+        Field(ge=1, le=len(TRIALS), description="pairs of learning rate and dropout; validation picks one"),
+    ] = 1
+    width: Positive = 64
+    layers: Positive = 2
+    heads: Positive = 2
+    users: Annotated[Positive, Field(description="of a step")] = 128
+    negatives: Annotated[
+        Count, Field(description="shared by the targets of a step where the softmax is sampled")
+    ] = 2048
+
+    @model_validator(mode="after")
+    def _divides(self) -> SasRecOptions:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width {self.width} must be heads ({self.heads}) times an even number")
+        return self
+
+
+SPEC = BaselineSpec("nonet.models.baselines._sasrec_training:SasRec", SasRecOptions)

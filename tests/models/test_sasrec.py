@@ -1,0 +1,115 @@
+"""SASRec as a baseline: it learns, the same seed gives the same weights, validation stops it, its losses are right."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from nonet.models.baselines import _sasrec_training as training
+from nonet.models.baselines import make_baseline
+from nonet.models.baselines._sasrec import SasRecNet
+from nonet.models.ranking.metrics import per_event, rank_of_target_np
+from nonet.samples.batches.prompt_rows import masked, prompts
+from nonet.samples.sequences.sequences import TEST, VALID, build_sequences
+from nonet.types import Jagged
+
+SMALL = {"width": 16, "layers": 1, "heads": 1, "users": 16}
+
+
+def walk(users=60, items=30, length=12, seed=0):
+    """Every user walks a circle of items from a place of its own, so that what comes next is certain."""
+    start = np.random.default_rng(seed).integers(0, items, users)
+    item = (start[:, None] + np.arange(length)) % items
+    log = pa.table(
+        {
+            "user_id": np.repeat(np.arange(users), length),
+            "item_id": item.flatten(),
+            "timestamp": np.tile(np.arange(length), users),
+        }
+    )
+    return build_sequences(log, None, split={"test": 1, "valid": 1})[0]
+
+
+def made(items=30, **options):
+    return make_baseline({"use": "sasrec", **SMALL, **options}, items, seed=3, history=8)
+
+
+def ndcg(baseline, seq, split=TEST):
+    users, positions = prompts(seq, split)
+    target = seq.item[seq.offsets[users] + positions].astype(np.int64)
+    ranks = rank_of_target_np(baseline.scores(seq, users, positions), target, masked(seq, users, positions))
+    return per_event("ndcg@10", ranks).mean()
+
+
+@pytest.mark.parametrize("most", [5000, 10], ids=["all items", "negatives"])
+def test_it_learns_a_walk(most, monkeypatch):
+    monkeypatch.setattr(training, "FULL_SOFTMAX", most)
+    seq = walk()
+    before = ndcg(made(), seq)
+    fitted = made(epochs=12, patience=12, negatives=16).fit(seq)
+    assert ndcg(fitted, seq) > 0.9 > 0.5 > before
+    assert fitted.trained["epochs"] == 12
+    assert ("negatives" in fitted.trained["loss"]) == (most == 10)
+
+
+def test_the_same_seed_gives_the_same_scores_and_leaves_torchs_generator_alone():
+    seq = walk()
+    users, positions = prompts(seq, TEST)
+    torch.manual_seed(1)
+    first = made(epochs=2).fit(seq).scores(seq, users, positions)
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(3))
+    torch.manual_seed(2)
+    assert np.array_equal(first, made(epochs=2).fit(seq).scores(seq, users, positions))
+
+
+def test_validation_stops_it_and_its_best_epoch_is_what_answers(monkeypatch):
+    judged = iter([0.1, 0.3, 0.2, 0.25, 0.3])
+    weights = []
+
+    def judge(self, net, seq, users, positions):
+        weights.append(net.item.weight.detach().clone())
+        return next(judged)
+
+    monkeypatch.setattr(training.SasRec, "_judged", judge)
+    fitted = made(epochs=30, patience=3).fit(walk())
+    assert fitted.trained["epochs"] == len(weights) == 5
+    assert fitted.trained["best"].startswith("epoch 2 ")
+    assert torch.equal(fitted._net.item.weight, weights[1])
+
+
+def test_trials_go_through_the_short_list_and_validation_picks_one(monkeypatch):
+    judged = iter([0.1, 0.4, 0.2])
+    monkeypatch.setattr(training.SasRec, "_judged", lambda *_: next(judged))
+    fitted = made(epochs=1, trials=3).fit(walk())
+    lr, dropout = training.TRIALS[1]
+    assert fitted.trained["trials"] == fitted.trained["epochs"] == 3
+    assert f"learning rate {lr:g}, dropout {dropout:g}" in fitted.trained["best"]
+
+
+def test_without_validation_events_it_trains_to_its_last_epoch():
+    seq = walk()
+    seq.split[seq.split == VALID] = TEST
+    assert made(epochs=3, patience=1).fit(seq).trained["best"].startswith("epoch 3 ")
+
+
+def test_histories_that_are_packed_together_do_not_see_each_other():
+    net = SasRecNet(9, 8, 2, 2, 0.0).eval()
+    item = torch.tensor([1, 2, 3, 4, 5, 1, 2, 3])
+    together = net.scores(Jagged(item, torch.tensor([0, 5, 5, 8])))
+    for row, part in enumerate((item[:5], item[:0], item[5:])):
+        alone = net.scores(Jagged(part, torch.tensor([0, len(part)])))
+        assert torch.allclose(together[row], alone[0], atol=1e-6)
+
+
+def test_negatives_that_are_all_items_are_the_full_softmax_and_fewer_stand_for_more():
+    net = SasRecNet(7, 8, 1, 1, 0.0).eval()
+    item = Jagged(torch.tensor([1, 2, 3, 6, 0]), torch.tensor([0, 3, 5]))
+    target = torch.tensor([True, True, False, True, True])
+    full = net.loss(item, target, None)
+    assert net.loss(item, target, torch.arange(7)).item() == pytest.approx(full.item(), abs=1e-6)
+    with torch.no_grad():
+        net.item.weight.zero_()
+    drawn = torch.tensor([3, 4, 5])  # none of the targets: 7 / 3 for each of three, and the target
+    assert net.loss(item, target, drawn).item() == pytest.approx(np.log(8), abs=1e-6)
