@@ -1,7 +1,7 @@
 """The scenario that is searched: what a trial runs, what its score is, and whether every corner of the space is a scenario.
 
-A trial runs the stages up to the last supervised one, whose best validation is its score; later stages, such as RL, change
-nothing of it. Test events are never looked at.
+A trial runs the stages up to the last supervised one, whose best validation is its score; later stages, such as RL, and
+baselines change nothing of it. Test events decide nothing.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Subject:
             del whole["stages"][name]
         for body in whole["stages"].values():
             _shorten(body, _LENGTHS, share)
-        _shorten(whole.get("evaluate"), ("every",), share)
+        if evaluate := whole.get("evaluate"):
+            evaluate.pop("baselines", None)  # no trial is judged by them; the model's own take no time
+            _shorten(evaluate, ("every",), share)
         return ScenarioFile(make_scenario(whole, self.source, Files(str(self.folder))), self.folder)
 
     def lengths(self, share: Fraction) -> list[Any]:

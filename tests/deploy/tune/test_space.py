@@ -120,12 +120,13 @@ def test_a_scenario_without_validation_cannot_be_searched(folder):
 
 
 def test_a_trial_ends_with_the_stage_that_is_judged_and_trains_its_share(folder):
-    subject = _subject(folder, "evaluate.every=9")
+    subject = _subject(folder, "evaluate.every=9", "evaluate.baselines=[sasrec]")
     assert subject.judged == "finetune"
     quarter = subject.trial({"model.width": 32}, Fraction(1, 4)).scenario
     assert list(quarter.stages) == ["pretrain", "finetune"]
     assert [getattr(body, "epochs", None) for body in quarter.stages.values()] == [1, 1]
     assert quarter.evaluate.every == 3
+    assert quarter.evaluate.baselines is None
     whole = subject.trial({}).scenario
     assert [getattr(body, "epochs", None) for body in whole.stages.values()] == [3, 1]
 
