@@ -110,8 +110,10 @@ def test_with_trials_at_once_the_order_of_their_ends_decides_nothing():
     assert sorted(_finish(halving), key=key) == sorted(_finish(halving, last_first=True), key=key)
     begun = halving.jobs([])
     assert [job.number for job in begun] == [0, 1, 2]
-    one = Result(1, 0, begun[1].values, 0.5)
-    assert halving.jobs([one]) == [begun[0], begun[2]]
+    before = [each for each in _finish(halving) if each.rung == 0][:9]
+    batch = halving.jobs(before)
+    one = Result(10, 0, batch[1].values, 0.5)
+    assert halving.jobs([*before, one]) == [batch[0], batch[2]]
 
 
 def test_a_failed_trial_loses_and_ends_nothing():

@@ -129,6 +129,7 @@ def test_a_validation_that_is_no_number_is_a_failure(folder, tmp_path):
     answer = run_trial(subject, {"values": {}, "share": "1", "folder": str(run.path)})
     assert (answer["score"], answer["failed"], answer["broken"]) == (None, NO_NUMBER, None)
     Validations(run, "finetune").add(3, {"metrics": {"ndcg@10": 0.5}, "nats": 2.0, "events": 60})
+    Validations(run, "finetune").add(4, {"metrics": {"ndcg@10": 0.25}, "nats": 2.5, "events": 60})
     assert subject.score(run) == 0.5
     assert Subject.read(folder / "ring.yaml", metric="nats").score(run) == 2.0
 
