@@ -164,7 +164,7 @@ class Subject:
         for path, value in values.items():
             put(whole, path, deepcopy(value), path)
             chosen = whole.get("settings")
-            if chosen:  # what is set here was not chosen by the data
+            if isinstance(chosen, dict):  # what is set here was not chosen by the data
                 whole["settings"] = {
                     key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
                 }

@@ -159,3 +159,9 @@ def test_the_winner_loads_from_any_folder(folder, tmp_path):
     assert best.data.interactions == str(folder / "interactions.parquet")
     assert best.stages["rl"].rewards["own"].use == str(folder / "rewards" / "own.py")  # type: ignore[attr-defined]
     assert list(best.stages) == ["pretrain", "finetune", "rl"]
+
+
+def test_a_scenario_whose_data_is_not_there_is_refused_by_its_data(folder):
+    space = _space(folder, "model.dropout: [0.0, 0.2]")
+    with pytest.raises(ConfigError, match="amazon-sid is shipped without data"):
+        Subject.read("amazon-sid").check(space)
