@@ -208,10 +208,9 @@ def test_a_killed_search_has_the_winner_of_an_undisturbed_one(folder, tmp_path):
 
 
 def _process(folder: Path, run_dir: Path) -> subprocess.Popen:
-    words = ["tune", "ring.yaml", "--space", "space.yaml", "--trials", "4", "--run-dir", str(run_dir)]
-    return subprocess.Popen(
-        [sys.executable, "-c", "from nonet.deploy.cli import main; main()", *words], cwd=folder
-    )
+    words = ["tune", str(folder / "ring.yaml"), "--space", str(folder / "space.yaml"), "--trials", "4"]
+    code = "from nonet.deploy.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *words, "--run-dir", str(run_dir)])
 
 
 def _results(run_dir: Path) -> list[dict[str, Any]]:
