@@ -123,6 +123,37 @@ def resume(
 
 
 @app.command()
+def tune(
+    scenario: ScenarioArg,
+    space: Annotated[
+        Path, typer.Option(help="A YAML file: keys of the scenario, and the values each may take.")
+    ],
+    trials: Annotated[
+        int, typer.Option(min=1, help="Trials; the better half goes on to longer training.")
+    ] = 12,
+    change: SetOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The search's folder; one that holds this search goes on.")
+    ] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Trials at once, on a cluster that has room.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Search keys of a scenario for the best validation; the same command on the same --run-dir goes on."""
+    from nonet.deploy.tune import result_text, tune_scenario
+
+    found = tune_scenario(
+        *(scenario, space, trials),
+        changes=change,
+        run_dir=run_dir,
+        parallel=parallel,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if found is None:
+        raise typer.Abort
+    print(json.dumps(found, indent=1) if as_json else result_text(found))
+
+
+@app.command()
 def plan(
     scenario: ScenarioArg,
     change: SetOption = None,

@@ -97,7 +97,7 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """Recommend by every stage of a run, side by side with popularity and the transition counter."""
-    from nonet.deploy.recommend import columns, recommend_for
+    from nonet.deploy.after import columns, recommend_for
 
     answer = recommend_for(run, [*(like or ()), *(more or ())], user, top)
     print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else columns(answer))

@@ -46,7 +46,7 @@ ROOMS = {
             "",
         ),
     ),
-    "deploy": ("report", "run", "new", "doctor", "parity", "after", ""),
+    "deploy": ("report", "run", "new", "doctor", "parity", "after", "tune", ""),
     "bench": ("timing", "cluster", "runs", "attention", "embedding", ""),
 }
 

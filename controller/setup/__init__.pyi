@@ -2,6 +2,7 @@ from . import preflight as preflight
 from .from_run import settled as settled
 from .from_run import starting_from as starting_from
 from .from_run import warm_start as warm_start
+from .own_files import named_files as named_files
 from .own_files import read_copies as read_copies
 from .run_files import check_same as check_same
 from .run_files import data_setup as data_setup

@@ -18,7 +18,7 @@ from nonet.errors import ConfigError
 from nonet.plugins import Files, file_of
 
 
-def own_files(scenario: Scenario) -> list[str]:
+def named_files(scenario: Scenario) -> list[str]:
     """Every `file.py` that some `use:` of the scenario names, once each, as it is written there."""
     return list(dict.fromkeys(filter(None, map(file_of, _uses(document(scenario))))))
 
@@ -26,7 +26,7 @@ def own_files(scenario: Scenario) -> list[str]:
 def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
     """Copy own files, looked for beside the scenario in `folder`, into the run. Raises ConfigError for one that is missing."""
     records = []
-    for use in own_files(scenario):
+    for use in named_files(scenario):
         origin = (folder / use).resolve()
         if not origin.is_file():
             raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")

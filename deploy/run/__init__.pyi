@@ -4,5 +4,7 @@ from .api import ScenarioFile as ScenarioFile
 from .api import run as run
 from .api import scenario as scenario
 from .api import start as start
+from .driver import Run as Run
 from .driver import stop_run as stop_run
+from .panel import Panel as Panel
 from .planning import knock as knock

@@ -31,7 +31,7 @@ class ScenarioFile:
         whole = self.scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         put(whole, path, value, f"set({path!r})")
         chosen = whole.get("settings")
-        if chosen:  # what is set here was not chosen by the data
+        if isinstance(chosen, dict):  # what is set here was not chosen by the data
             whole["settings"] = {
                 key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
             }

@@ -8,7 +8,7 @@ import pytest
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import Scenario, load_scenario, make_scenario
-from nonet.controller.setup.own_files import keep_copies, own_files, read_copies
+from nonet.controller.setup.own_files import keep_copies, named_files, read_copies
 from nonet.controller.setup.run_files import write_run
 from nonet.controller.setup.worker_setup import role_specs
 from nonet.errors import ConfigError
@@ -127,7 +127,7 @@ def test_whatever_part_uses_a_file_has_it_copied():
             },
         }
     )
-    assert own_files(scenario) == ["mine/split.py", "steps.py"]
+    assert named_files(scenario) == ["mine/split.py", "steps.py"]
 
 
 def test_a_missing_file_is_named(tmp_path):

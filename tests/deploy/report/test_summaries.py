@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.controller.record.run_folder import RunFolder
-from nonet.deploy.recommend import recommend_for
+from nonet.deploy.after.recommend import recommend_for
 from nonet.deploy.report.summaries import suggestion
 from nonet.errors import ConfigError
 

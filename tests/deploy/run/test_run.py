@@ -16,7 +16,7 @@ from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.journal import read_journal
 from nonet.controller.record.run_folder import RunFolder, claim
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.deploy.recommend import columns, recommend_for
+from nonet.deploy.after.recommend import columns, recommend_for
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError, WorkerFailed

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from nonet.deploy.recommend import recommend_for
+from nonet.deploy.after.recommend import recommend_for
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 

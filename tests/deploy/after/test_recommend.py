@@ -11,7 +11,7 @@ from ring_world import Ring
 from nonet.background import sealed
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
-from nonet.deploy.recommend import columns, recommend_for
+from nonet.deploy.after.recommend import columns, recommend_for
 from nonet.errors import ConfigError
 
 

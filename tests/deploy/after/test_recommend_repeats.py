@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from nonet.bench.runs.feed import Feed
-from nonet.deploy.recommend import recommend_for
+from nonet.deploy.after.recommend import recommend_for
 
 
 @pytest.fixture(scope="module")

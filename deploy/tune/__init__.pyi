@@ -1,0 +1,2 @@
+from .results import result_text as result_text
+from .search import tune_scenario as tune_scenario

@@ -1,0 +1,211 @@
+"""`nonet tune`: a search from its space to its winner.
+
+Whose is what: Ray Tune runs the jobs - their actors, `parallel` of them at once, one that crashes noticed. Optuna proposes values
+(deploy/tune/sampler.py). Rungs (deploy/tune/halving.py) and going on after a kill (deploy/tune/ledger.py) are ours:
+Tune's own schedulers decide by who comes first, and its restore loses what ended after its last snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nonet.atomic import write_whole
+from nonet.controller.record import RunFolder, claim, new_run
+from nonet.deploy.tune.halving import Halving, Job, Result, shares
+from nonet.deploy.tune.ledger import NAME, Ledger
+from nonet.deploy.tune.picture import picture
+from nonet.deploy.tune.results import header, progress_line
+from nonet.deploy.tune.sampler import check_installed, new_values
+from nonet.deploy.tune.space import Space, read_space
+from nonet.deploy.tune.subject import Subject
+from nonet.errors import ConfigError, NonetError
+
+_OURS = {NAME, "trials", "ray", "best.yaml", "tune.svg", ".lock", ".holder"}
+
+
+def tune_scenario(
+    source: str | Path,
+    space: Path,
+    trials: int,
+    *,
+    changes: list[str] | None = None,
+    run_dir: Path | None = None,
+    parallel: int = 1,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any] | None:
+    """Search, or go on with the search in `run_dir`: {"search", "results", "best", "scenario", "picture", "folder"}; None where
+    it was interrupted. Raises ConfigError before anything starts, and NonetError where it cannot go on."""
+    check_installed()
+    known = read_space(space)
+    subject = Subject.read(source, changes, known.metric)
+    folder = _folder(subject, run_dir)
+    warnings = subject.check(known)
+    rungs = shares(trials, subject.lengths)
+    rule, seed = subject.rule, subject.scenario({}).seed
+    ask = partial(new_values, known, seed, trials, rule.lower)
+    halving = Halving(trials, len(rungs), rule.lower, parallel, ask)
+    search = {
+        "trials": trials,
+        "parallel": parallel,
+        "metric": rule.metric,
+        "lower": rule.lower,
+        "stage": subject.judged,
+        "rungs": [str(share) for share in rungs],
+        "sizes": halving.sizes(),
+        "space": {key.path: asdict(key) for key in known.keys},
+        **subject.as_json(),
+    }
+    with claim(RunFolder(folder)):
+        ledger = Ledger(folder, search)
+        say(header(search))
+        for warning in warnings:
+            say(f"warning: {warning}")
+        if ledger.begun:
+            say(f"{folder}: going on, {len(ledger.results)} of {sum(halving.sizes())} runs are done")
+        else:
+            ledger.write()
+        if halving.jobs(ledger.results):
+            _run_all(subject, halving, ledger, folder, say)
+        if halving.jobs(ledger.results):
+            say(f"stopped; the same command with --run-dir {folder} goes on")
+            return None
+        return _finished(subject, known, halving, ledger, folder)
+
+
+def _folder(subject: Subject, run_dir: Path | None) -> Path:
+    """Where the search is kept. Raises ConfigError for a folder of something else."""
+    if run_dir is None:
+        return new_run(f"{subject.scenario({}).name}-tune").path
+    folder = run_dir.absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose a folder for --run-dir")
+    other = {path.name for path in folder.iterdir()} - _OURS if folder.exists() else set()
+    if other and not (folder / NAME).exists():
+        raise ConfigError(
+            f"{folder} is not empty and holds no search; choose an empty or a new folder for --run-dir"
+        )
+    return folder
+
+
+def _run_all(
+    subject: Subject, halving: Halving, ledger: Ledger, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Have Ray Tune run jobs until none is left, or it was interrupted. Raises NonetError where it cannot go on."""
+    os.environ.update(
+        TUNE_DISABLE_AUTO_CALLBACK_LOGGERS="1", RAY_AIR_NEW_OUTPUT="0", RAY_CHDIR_TO_TRIAL_DIR="0"
+    )
+    import ray
+    from ray import tune
+
+    from nonet.deploy.tune.trial import train
+    from nonet.workers.runtime import ensure_ray
+
+    ensure_ray()
+    shutil.rmtree(folder / "ray", ignore_errors=True)
+    jobs = _Jobs(halving, ledger, folder, say)
+    node = ray.get_runtime_context().get_node_id()
+    # A trial takes nothing of what runs are planned on: a thousandth of its node's own mark, for Tune wants something.
+    resources = {"CPU": 0, f"node:{ray.util.get_node_ip_address()}": 0.001}
+    tuner = tune.Tuner(
+        tune.with_resources(
+            partial(train, subject=subject, node=node), tune.PlacementGroupFactory([resources])
+        ),
+        tune_config=tune.TuneConfig(
+            search_alg=_searcher(jobs),
+            num_samples=sum(halving.sizes()),
+            max_concurrent_trials=halving.parallel,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(name="ray", storage_path=str(folder), verbose=0),
+    )
+    tuner.fit()
+    shutil.rmtree(folder / "ray", ignore_errors=True)  # Tune's own files; the ledger has what counts
+    if jobs.broken:
+        raise NonetError(f"{jobs.broken}; the search goes on with the same command and --run-dir {folder}")
+
+
+class _Jobs:
+    """Jobs as Ray Tune asks for them and ends them; `broken`: why the search cannot go on."""
+
+    def __init__(self, halving: Halving, ledger: Ledger, folder: Path, say: Callable[[str], None]):
+        self._halving, self._ledger, self._folder, self._say = halving, ledger, folder, say
+        self._open: dict[str, Job] = {}
+        self.broken: str | None = None
+
+    def next(self, name: str) -> str | None:
+        """The next job as JSON, "" while it has to wait for others, None where there is none left."""
+        running = {(job.number, job.rung) for job in self._open.values()}
+        if self.broken:
+            return None
+        waiting = [
+            job for job in self._halving.jobs(self._ledger.results) if (job.number, job.rung) not in running
+        ]
+        if not waiting:
+            return "" if running else None
+        job = self._open[name] = waiting[0]
+        place = self._folder / "trials" / str(job.number) / f"{self._folder.name}-{job.number}-{job.rung + 1}"
+        share = self._ledger.search["rungs"][job.rung]
+        return json.dumps({"values": job.values, "share": share, "folder": str(place)})
+
+    def ended(self, name: str, answer: dict[str, Any] | None) -> None:
+        """Keep what became of a job; None: its process died."""
+        job = self._open.pop(name)
+        if answer is None or answer["broken"]:
+            self.broken = answer["broken"] if answer else f"the process of trial {job.number} died"
+            return
+        result = Result(
+            job.number, job.rung, job.values, answer["score"], answer["failed"], answer["minutes"]
+        )
+        self._ledger.add(result)
+        sizes = self._halving.sizes()
+        self._say(progress_line(result, self._ledger.search, len(self._ledger.results), sum(sizes)))
+
+
+def _searcher(jobs: _Jobs) -> Any:
+    """The jobs as Ray Tune's search algorithm."""
+    from ray.tune.search import Searcher
+
+    class Jobs(Searcher):
+        def suggest(self, trial_id: str) -> Any:
+            job = jobs.next(trial_id)
+            return Searcher.FINISHED if job is None else {"job": job} if job else None
+
+        def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+            jobs.ended(trial_id, None if error or not result or "score" not in result else result)
+
+        def save(self, checkpoint_path: str) -> None:
+            """The ledger is what is kept."""
+
+        def restore(self, checkpoint_path: str) -> None:
+            """The ledger is what is kept."""
+
+    return Jobs()
+
+
+def _finished(
+    subject: Subject, space: Space, halving: Halving, ledger: Ledger, folder: Path
+) -> dict[str, Any]:
+    """The winner as a scenario, the picture, and the answer. Raises ConfigError where all trials failed."""
+    best = halving.winner(ledger.results)
+    if best is None:
+        why = next(each.failed for each in ledger.results)
+        raise ConfigError(f"all {len(ledger.results)} trials failed, the first one: {why}. See {ledger.path}")
+    ledger.best = asdict(best)
+    ledger.write()
+    write_whole(folder / "best.yaml", subject.written(best.values).encode())
+    write_whole(folder / "tune.svg", picture(space, ledger.results, ledger.search).encode())
+    return {
+        "search": ledger.search,
+        "results": [asdict(each) for each in ledger.results],
+        "best": ledger.best,
+        "folder": str(folder),
+        "scenario": str(folder / "best.yaml"),
+        "picture": str(folder / "tune.svg"),
+    }

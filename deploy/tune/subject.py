@@ -1,0 +1,218 @@
+"""The scenario that is searched: what a trial runs, what its score is, and whether every corner of the space is a scenario.
+
+A trial runs the stages up to the last supervised one, whose best validation is its score; later stages, such as RL, and
+baselines change nothing of it. Test events decide nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record import RunFolder, Validations
+from nonet.controller.scenario import (
+    Scenario,
+    check_runnable,
+    check_validation,
+    document,
+    find,
+    load_scenario,
+    make_scenario,
+    put,
+    validation_rule,
+    yaml,
+)
+from nonet.controller.setup import named_files, preflight, settled
+from nonet.deploy.run import ScenarioFile
+from nonet.deploy.tune.space import METRIC, Space
+from nonet.errors import ConfigError
+from nonet.models import NATS
+from nonet.plugins import Files
+from nonet.suggest import did_you_mean, listed
+
+_LENGTHS = ("epochs", "steps", "tokens")
+_METRIC_KEY = "checkpoint.keep.best"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A scenario's plain document and the folder its files are beside; `source`: how errors name it."""
+
+    document: dict[str, Any]
+    folder: Path
+    source: str
+
+    @classmethod
+    def read(cls, source: str | Path, changes: list[str] | None = None, metric: str | None = None) -> Subject:
+        """The scenario of a path or shipped name. What `settings: data` and `init` mean is settled here, once for all trials.
+
+        Raises ConfigError where no stage of it is validated, or its metric is not measured.
+        """
+        path = find(source)
+        scenario, folder = load_scenario(path, changes)
+        if scenario.settings:
+            whole = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+        else:
+            whole = yaml.read(path)
+            for change in changes or ():
+                key, _, text = change.partition("=")
+                put(whole, key.strip(), yaml.parse(text), f"--set {key}")
+        if (start := settled(scenario).init) is not None:
+            whole["init"] = start.model_dump(by_alias=True, exclude_none=True)
+        if metric is not None:
+            put(whole, _METRIC_KEY, metric, METRIC)
+        subject = cls(whole, folder, str(source))
+        try:
+            check_validation(subject.scenario({}))
+        except ConfigError as error:
+            raise ConfigError(f"{METRIC}: {error}" if metric is not None else str(error)) from None
+        if subject.stage is None:
+            raise ConfigError(
+                f"{source}: a search is judged by validation, and nothing of this scenario is validated: it wants a supervised "
+                "stage, and validation events (data.split.valid, e.g. valid: 1)"
+            )
+        return subject
+
+    def scenario(self, values: Mapping[str, Any]) -> Scenario:
+        """The whole scenario with these values. Raises ConfigError."""
+        return make_scenario(self._with(values), self.source, Files(str(self.folder)))
+
+    def trial(self, values: Mapping[str, Any], share: Fraction = Fraction(1)) -> ScenarioFile:
+        """What a trial runs: stages up to the one that is judged, each with this share of its length."""
+        whole = self._with(values)
+        names = list(whole["stages"])
+        for name in names[names.index(self.judged) + 1 :]:
+            del whole["stages"][name]
+        for body in whole["stages"].values():
+            _shorten(body, _LENGTHS, share)
+        if evaluate := whole.get("evaluate"):
+            evaluate.pop("baselines", None)  # no trial is judged by them; the model's own take no time
+            _shorten(evaluate, ("every",), share)
+        return ScenarioFile(make_scenario(whole, self.source, Files(str(self.folder))), self.folder)
+
+    def lengths(self, share: Fraction) -> list[Any]:
+        """How long the stages of a trial are; rungs where this is the same are one."""
+        stages = self.trial({}, share).scenario.stages.values()
+        return [getattr(body, length, None) for body in stages for length in _LENGTHS]
+
+    @cached_property
+    def stage(self) -> str | None:
+        """The last stage that is validated."""
+        scenario = self.scenario({})
+        return next((name for name in reversed(scenario.stages) if validation_rule(scenario, name)), None)
+
+    @property
+    def judged(self) -> str:
+        assert self.stage is not None
+        return self.stage
+
+    @cached_property
+    def rule(self) -> Any:
+        """How the judged stage is validated: metric, and whether less of it is better."""
+        return validation_rule(self.scenario({}), self.judged)
+
+    def score(self, run: RunFolder) -> float | None:
+        """The best validation of the judged stage; None where no validation gave a number."""
+        history, metric = Validations(run, self.judged).history, self.rule.metric
+        values = [entry[NATS] if metric == NATS else entry["metrics"][metric] for entry in history]
+        values = [float("nan") if value is None else float(value) for value in values]
+        best = self.rule.best(values)
+        return values[best] if best is not None and math.isfinite(values[best]) else None
+
+    def check(self, space: Space) -> list[str]:
+        """Load a trial at every corner, and look at the data; what is dangerous in the data, in sentences.
+
+        Raises ConfigError: the values, and what is wrong with them.
+        """
+        for key in space.keys:
+            self._check_path(f"{space.source}: {key.path}", key.path)
+        first: ScenarioFile | None = None
+        for values in space.corners():
+            try:
+                made = self.trial(values)
+                check_runnable(made.scenario)
+                check_validation(made.scenario)
+            except ConfigError as error:
+                shown = ", ".join(f"{path}={value}" for path, value in values.items())
+                raise ConfigError(f"{space.source}: with {shown}: {error}") from None
+            first = first or made
+        assert first is not None
+        return preflight.check(first.scenario, self.folder)
+
+    def as_json(self) -> dict[str, Any]:
+        """What makes it the same scenario: its document, without values of env.vars, and hashes of its own files."""
+        scenario = self.scenario({})
+        files = [(self.folder / use).resolve() for use in named_files(scenario)]
+        hashes = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()
+        }
+        return {"scenario": document(scenario), "files": hashes}
+
+    def written(self, values: Mapping[str, Any]) -> str:
+        """The whole scenario with these values as YAML that loads from any folder: files it names are absolute paths."""
+        return yaml.dump(_absolute(document(self.scenario(values)), self.folder))
+
+    def _with(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        whole = deepcopy(self.document)
+        for path, value in values.items():
+            put(whole, path, deepcopy(value), path)
+            chosen = whole.get("settings")
+            if isinstance(chosen, dict):  # what is set here was not chosen by the data
+                whole["settings"] = {
+                    key: why for key, why in chosen.items() if not f"{path}.".startswith(f"{key}.")
+                }
+        return whole
+
+    def _check_path(self, where: str, path: str) -> None:
+        """Raise ConfigError for a key below a name that is not there, which would be a new one, and for one that changes
+        no score."""
+        whole = self.scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
+        stages = list(whole["stages"])
+        for above in ("stages", "sparse.tables", *(f"stages.{name}.rewards" for name in stages)):
+            if path.startswith(f"{above}."):
+                there, name = _at(whole, above), path.removeprefix(f"{above}.").partition(".")[0]
+                if name not in there:
+                    raise ConfigError(
+                        f"{where}: {above} has no {name!r}; it has {listed(there)}.{did_you_mean(name, there)}"
+                    )
+        name = path.split(".")[1] if path.startswith("stages.") else self.judged
+        if stages.index(name) > stages.index(self.judged):
+            raise ConfigError(
+                f"{where}: trials are judged by the validation of stages.{self.judged}, which {name} comes after: this key "
+                "would change no score; leave it out"
+            )
+
+
+def _at(document: Any, path: str) -> Mapping[str, Any]:
+    for part in path.split("."):
+        document = (document or {}).get(part)
+    return document or {}
+
+
+def _shorten(part: Any, lengths: Sequence[str], share: Fraction) -> None:
+    """Lengths of a part of a document times a share, rounded up; what is no number is said when it is loaded."""
+    for length in lengths if yaml.is_map(part) else ():
+        value = part.get(length)
+        if isinstance(value, int | float) and math.isfinite(value):
+            part[length] = type(value)(math.ceil(Fraction(value) * share))
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """Texts that name a file beside the scenario, `file.py:Name` too, become absolute paths."""
+    if isinstance(value, dict):
+        return {_absolute(key, folder): _absolute(part, folder) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_absolute(part, folder) for part in value]
+    if not isinstance(value, str):
+        return value
+    path, colon, name = value.partition(":")
+    if Path(path).suffix and not Path(path).is_absolute() and (folder / path).exists():
+        return f"{(folder / path).resolve()}{colon}{name}"
+    return value

@@ -1,0 +1,167 @@
+"""Spaces: what a file may say, and every corner of it against a scenario."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from tests_ring import make_ring
+
+from nonet.controller.scenario import load_scenario
+from nonet.deploy.tune.space import MOST_CORNERS, Key, Space, read_space
+from nonet.deploy.tune.subject import Subject
+from nonet.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_ring(tmp_path_factory.mktemp("ring"))
+
+
+def _space(folder, text):
+    path = folder / "space.yaml"
+    path.write_text(text)
+    return read_space(path)
+
+
+def _subject(folder, *changes, metric=None):
+    return Subject.read(folder / "ring.yaml", list(changes), metric)
+
+
+def test_a_file_says_choices_ranges_logarithms_and_whole_numbers(folder):
+    space = _space(
+        folder,
+        "metric: recall@5\nstages.pretrain.lr: {log: [1e-3, 1e-2]}\nmodel.dropout: [0.1, 0.3]\n"
+        "model.width: {int: [32, 128], step: 32}\nx.y: {range: [0, 1]}\n",
+    )
+    assert space.metric == "recall@5"
+    assert space.keys == (
+        Key("stages.pretrain.lr", "log", (), 1e-3, 1e-2),
+        Key("model.dropout", "choice", (0.1, 0.3)),
+        Key("model.width", "int", (), 32, 128, 32),
+        Key("x.y", "range", (), 0.0, 1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("metric: ndcg@5", "wanted keys of the scenario with their values"),
+        ("metric: 3\nmodel.width: [1, 2]", "metric: wanted a metric's name such as ndcg@10, got 3"),
+        ("model.dropout: 0.1", "model.dropout: one value is nothing to search, got 0.1; wanted"),
+        ("model.dropout: [0.1]", r"wanted two choices or more, got \[0.1\]"),
+        ("model.dropout: [0.1, 0.2, 0.1]", "the choice 0.1 is there twice"),
+        ("model.width: {int: [64, 32]}", "the lower end 64 is not below the upper end 32"),
+        ("model.width: {int: [32, 64.5]}", r"wanted \[low, high\] of whole numbers, got \[32, 64.5\]"),
+        ("model.width: {int: [32, 128], step: 40}", "steps of 40 lead from 32 to 112, not to 128"),
+        ("model.width: {int: [32, 64], step: 0}", "step: wanted a whole number above 0, at most 32, got 0"),
+        ("a.lr: {log: [0, 1]}", "wanted a lower end above 0, which has a logarithm, got 0; or use range"),
+        ("a.lr: {log: [1, 2], step: 1}", "a range by its logarithm has no steps"),
+        ("a.lr: {range: [0, 1], log: true}", "wanted .* got a map of range, log"),
+        ("a.lr: {lgo: [1, 2]}", "got a map of lgo. Did you mean 'log'"),
+        ("model: {width: [1, 2]}", r"written with dots: model\.width\."),
+        ("a.lr: {range: [0, 1], to: 3}", "unknown key 'to' beside range"),
+        ("seed: [1, 2]", "seed: trials with another seed answer another question"),
+        ("data.split.valid: [1, 2]", "trials with another data.split answer another question"),
+        ("a.lr: {range: [0, .inf]}", r"wanted \[low, high\] of numbers"),
+    ],
+)
+def test_what_is_wrong_with_a_space_is_one_line(folder, text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        _space(folder, text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model.widht: [16, 32]", r"with model\.widht=16: .*model.*widht"),
+        ("model.width: [16, 17]", r"with model\.width=17: "),
+        (
+            "stages.pretrian.lr: [1e-3, 1e-2]",
+            "stages has no 'pretrian'; it has pretrain, finetune, rl. Did you mean 'pretrain'",
+        ),
+        ("sparse.tables.itm.dim: [8, 16]", "sparse.tables has no 'itm'"),
+        ("stages.rl.lr: [1e-5, 1e-4]", "judged by the validation of stages.finetune, which rl comes after"),
+        ("model.dropout: {range: [0.0, 1.5]}", r"with model\.dropout=1\.5: .*dropout"),
+        ("stages.pretrain.lr.peak.x: [1, 2]", "lr holds 0.003, which has no keys"),
+    ],
+)
+def test_every_corner_is_loaded_before_anything_starts(folder, text, message):
+    with pytest.raises(ConfigError, match=message):
+        _subject(folder).check(_space(folder, text))
+
+
+def test_a_space_that_fits_is_accepted(folder):
+    space = _space(folder, "stages.pretrain.lr: {log: [1e-3, 1e-2]}\nmodel.width: {int: [16, 32], step: 16}")
+    assert isinstance(_subject(folder).check(space), list)
+
+
+def test_corners_are_all_combinations_and_pairs_where_those_are_too_many():
+    few = Space((Key("a", "choice", (1, 2, 3)), Key("b", "range", (), 0.0, 1.0)), None, "space.yaml")
+    assert len(list(few.corners())) == 6
+    many = Space(tuple(Key(f"k{at}", "int", (), 0, 1, 1) for at in range(10)), None, "space.yaml")
+    corners = list(many.corners())
+    assert len(corners) == 45 * 4 < 2**10
+    assert MOST_CORNERS < 2**10
+    assert {(each["k3"], each["k7"]) for each in corners} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_a_metric_that_is_not_measured_is_one_line(folder):
+    with pytest.raises(ConfigError, match=r"metric: checkpoint\.keep\.best: 'ndgc@10' is not measured"):
+        _subject(folder, metric="ndgc@10")
+
+
+def test_a_scenario_without_validation_cannot_be_searched(folder):
+    with pytest.raises(
+        ConfigError, match="a search is judged by validation, and nothing of this scenario is validated"
+    ):
+        _subject(folder, "data.split.valid=0")
+
+
+def test_a_trial_ends_with_the_stage_that_is_judged_and_trains_its_share(folder):
+    subject = _subject(folder, "evaluate.every=9", "evaluate.baselines=[sasrec]")
+    assert subject.judged == "finetune"
+    quarter = subject.trial({"model.width": 32}, Fraction(1, 4)).scenario
+    assert list(quarter.stages) == ["pretrain", "finetune"]
+    assert [getattr(body, "epochs", None) for body in quarter.stages.values()] == [1, 1]
+    assert quarter.evaluate.every == 3
+    assert quarter.evaluate.baselines is None
+    whole = subject.trial({}).scenario
+    assert [getattr(body, "epochs", None) for body in whole.stages.values()] == [3, 1]
+
+
+def test_the_metric_of_a_search_is_what_names_the_best_commit_of_its_trials(folder):
+    subject = _subject(folder, metric="nats")
+    assert subject.rule.metric == "nats"
+    assert subject.rule.lower
+    assert subject.trial({}).scenario.checkpoint.keep.best == "nats"
+    assert _subject(folder).rule.metric == "ndcg@10"
+
+
+def test_what_settings_leave_to_the_data_is_settled_once(folder):
+    (folder / "open.yaml").write_text(
+        "name: open\nsettings: data\ndata: {interactions: interactions.parquet, items: items.parquet}\n"
+        "stages: {pretrain: {}}\n"
+    )
+    subject = Subject.read(folder / "open.yaml")
+    settings = subject.scenario({"model.width": 16}).settings
+    assert isinstance(settings, dict)
+    assert "model.width" not in settings
+    assert settings.items() <= subject.document["settings"].items()
+
+
+def test_the_winner_loads_from_any_folder(folder, tmp_path):
+    subject = _subject(folder, "model.dropout=0.2")
+    (tmp_path / "best.yaml").write_text(subject.written({"stages.pretrain.lr": 0.007}))
+    best, _ = load_scenario(tmp_path / "best.yaml")
+    assert best.stages["pretrain"].lr == 0.007
+    assert best.data.interactions == str(folder / "interactions.parquet")
+    assert best.stages["rl"].rewards["own"].use == str(folder / "rewards" / "own.py")  # type: ignore[attr-defined]
+    assert list(best.stages) == ["pretrain", "finetune", "rl"]
+
+
+def test_a_scenario_whose_data_is_not_there_is_refused_by_its_data(folder):
+    space = _space(folder, "model.dropout: [0.0, 0.2]")
+    with pytest.raises(ConfigError, match="amazon-sid is shipped without data"):
+        Subject.read("amazon-sid").check(space)
