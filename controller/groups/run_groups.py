@@ -70,6 +70,7 @@ class RunGroups:
             ask.width,
             next(iter(targets(scenario)), None),
             baselines=baselines_of(scenario),
+            shuffle_ties=ask.shuffle_ties,
         )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = role_specs(scenario, run, evaluate_setup)

@@ -289,6 +289,14 @@ class Evaluate(StrictModel):
         ),
     ] = None
 
+    shuffle_ties: Annotated[
+        bool,
+        Field(
+            description="rank test events once more with a user's events of equal time in another order, drawn by the seed; "
+            "what was trained stays as it is"
+        ),
+    ] = False
+
     @model_validator(mode="after")
     def _told_apart(self) -> Evaluate:
         titles = [each.title for each in self.baselines or ()]

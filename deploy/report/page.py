@@ -42,6 +42,9 @@ def page(
         scores=[
             tables.score_table(report, "test", "exhaustive", "Every catalogue item scored"),
             tables.score_table(report, "test", "beam", "By beam search"),
+            tables.score_table(
+                report, "shuffled", "exhaustive", "Every item scored, a user's events of equal time shuffled"
+            ),
         ],
         validation=[
             tables.score_table(report, "valid", search, f"Validation, {search}")

@@ -62,6 +62,8 @@ class DeepFmSpec(ModelSpec):
             raise ConfigError(
                 f"evaluate.baselines: deepfm is measured against {' and '.join(self.baselines())}; leave it out"
             )
+        if scenario.evaluate.shuffle_ties:
+            raise ConfigError("evaluate.shuffle_ties: deepfm ranks no lists; leave it out")
         for name, body in scenario.stages.items():
             if not getattr(body, "target", None):
                 raise ConfigError(

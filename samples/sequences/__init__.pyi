@@ -12,6 +12,7 @@ from .split import RL as RL
 from .split import TEST as TEST
 from .split import TRAIN as TRAIN
 from .split import VALID as VALID
+from .ties import shuffle_ties as shuffle_ties
 from .transitions import CountOptions as CountOptions
 from .transitions import Transitions as Transitions
 from .transitions import faded as faded

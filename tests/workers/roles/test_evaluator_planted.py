@@ -156,6 +156,35 @@ def test_the_target_column_is_of_the_events_that_match_and_all_is_of_all(evaluat
     assert "target" not in planted(evaluator(), right_where_liked)["test"]["exhaustive"]
 
 
+def test_with_ties_shuffled_everybody_is_asked_in_another_order_and_then_in_the_first_again(
+    ring, evaluator, planted, tmp_path
+):
+    """All events of a user at one time: what the planted model says of the file's order is wrong of another."""
+    corpus = ring.corpus()
+    folder = tmp_path / "one time"
+    folder.mkdir()
+    one_time = replace(corpus.seq, time=np.zeros_like(corpus.seq.time))
+    write_sequences(folder, one_time, pq.read_table(f"{ring.folders['sequences']}/items.parquet"))
+    there = evaluator({**ring.folders, "sequences": str(folder)}, shuffle_ties=True)
+
+    def right_in_the_file(seq):
+        def scores(users, positions):
+            answer = np.zeros((len(users), len(there.corpus.items)))
+            answer[np.arange(len(users)), one_time.item[event_at(one_time, users, positions)]] = 1
+            return answer
+
+        return scores
+
+    for name in ("first", "second"):
+        detail = planted(there, right_in_the_file, name)
+        assert detail["test"]["exhaustive"]["all"]["recall@1"] == 1.0
+        assert 0.2 < detail["shuffled"]["exhaustive"]["all"]["recall@1"] < 0.9
+        assert set(detail["shuffled"]) == {"exhaustive"}
+    for name in ("popularity", "transition_counter"):
+        assert "shuffled" in there.baseline(name)["detail"]
+    assert "shuffled" not in planted(evaluator(), right_in_the_file)
+
+
 class Turned:
     """A baseline of the user's own that answers with a row an item."""
 

@@ -1,7 +1,5 @@
 """A feed where half of the users come back, asked by the roles of a run in this process."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -118,8 +116,7 @@ class Planted:
 
 
 def test_coverage_is_the_part_of_the_catalogue_in_anybodys_list(allowing, monkeypatch):
-    own = {"planted": {"use": f"{__name__}:Planted"}}
-    monkeypatch.setattr(allowing.evaluator, "ask", replace(allowing.evaluator.ask, baselines=own))
+    monkeypatch.setitem(allowing.evaluator.ask.baselines, "planted", {"use": f"{__name__}:Planted"})
     found = allowing.evaluator.baseline("planted")["detail"]["test"]["exhaustive"]["all"]
     assert list(found) == ["recall@10", "recall@40", "coverage@3"]
     assert found["coverage@3"] == 6 / ITEMS

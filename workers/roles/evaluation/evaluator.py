@@ -8,8 +8,8 @@ a subject, so that any two can be compared by a paired bootstrap over users.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
 from nonet.models import build_model
-from nonet.models.baselines import BASELINES, Baseline, Popularity, check_scores, make_baseline, rehearse
+from nonet.models.baselines import Popularity, check_scores
 from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.models.ranking import (
     MISSED,
@@ -32,11 +32,12 @@ from nonet.models.ranking import (
     tie_order,
 )
 from nonet.samples.batches import event_at, masked, prompts
-from nonet.samples.sequences import TEST, VALID, Sequences
+from nonet.samples.sequences import TEST, VALID, Sequences, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers import NatsOfTargets, load_model, of_some_users
 from nonet.workers.devices import HOST, claim
 from nonet.workers.roles import RunSetup
+from nonet.workers.roles.evaluation.fitting import Fitting
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 # Shapes: P prompts, I items, W beams.
@@ -50,8 +51,8 @@ Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSetup:
-    """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, and
-    baselines by name: `use` and options."""
+    """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, baselines
+    by name (`use` and options), and whether test events are also ranked with ties in time shuffled."""
 
     metrics: Sequence[str]
     width: int
@@ -61,15 +62,7 @@ class EvaluateSetup:
     baselines: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: {name: {"use": name} for name in ("popularity", "transition_counter")}
     )
-
-
-@dataclass(slots=True)
-class _Fitting:
-    """A baseline that is fitted in parts."""
-
-    baseline: Baseline
-    left: Iterator[Any]
-    parts: int = 0
+    shuffle_ties: bool = False
 
 
 class Evaluator(DistributeWorker):
@@ -77,7 +70,6 @@ class Evaluator(DistributeWorker):
 
     def __init__(self, run: RunSetup, setup: EvaluateSetup):
         self.run, self.ask = run, setup
-        self._fitting: dict[str, _Fitting] = {}
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
@@ -89,9 +81,10 @@ class Evaluator(DistributeWorker):
         )
         self.fitted = self.corpus.seq
         self.ask_about(self.fitted)
-        for name, config in self.ask.baselines.items():
-            if config["use"] not in BASELINES.shipped():
-                rehearse(name, partial(self._made, name), self.fitted, len(self.corpus.items))
+        self._fitting = Fitting(
+            self.ask.baselines, self.fitted, len(self.corpus.items), self.run.seed, self.run.history
+        )
+        self._fitting.rehearse()
 
     def ask_about(self, seq: Sequences) -> None:
         """Rank the held-out events of these sequences over the same items, by default those of the artifacts."""
@@ -102,36 +95,16 @@ class Evaluator(DistributeWorker):
     def baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": ...}}, "shown": titles by user},
         and how it was `trained` where it says so. {"fitting": parts so far} says to ask again: validations come between."""
-        baseline = self._fit(name)
-        if baseline is None:
-            return {"fitting": self._fitting[name].parts}
-        seq = self.corpus.seq
+        baseline = self._fitting.fitted(name)
+        if isinstance(baseline, int):
+            return {"fitting": baseline}
 
         def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            answer = baseline.scores(seq, users, positions)
+            answer = baseline.scores(self.corpus.seq, users, positions)
             return check_scores(name, answer, len(users), len(self.corpus.items))
 
         facts = getattr(baseline, "trained", None)
         return self._evaluate(name, scores, None) | ({"trained": dict(facts)} if facts else {})
-
-    def _fit(self, name: str) -> Baseline | None:
-        """The fitted baseline; None where there is more to fit."""
-        fitting = self._fitting.get(name)
-        if fitting is None:
-            made = self._made(name)
-            if not hasattr(made, "fit_in_parts"):
-                return made.fit(self.fitted)
-            fitting = self._fitting[name] = _Fitting(made, made.fit_in_parts(self.fitted))  # type: ignore[attr-defined]
-        for _ in fitting.left:
-            fitting.parts += 1
-            return None
-        return self._fitting.pop(name).baseline
-
-    def _made(self, name: str) -> Baseline:
-        run = self.run
-        return make_baseline(
-            self.ask.baselines[name], len(self.corpus.items), seed=run.seed, history=run.history
-        )
 
     @method(collect="first")
     def evaluate(self, name: str, folder: str) -> dict[str, Any]:
@@ -203,8 +176,27 @@ class Evaluator(DistributeWorker):
                 boards["beam"] = self._beamed(recommender, users, positions)
             arrays |= {f"{split}.{how}": board.ranks for how, board in boards.items()}
             detail[split] = {how: board.summary() for how, board in boards.items()}
+        if self.ask.shuffle_ties and "test" in detail:
+            with self._ties_shuffled(recommender):
+                board = self._ranked(scores, *self._prompts["test"])
+            arrays["shuffled.exhaustive"] = board.ranks
+            detail["shuffled"] = {"exhaustive": board.summary()}
         np.savez(self._results / f"{name}.npz", **arrays)  # type: ignore[arg-type]
         return {"detail": detail, "shown": self._top(scores)}
+
+    @contextmanager
+    def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
+        """Ask about events whose ties in time are shuffled, the same users and positions."""
+        before = self.corpus
+        self.corpus = before.with_events(shuffle_ties(before.seq, self.run.seed))
+        if recommender is not None:
+            recommender.corpus = self.corpus
+        try:
+            yield
+        finally:
+            self.corpus = before
+            if recommender is not None:
+                recommender.corpus = before
 
     def _ranked(self, scores: Scores, users: np.ndarray, positions: np.ndarray) -> Scoreboard:
         """Every item scored."""

@@ -1,0 +1,36 @@
+"""Ties: a user's events with the same time in another, seeded order, for prompts of a model that is already trained.
+
+Many data sets have whole-day stamps: of Amazon Beauty's users 44 % have validation and test event on one day, and the order of
+the file then tells a model what comes next. Papers shuffle before they split, and train on that. Here the model is trained
+on the file's order and asked in another: training events are shuffled among those of their time, and so are the held-out ones
+that nobody trains on, validation and test together. A target drawn from training events as well would be one that the model
+was trained to name: that flatters a transition counter (Beauty, HR@10 0.102). So drawn it has 0.076 and 0.075, as when
+everything is shuffled before the split (0.075 and 0.075), against 0.082 in the file's order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from nonet.random import rng
+from nonet.samples.sequences.sequences import Sequences
+from nonet.samples.sequences.split import RL, VALID
+
+# Shapes: N events.
+
+
+def shuffle_ties(seq: Sequences, seed: int) -> Sequences:
+    """The same users and splits; events of a user, a time and a part (training, RL, held out) in an order drawn from the seed."""
+    chance_N = rng(seed, "ties in time").permutation(len(seq.item))
+    part_N = np.searchsorted([RL, VALID], seq.split, side="right")
+    order_N = np.lexsort((chance_N, part_N, seq.time, seq.user))
+    return replace(
+        seq,
+        item=seq.item[order_N],
+        time=seq.time[order_N],
+        event=seq.event[order_N],
+        columns={name: values[order_N] for name, values in seq.columns.items()},
+        targets={name: values[order_N] for name, values in seq.targets.items()},
+    )
