@@ -62,7 +62,7 @@ def test_a_run_dir_inside_the_package_is_refused(job, tmp_path):
 
 def test_a_job_says_at_its_start_and_its_end_where_its_run_is(job, monkeypatch, capsys):
     class Started:
-        folder, state, report = new_run("quickstart"), "done", {}
+        folder, state, report, warnings = new_run("quickstart"), "done", {}, ()
 
         def wait(self, panel):
             return self
