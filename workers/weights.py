@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from nonet.errors import CheckpointError, StaleVersion
+from nonet.models.generation import MEMORY_WEIGHTS
 
 BUCKET_BYTES = 64 << 20
-_MEMORY = "memory"  # the buffer of nonet.models.generation.memory
 
 _DTYPES = {
     torch.float64: "F64",
@@ -173,9 +173,9 @@ def load_model(model: torch.nn.Module, folder: Path) -> None:
 def _known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away."""
     own = model.state_dict()
-    if _MEMORY in own:
-        return {_MEMORY: own[_MEMORY], **tensors}
-    return {name: tensor for name, tensor in tensors.items() if name != _MEMORY}
+    if MEMORY_WEIGHTS in own:
+        return {MEMORY_WEIGHTS: own[MEMORY_WEIGHTS], **tensors}
+    return {name: tensor for name, tensor in tensors.items() if name != MEMORY_WEIGHTS}
 
 
 def _header(named: Mapping[str, Tensor]) -> bytes:

@@ -50,7 +50,12 @@ def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes
 def with_votes(model: nn.Module, trie: Trie, scores_UI: Tensor, votes: Votes) -> Tensor:
     """The scores [U, I] of the model's mixture with its memory, from the model's own."""
     item_UV = trie.tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)]
-    return Memory.of(model, votes, scores_UI.gather(1, item_UV)).items(trie, scores_UI)
+    own_UV = scores_UI.gather(1, item_UV)
+    memory = Memory.of(model, votes, own_UV)
+    mixed_UI = scores_UI + torch.log1p(-memory.share)[:, None]
+    user, place = (votes.leaf >= 0).nonzero(as_tuple=True)
+    mixed_UI[user, item_UV[user, place]] = memory.mixed(own_UV, memory.q)[user, place]
+    return mixed_UI
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.types import SampleBatch
 
-# Shapes: U prompts, W paths, V votes, L levels, I items.
+# Shapes: U prompts, W paths, V votes, L levels.
 
 MEMORY_WEIGHTS = "memory"
 """The buffer of a model that holds (l, b, c): part of its weights, so commits and published versions have it."""
@@ -74,16 +74,6 @@ class Memory:
         there = (q_UW > 0) & (share_U1 > 0)
         remembered = torch.where(there, share_U1 * q_UW, 1.0).log()
         return torch.logaddexp(torch.log1p(-share_U1) + logp_UW, torch.where(there, remembered, -torch.inf))
-
-    def items(self, trie: Trie, logp_UI: Tensor) -> Tensor:
-        """The mixture's log-probability [U, I] of every item, from the model's."""
-        item_UV = trie.tensor("item_of_leaf", 0, logp_UI.device)[self.votes.leaf.clamp_min(0)]
-        user, place = (self.votes.leaf >= 0).nonzero(as_tuple=True)
-        item = item_UV[user, place]
-        voted = self.mixed(logp_UI.gather(1, item_UV), self.q)
-        out = logp_UI + torch.log1p(-self.share)[:, None]
-        out[user, item] = voted[user, place]
-        return out
 
     def _below(self, trie: Trie, level: int, leaf_UW: Tensor) -> Tensor:
         """Sum [U, W] of q over the voted leaves below the nodes of a level that lead to leaves."""

@@ -17,7 +17,6 @@ from torch import Tensor
 from nonet.models.generation.trie import Trie
 from nonet.samples.batches import masked, ranges
 from nonet.samples.sequences import Sequences, Transitions, faded, of_kinds
-from nonet.types import Jagged
 
 # Shapes: P prompts, V votes a prompt, Y distinct (prompt, voter) pairs, C (prompt, item) cells, I items.
 
@@ -53,8 +52,9 @@ class Voters:
         """The votes for each prompt."""
         prompt, item, vote = self.cells(seq, users, positions)
         leaf = self._trie.leaf_of_item[item]
-        hidden = _pairs(masked(seq, users, positions), len(self._transitions))
-        chosen = (vote > 0) & (leaf >= 0) & ~_among(prompt * len(self._transitions) + item, hidden)
+        hidden, n_items = masked(seq, users, positions), len(self._transitions)
+        barred = np.repeat(np.arange(len(users)), np.diff(hidden.offsets)) * n_items + hidden.values
+        chosen = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, barred)
         return self._cut(prompt[chosen], leaf[chosen], vote[chosen], len(users))
 
     def cells(
@@ -140,17 +140,3 @@ class Voters:
 def _within(row: np.ndarray, rows: int) -> np.ndarray:
     """The place of each entry in its row; rows ascend."""
     return np.arange(len(row)) - np.searchsorted(row, np.arange(rows))[row]
-
-
-def _pairs(hidden: Jagged, n_items: int) -> np.ndarray:
-    """(prompt, item) of everything masked as prompt * I + item, ascending."""
-    lengths = np.diff(np.asarray(hidden.offsets, np.int64))
-    return np.unique(np.repeat(np.arange(len(lengths)), lengths) * n_items + np.asarray(hidden.values))
-
-
-def _among(key: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
-    """Which keys are among others that ascend."""
-    if not len(sorted_keys):
-        return np.zeros(len(key), bool)
-    place = np.searchsorted(sorted_keys, key).clip(max=len(sorted_keys) - 1)
-    return sorted_keys[place] == key

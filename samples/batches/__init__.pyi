@@ -12,6 +12,7 @@ from .clicks import Keys as Keys
 from .clicks import bags_of as bags_of
 from .clicks import picked as picked
 from .prompt_rows import event_at as event_at
+from .prompt_rows import listable_events as listable_events
 from .prompt_rows import masked as masked
 from .prompt_rows import prompts as prompts
 from .prompt_rows import prompts_at as prompts_at

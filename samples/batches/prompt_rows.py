@@ -26,12 +26,17 @@ def events_of(seq: Sequences, split: int, among: np.ndarray | None = None) -> np
     return np.flatnonzero(chosen if among is None else chosen & among)
 
 
-def rl_events(seq: Sequences, among: np.ndarray | None = None) -> np.ndarray:
-    """Indices of the events that RL may be asked for, ascending: under `repeats: mask` none that returns to an item,
-    which no list could hold."""
+def listable_events(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:
+    """Those events of a split that a list may hold, as indices, ascending: under `repeats: mask` none that returns to an
+    item."""
     if seq.repeats == ALLOW:
-        return events_of(seq, RL, among)
-    return events_of(seq, RL, ~seq.repeated if among is None else among & ~seq.repeated)
+        return events_of(seq, split, among)
+    return events_of(seq, split, ~seq.repeated if among is None else among & ~seq.repeated)
+
+
+def rl_events(seq: Sequences, among: np.ndarray | None = None) -> np.ndarray:
+    """Indices of the events that RL may be asked for, ascending."""
+    return listable_events(seq, RL, among)
 
 
 def prompts_at(seq: Sequences, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ import torch
 from nonet.embedding.training import ShardedTables
 from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, fit, on, remember
 from nonet.random import rng
-from nonet.samples.batches import bounded, event_at, masked, prompt_batch, prompts
+from nonet.samples.batches import bounded, event_at, listable_events, prompt_batch, prompts_at
 from nonet.samples.sequences import VALID
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.roles.sparse_batch import Share
@@ -60,10 +60,7 @@ class MemoryFit:
         users, positions = users[mine], positions[mine]
         parts = bounded(np.ones(len(users), np.int64), _CHUNK)
         share = Share([self._prompts(users[p], positions[p]) for p in parts], self.run.features, self.device)
-        rows = {
-            table: self.sparse.pull(table, keys, train=False).to(self.device)
-            for table, keys in share.keys.items()
-        }
+        rows = share.frozen_rows(self.sparse)
         self.sparse.stop()
         self.model.eval()
         answers = [
@@ -75,15 +72,11 @@ class MemoryFit:
     def _events(self) -> tuple[np.ndarray, np.ndarray]:
         """Those of the validation events that a list may hold."""
         seq = self.corpus.seq
-        users, positions = prompts(seq, VALID)
-        if len(users) > _MOST:
-            drawn = np.sort(rng(self.run.seed, "memory").permutation(len(users))[:_MOST])
-            users, positions = users[drawn], positions[drawn]
-        hidden = masked(seq, users, positions)
-        target = seq.item[event_at(seq, users, positions)]
-        rows = np.repeat(np.arange(len(users)), np.diff(hidden.offsets))
-        never = np.unique(rows[np.asarray(hidden.values) == target[rows]])
-        return np.delete(users, never), np.delete(positions, never)
+        users, positions = prompts_at(seq, listable_events(seq, VALID))
+        if len(users) <= _MOST:
+            return users, positions
+        drawn = np.sort(rng(self.run.seed, "memory").permutation(len(users))[:_MOST])
+        return users[drawn], positions[drawn]
 
     def _prompts(self, users: np.ndarray, positions: np.ndarray) -> Any:
         return partial(

@@ -74,10 +74,7 @@ class PolicyUpdate:
         share = Share(
             [self._prompts(cut(beams, p.start, p.stop)) for p in parts], self.run.features, self.device
         )
-        rows = {
-            table: self.sparse.pull(table, keys, train=False).to(self.device)
-            for table, keys in share.keys.items()
-        }
+        rows = share.frozen_rows(self.sparse)
         sums = [0.0] * 4
         for part, chunk in zip(parts, share, strict=True):
             policy = self._loss(chunk, rows, cut(beams, part.start, part.stop), advantage.value[part])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nonet.embedding.training import ShardedTables
 from nonet.errors import ConfigError
 from nonet.models.generation import keys_of
 from nonet.types import SampleBatch
@@ -62,6 +63,12 @@ class Share:
 
     def __len__(self) -> int:
         return len(self._makes)
+
+    def frozen_rows(self, sparse: ShardedTables) -> dict[str, Tensor]:
+        """Rows [M, D] by table of all chunks' keys, on the device, that nothing learns from; every rank asks at once."""
+        return {
+            table: sparse.pull(table, keys, train=False).to(self._device) for table, keys in self.keys.items()
+        }
 
     def __iter__(self) -> Iterator[SparseBatch]:
         """The chunks; the places of each are among the keys of all."""
