@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ring_world import Ring
+from run_folders import commit, folder_of
 
-from nonet.background import sealed
-from nonet.controller.record.checkpoint import Checkpoints, Manifest
-from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.after import (
     compare_runs,
     comparison_text,
@@ -32,25 +29,10 @@ def ring(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(ring, tmp_path_factory):
     """A run that has pretrained, with its commit."""
-    run = _folder(ring, tmp_path_factory.mktemp("run"))
+    run = folder_of(ring, tmp_path_factory.mktemp("run"))
     world = ring.world()
     world.train("pretrain", 0, 9)
-    checkpoints = Checkpoints(run.checkpoints)
-    aside = checkpoints.aside(18)
-    world.save(aside)
-    files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
-    checkpoints.commit(aside, Manifest("run", 18, "pretrain", 18, True, 1, "s", {}, {}, 0), files)
-    return run
-
-
-def _folder(ring, path, *ranks):
-    """A run's folder with the ring's data; `ranks`: (subject, ranks of its test events)."""
-    run = RunFolder(path)
-    path.mkdir(exist_ok=True)
-    shutil.copyfile(ring.scenario, run.scenario)
-    run.write_json("results/tokenise.json", ring.facts)
-    for subject, values in ranks:
-        np.savez(run.results / f"{subject}.npz", **{"test.exhaustive": np.asarray(values)})
+    commit(run, world)
     return run
 
 
@@ -61,8 +43,8 @@ def events(ring):
 
 def test_two_runs_are_compared_event_by_event(ring, events, tmp_path):
     best, worst = np.zeros(events, np.int64), np.full(events, 30)
-    a = _folder(ring, tmp_path / "a", ("pretrain", best))
-    b = _folder(ring, tmp_path / "b", ("pretrain", worst), ("popularity", best))
+    a = folder_of(ring, tmp_path / "a", pretrain=best)
+    b = folder_of(ring, tmp_path / "b", pretrain=worst, popularity=best)
     answer = compare_runs(str(a.path), str(b.path))
     assert answer["events"] == events
     assert answer["a"] == {"run": "a", "subject": "pretrain"}
@@ -77,8 +59,8 @@ def test_two_runs_are_compared_event_by_event(ring, events, tmp_path):
 
 def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_path_factory):
     other = Ring(tmp_path_factory.mktemp("other"), users=20)
-    a = _folder(ring, tmp_path / "a", ("pretrain", np.zeros(events, np.int64)))
-    b = _folder(other, tmp_path / "b", ("pretrain", np.zeros(other.corpus().seq.counts()["test"], np.int64)))
+    a = folder_of(ring, tmp_path / "a", pretrain=np.zeros(events, np.int64))
+    b = folder_of(other, tmp_path / "b", pretrain=np.zeros(other.corpus().seq.counts()["test"], np.int64))
     with pytest.raises(
         ConfigError, match=r"a and b were tested on other events: [\d,]+ and [\d,]+, [\d,]+ of them the same"
     ):
@@ -86,7 +68,7 @@ def test_runs_over_other_test_events_are_refused(ring, events, tmp_path, tmp_pat
 
 
 def test_a_subject_that_was_not_ranked_is_named(ring, events, tmp_path):
-    a = _folder(ring, tmp_path / "a", ("pretrain", np.zeros(events, np.int64)))
+    a = folder_of(ring, tmp_path / "a", pretrain=np.zeros(events, np.int64))
     with pytest.raises(ConfigError, match=r"a has no ranks of 'pretrian'; it ranked pretrain\."):
         compare_runs(str(a.path), str(a.path), stage_b="pretrian")
 
@@ -124,7 +106,7 @@ def test_seeds_are_pooled_over_users_and_finished_ones_are_kept(ring, events, tm
     def start(seed, path):
         started.append(seed)
         ranks = np.full(events, draws[seed])
-        made = _folder(ring, path, ("pretrain", ranks), ("popularity", np.full(events, 30)))
+        made = folder_of(ring, path, pretrain=ranks, popularity=np.full(events, 30))
         made.write_json("report.json", {"baselines": {"popularity": {}}, "stages": {"pretrain": {}}})
         return True
 

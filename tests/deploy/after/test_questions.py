@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from types import SimpleNamespace
 
@@ -11,10 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from ring_world import Ring
+from run_folders import commit, folder_of
 
-from nonet.background import sealed
-from nonet.controller.record.checkpoint import Checkpoints, Manifest
-from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy import cli
 from nonet.deploy.run import api
 
@@ -34,21 +31,7 @@ def run(ring, events, tmp_path_factory):
     """A run of one untrained commit and its ranks."""
     path = tmp_path_factory.mktemp("runs") / "first"
     run, world = folder_of(ring, path, pretrain=np.zeros(events, np.int64)), ring.world()
-    checkpoints = Checkpoints(run.checkpoints)
-    aside = checkpoints.aside(18)
-    world.save(aside)
-    files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
-    checkpoints.commit(aside, Manifest("run", 18, "pretrain", 18, True, 1, "s", {}, {}, 0), files)
-    return run
-
-
-def folder_of(ring, path, **ranks):
-    run = RunFolder(path)
-    path.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(ring.scenario, run.scenario)
-    run.write_json("results/tokenise.json", ring.facts)
-    for subject, values in ranks.items():
-        np.savez(run.results / f"{subject}.npz", **{"test.exhaustive": values})
+    commit(run, world)
     return run
 
 

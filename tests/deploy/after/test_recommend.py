@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from ring_world import Ring
+from run_folders import commit, folder_of
 
-from nonet.background import sealed
-from nonet.controller.record.checkpoint import Checkpoints, Manifest
-from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.after.recommend import columns, recommend_for
 from nonet.errors import ConfigError
 
@@ -19,16 +15,10 @@ from nonet.errors import ConfigError
 def run(tmp_path_factory):
     """A run that has pretrained and no more: (folder, corpus, world)."""
     ring = Ring(tmp_path_factory.mktemp("ring"))
-    run = RunFolder(tmp_path_factory.mktemp("run"))
-    shutil.copyfile(ring.scenario, run.scenario)
-    run.write_json("results/tokenise.json", ring.facts)
+    run = folder_of(ring, tmp_path_factory.mktemp("run"))
     world = ring.world()
     world.train("pretrain")
-    checkpoints = Checkpoints(run.checkpoints)
-    aside = checkpoints.aside(18)
-    world.save(aside)
-    files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
-    checkpoints.commit(aside, Manifest("run", 18, "pretrain", 18, True, 1, "s", {}, {}, 0), files)
+    commit(run, world)
     return run, ring.corpus(), world
 
 
