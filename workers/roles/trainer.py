@@ -24,9 +24,9 @@ from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
 from nonet.models import build_model
-from nonet.models.generation import Corpus, on
+from nonet.models.generation import Corpus, Voters, nearest_loss, on
 from nonet.models.sid_decoder import sid_loss
-from nonet.random import key
+from nonet.random import key, rng
 from nonet.samples.sources import (
     SampleRequest,
     Samples,
@@ -58,6 +58,7 @@ from nonet.workers.runtime import (
 
 # Batches in flight where rows travel: `bench embedding` hides 80 % of the shorter side with three.
 IN_FLIGHT = 3
+NEGATIVES = 2048  # of the sampled softmax over items, where the nearest of them vote
 
 # Shapes: U prompts, W beams, L levels, N events, M unique keys, D width.
 
@@ -74,6 +75,9 @@ class Trainer(DistributeWorker):
         self._engine: EngineRuntime | None = None
         self._began = 0.0
         self._opened: tuple[StageSetup, Samples] | None = None
+        self._near = (
+            False  # whether the nearest items vote by the rows of the stage, which RL leaves as they are
+        )
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
@@ -124,7 +128,7 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the frozen reference."""
-        self._opened = None
+        self._opened, self._near = None, False
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
 
@@ -155,6 +159,8 @@ class Trainer(DistributeWorker):
         Its record: loss, kl, clipped, ratio, flat_groups, prompts, each reward's mean score a beam as `reward.<name>`, the
         weighted sum of them as `reward`, lr, norm and seconds.
         """
+        if not self._near:
+            self._read_items()
         policy = PolicyUpdate(
             self.run,
             stage,
@@ -172,6 +178,7 @@ class Trainer(DistributeWorker):
     def fit_memory(self) -> None:
         """Fit the memory's weights to validation events; all ranks take part."""
         if self._voters is not None:
+            self._read_items()
             MemoryFit(
                 self.run, self.corpus, self.model, self.sparse, self._member, self._voters, self.device
             ).set()
@@ -222,6 +229,7 @@ class Trainer(DistributeWorker):
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
         """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
+        self._near = False
         if stage is not None and has_states(folder):
             self._opened = None
             self._samples(stage).restore(read_state(folder, self.rank, self.world))
@@ -276,7 +284,16 @@ class Trainer(DistributeWorker):
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
         makes = self._samples(stage).batch(step, self.rank, self.world)
-        return Share(makes, self.run.features, self.device)
+        return Share(makes, self.run.features, self.device, self._negatives(stage, step))
+
+    def _negatives(self, stage: StageSetup, step: int) -> dict[str, Tensor]:
+        """Keys of items that are no step's targets in particular, by table, ascending; the same on every rank."""
+        if self._voters is None or not self._voters.nearest:
+            return {}
+        items = self._voters.items
+        drawn = rng(self.run.seed, stage.name, step, "negatives").permutation(items)[:NEGATIVES]
+        keys = torch.from_numpy(self.corpus.seq.keys_of_items(drawn))
+        return {self.run.features["item"]: keys.sort().values}
 
     def _computed(
         self, stage: StageSetup, step: int, read: Any, rows: Mapping[str, Tensor]
@@ -286,21 +303,49 @@ class Trainer(DistributeWorker):
         leaves = {
             table: table_rows.detach().to(self.device).requires_grad_() for table, table_rows in rows.items()
         }
-        total, mine = self._member.total(float(read.targets))[0], 0.0
+        total, mine, near = self._member.total(float(read.targets))[0], 0.0, 0.0
         for number, chunk in enumerate(read):
             self._draw_dropout(stage, step, number)
             if not bool(chunk.batch.loss_mask.values.any()):
                 continue  # a rank's share may hold no target; it still meets the others
-            batch = on(chunk.batch, self.device)
-            loss, _ = sid_loss(self.model, batch, chunk.spread(leaves), self.corpus.trie, ahead=stage.ahead)
-            self.dense.backward(loss / max(total, 1.0))
+            batch, spread = on(chunk.batch, self.device), chunk.spread(leaves)
+            state_TD = self.model.states(batch, spread)
+            loss, _ = sid_loss(
+                self.model, batch, spread, self.corpus.trie, ahead=stage.ahead, state_TD=state_TD
+            )
             mine += float(loss.detach())
-        loss_sum = self._member.total(mine)[0]
+            if read.also:
+                nearest = self._nearest_loss(read, leaves, batch, spread, state_TD)
+                loss, near = loss + nearest, near + float(nearest.detach())
+            self.dense.backward(loss / max(total, 1.0))
+        loss_sum, near_sum = self._member.total(mine, near)
         grads = {
             table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
             for table, leaf in leaves.items()
         }
-        return grads, self._stepped(stage, step, loss_sum / max(total, 1.0), total)
+        record = self._stepped(stage, step, loss_sum / max(total, 1.0), total)
+        return grads, record | ({"nearest_loss": near_sum / max(total, 1.0)} if read.also else {})
+
+    def _nearest_loss(
+        self,
+        read: Share,
+        leaves: Mapping[str, Tensor],
+        batch: Any,
+        spread: Mapping[str, Tensor],
+        state_TD: Tensor,
+    ) -> Tensor:
+        """Summed nats of the targets among all items, by nearness to the states before them."""
+        table, voters = self.run.features["item"], self._voters
+        assert voters is not None
+        return nearest_loss(
+            self.model,
+            batch,
+            state_TD[self.model.target_positions(batch)],
+            spread["item"][batch.loss_mask.values],
+            read.also[table].to(self.device),
+            read.others(table, leaves),
+            len(voters.items),
+        )
 
     def _stepped(self, stage: StageSetup, step: int, loss: float, events: float) -> dict[str, float]:
         """Take the dense step; the step's record. Its seconds are since the record before."""
@@ -320,8 +365,16 @@ class Trainer(DistributeWorker):
         return self.run.tables[table]["lr"] * LearningRate(**stage.lr).at(step, stage.steps) / stage.base
 
     @cached_property
-    def _voters(self) -> Any:
+    def _voters(self) -> Voters | None:
         return self.run.voters(self.corpus)
+
+    def _read_items(self) -> None:
+        """The rows that the nearest items vote by, as they are now; every rank asks at once."""
+        self._near = True
+        if self._voters is not None and self._voters.nearest:
+            keys = torch.from_numpy(self.corpus.seq.keys_of_items(self._voters.items))
+            rows = self.sparse.pull(self.run.features["item"], keys, train=False)
+            self._voters.read(rows.detach().clone())
 
     def _samples(self, stage: StageSetup) -> Samples:
         """The source of the samples, opened for the stage under way."""
