@@ -18,8 +18,8 @@ from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, Votes,
 from nonet.random import rng
 from nonet.samples.batches import bounded, event_at, listable_events, prompt_batch, prompts_at
 from nonet.samples.sequences import VALID
+from nonet.workers import Share
 from nonet.workers.roles.settings import RunSetup
-from nonet.workers.roles.sparse_batch import Share
 from nonet.workers.runtime import Membership, shares
 
 # Shapes: U prompts, V votes.

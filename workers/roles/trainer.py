@@ -24,9 +24,8 @@ from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
 from nonet.models import build_model
-from nonet.models.generation import Corpus, Voters, nearest_loss, on
-from nonet.models.sid_decoder import sid_loss
-from nonet.random import key, rng
+from nonet.models.generation import Corpus, Voters
+from nonet.random import key
 from nonet.samples.sources import (
     SampleRequest,
     Samples,
@@ -35,14 +34,14 @@ from nonet.samples.sources import (
     read_state,
     write_state,
 )
-from nonet.workers import BUCKET_BYTES, buckets, host_copy, load_model, pack, write_tensors
+from nonet.workers import BUCKET_BYTES, Share, buckets, host_copy, load_model, pack, write_tensors
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.memory_fit import MemoryFit
 from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.roles.sparse_batch import Share
+from nonet.workers.roles.supervised_update import SupervisedUpdate
 from nonet.workers.runtime import (
     DistributeWorker,
     Membership,
@@ -58,7 +57,6 @@ from nonet.workers.runtime import (
 
 # Batches in flight where rows travel: `bench embedding` hides 80 % of the shorter side with three.
 IN_FLIGHT = 3
-NEGATIVES = 2048  # of the sampled softmax over items, where the nearest of them vote
 
 # Shapes: U prompts, W beams, L levels, N events, M unique keys, D width.
 
@@ -75,9 +73,8 @@ class Trainer(DistributeWorker):
         self._engine: EngineRuntime | None = None
         self._began = 0.0
         self._opened: tuple[StageSetup, Samples] | None = None
-        self._near = (
-            False  # whether the nearest items vote by the rows of the stage, which RL leaves as they are
-        )
+        self._update: SupervisedUpdate | None = None
+        self._near = False  # whether nearest items vote by the rows of the stage under way
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
@@ -128,7 +125,7 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the frozen reference."""
-        self._opened, self._near = None, False
+        self._opened, self._update, self._near = None, None, False
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
 
@@ -284,68 +281,25 @@ class Trainer(DistributeWorker):
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
         makes = self._samples(stage).batch(step, self.rank, self.world)
-        return Share(makes, self.run.features, self.device, self._negatives(stage, step))
-
-    def _negatives(self, stage: StageSetup, step: int) -> dict[str, Tensor]:
-        """Keys of items that are no step's targets in particular, by table, ascending; the same on every rank."""
-        if self._voters is None or not self._voters.nearest:
-            return {}
-        items = self._voters.items
-        drawn = rng(self.run.seed, stage.name, step, "negatives").permutation(items)[:NEGATIVES]
-        keys = torch.from_numpy(self.corpus.seq.keys_of_items(drawn))
-        return {self.run.features["item"]: keys.sort().values}
+        return Share(makes, self.run.features, self.device, self._supervised(stage).negatives(step))
 
     def _computed(
         self, stage: StageSetup, step: int, read: Any, rows: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """One dense step on rows [M, D] by table; their gradients, and the step's record."""
         self.model.train()
-        leaves = {
-            table: table_rows.detach().to(self.device).requires_grad_() for table, table_rows in rows.items()
-        }
-        total, mine, near = self._member.total(float(read.targets))[0], 0.0, 0.0
-        for number, chunk in enumerate(read):
-            self._draw_dropout(stage, step, number)
-            if not bool(chunk.batch.loss_mask.values.any()):
-                continue  # a rank's share may hold no target; it still meets the others
-            batch, spread = on(chunk.batch, self.device), chunk.spread(leaves)
-            state_TD = self.model.states(batch, spread)
-            loss, _ = sid_loss(
-                self.model, batch, spread, self.corpus.trie, ahead=stage.ahead, state_TD=state_TD
-            )
-            mine += float(loss.detach())
-            if read.also:
-                nearest = self._nearest_loss(read, leaves, batch, spread, state_TD)
-                loss, near = loss + nearest, near + float(nearest.detach())
-            self.dense.backward(loss / max(total, 1.0))
-        loss_sum, near_sum = self._member.total(mine, near)
-        grads = {
-            table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
-            for table, leaf in leaves.items()
-        }
-        record = self._stepped(stage, step, loss_sum / max(total, 1.0), total)
-        return grads, record | ({"nearest_loss": near_sum / max(total, 1.0)} if read.also else {})
-
-    def _nearest_loss(
-        self,
-        read: Share,
-        leaves: Mapping[str, Tensor],
-        batch: Any,
-        spread: Mapping[str, Tensor],
-        state_TD: Tensor,
-    ) -> Tensor:
-        """Summed nats of the targets among all items, by nearness to the states before them."""
-        table, voters = self.run.features["item"], self._voters
-        assert voters is not None
-        return nearest_loss(
-            self.model,
-            batch,
-            state_TD[self.model.target_positions(batch)],
-            spread["item"][batch.loss_mask.values],
-            read.also[table].to(self.device),
-            read.others(table, leaves),
-            len(voters.items),
+        grads, sums = self._supervised(stage).gradients(
+            read, rows, lambda number: self._draw_dropout(stage, step, number)
         )
+        return grads, sums | self._stepped(stage, step, sums["loss"], sums["events"])
+
+    def _supervised(self, stage: StageSetup) -> SupervisedUpdate:
+        """The updates of the stage under way."""
+        if self._update is None or self._update.stage != stage:
+            self._update = SupervisedUpdate(
+                self.run, stage, self.corpus, self.dense, self._member, self._voters, self.device
+            )
+        return self._update
 
     def _stepped(self, stage: StageSetup, step: int, loss: float, events: float) -> dict[str, float]:
         """Take the dense step; the step's record. Its seconds are since the record before."""

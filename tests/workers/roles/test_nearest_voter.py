@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ring_world import Ring, scores_of
 
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario import check_tables, load_scenario
 from nonet.errors import ConfigError
 from nonet.samples.batches import prompts
 from nonet.samples.sequences import TEST
@@ -65,4 +65,4 @@ def test_an_update_scores_beams_as_the_rollout_did(trained):
 )
 def test_a_voter_without_rows_of_all_items_is_refused_at_once(ring, changes, says):
     with pytest.raises(ConfigError, match=says):
-        load_scenario(ring.scenario, [BOTH, *changes])
+        check_tables(load_scenario(ring.scenario, [BOTH, *changes])[0])
