@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+    from nonet.samples.ledger import Ledger
     from nonet.samples.sequences import Sequences
 
 Options = Mapping[str, Any]
@@ -95,6 +96,15 @@ class Samples(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A source that counts its rows: `batch` leases those of a step, for all ranks, and its reader calls `ledger.apply_step` after
+    the optimizer step. Its ledger is saved in commits, where it needs no state."""
+
+    @property
+    def ledger(self) -> Ledger: ...
 
 
 SOURCES = Registry("source", SampleSource, "nonet.samples.sources")
