@@ -1,0 +1,2 @@
+
+from .streams import read as read

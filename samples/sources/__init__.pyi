@@ -7,5 +7,5 @@ from .base import SampleRequest as SampleRequest
 from .base import Samples as Samples
 from .base import SampleSource as SampleSource
 from .base import open_source as open_source
-from .prompts import RlPrompts as RlPrompts
-from .prompts import kept_out as kept_out
+from ._prompts import RlPrompts as RlPrompts
+from ._prompts import kept_out as kept_out

@@ -1,0 +1,4 @@
+from .batch import Batch as Batch
+from .feed import Feed as Feed
+from .stream import Stream as Stream
+from .stream import read as read
