@@ -1,2 +1,1 @@
-
 from .streams import read as read

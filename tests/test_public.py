@@ -18,7 +18,17 @@ LAYERS = ("attention", "embedding", "samples", "models", "rl", "workers", "contr
 ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
-    "samples": ("", "tables", "ledger", "sequences", "profiles", "batches", "streams", "sources", "importers"),
+    "samples": (
+        "",
+        "tables",
+        "ledger",
+        "sequences",
+        "profiles",
+        "batches",
+        "streams",
+        "sources",
+        "importers",
+    ),
     "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer", "baselines"),
     "rl": ("", "rewards", "algorithms"),
     "workers": (

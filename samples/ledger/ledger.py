@@ -22,6 +22,7 @@ from nonet.samples.ledger.order import Slice
 
 _FORMAT = 1
 _NAMES = ("ledger.json", "ledger.roar")
+_NOTES = "notes-{}.json"
 
 
 class Ledger:
@@ -38,13 +39,15 @@ class Ledger:
         self._whole: set[int] = set()  # epochs of which every place is done or skipped
         self._leases: dict[tuple[int, int], tuple[Slice, str]] = {}
         self._leased: dict[int, BitMap64] = {}
-        self._counted: dict[int, int] = {}  # places of an epoch that are done or skipped
+        self._counted: dict[int, int] = {}  # places of an epoch that are done, skipped ones among them
         self.filtered = 0  # of the done rows, those that no batch holds
 
     def lease(self, part: Slice, holder: str = "") -> None:
         """Promise a slice to a holder. Raises CheckpointError where one of its rows is done or promised."""
         done, leased = self._done.get(part.epoch), self._leased.setdefault(part.epoch, BitMap64())
-        again = part.epoch in self._whole or (done is not None and done.range_cardinality(part.start, part.stop))
+        again = part.epoch in self._whole or (
+            done is not None and done.range_cardinality(part.start, part.stop)
+        )
         if again or leased.range_cardinality(part.start, part.stop):
             raise CheckpointError(
                 f"rows at places {part.start} to {part.stop} of epoch {part.epoch} (step {part.step}) were "
@@ -59,17 +62,22 @@ class Ledger:
         Raises CheckpointError where it is not leased: its lease was given to somebody else, or never was.
         """
         if self._leases.pop((part.step, part.part), None) is None:
-            raise CheckpointError(f"slice {part.part} of step {part.step} is not leased, so it cannot be done")
+            raise CheckpointError(
+                f"slice {part.part} of step {part.step} is not leased, so it cannot be done"
+            )
         self._leased[part.epoch].remove_range(part.start, part.stop)
         done = self._done.setdefault(part.epoch, BitMap64())
         done.add_range(part.start, part.stop)
-        for place in skipped:
-            done.discard(place)
-            self._skipped.setdefault(part.epoch, BitMap64()).add(place)
-        self.filtered += filtered
+        self.note(part, filtered, skipped)
         self._counted[part.epoch] = self._counted.get(part.epoch, 0) + part.stop - part.start
         if self._counted[part.epoch] == self.rows:
             self._close(part.epoch)
+
+    def note(self, part: Slice, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
+        """What is known of a slice before it is done: rows that a filter left out, and places of rows that are no good."""
+        self.filtered += filtered
+        if bad := list(skipped):
+            self._skipped.setdefault(part.epoch, BitMap64()).update(bad)
 
     def apply_step(self, step: int) -> None:
         """Every leased slice of a step is done."""
@@ -92,7 +100,9 @@ class Ledger:
 
     def done_rows(self, epoch: int) -> int:
         """Rows of an epoch that are done."""
-        return self.rows - self.skipped_rows(epoch) if epoch in self._whole else len(self._done.get(epoch, ()))
+        if epoch in self._whole:
+            return self.rows - self.skipped_rows(epoch)
+        return len(self._done.get(epoch, BitMap64()) - self._skipped.get(epoch, BitMap64()))
 
     def skipped_rows(self, epoch: int) -> int:
         """Rows of an epoch that were read and are no good."""
@@ -100,15 +110,14 @@ class Ledger:
 
     def is_done(self, part: Slice) -> bool:
         """Whether every row of a slice is done or skipped."""
-        counts = (bits.get(part.epoch) for bits in (self._done, self._skipped))
-        total = sum(bits.range_cardinality(part.start, part.stop) for bits in counts if bits is not None)
-        return part.epoch in self._whole or total == part.stop - part.start
+        done = self._done.get(part.epoch)
+        return part.epoch in self._whole or (done is not None and done.contains_range(part.start, part.stop))
 
     def places(self, epoch: int) -> np.ndarray:
         """The done places of an epoch, ascending."""
-        if epoch not in self._whole:
-            return np.array(self._done.get(epoch, BitMap64()).to_array(), np.int64)
-        return np.setdiff1d(np.arange(self.rows), np.array(self._skipped.get(epoch, BitMap64()).to_array(), np.int64))
+        done = BitMap64() if epoch not in self._whole else BitMap64(range(self.rows))
+        done |= self._done.get(epoch, BitMap64())
+        return np.array((done - self._skipped.get(epoch, BitMap64())).to_array(), np.int64)
 
     def counts(self) -> dict[str, int]:
         """{"epochs": whole ones, "done", "skipped", "filtered", "leased"}: rows over all epochs."""
@@ -148,7 +157,9 @@ class Ledger:
         if facts["format"] != _FORMAT:
             raise CheckpointError(f"{where}: ledger format {facts['format']}, this version reads {_FORMAT}")
         if changes := Manifest.from_json(facts["manifest"]).changes(self.manifest):
-            raise CheckpointError(f"{where} was trained on other data: {changes}. Put the data back, or start afresh.")
+            raise CheckpointError(
+                f"{where} was trained on other data: {changes}. Put the data back, or start afresh."
+            )
         if (facts["order"], facts["rows"]) != (self.order, self.rows):
             raise CheckpointError(
                 f"{where} read the same data in another order (seed, filters, row groups or `take`); set them as they were, "
@@ -159,13 +170,27 @@ class Ledger:
         for kind, epoch, size in facts["parts"]:
             bits = self._done if kind == "done" else self._skipped
             bits[epoch] = BitMap64.deserialize(bitmaps[at : at + size])
-            self._counted[epoch] = self._counted.get(epoch, 0) + len(bits[epoch])
+            if kind == "done":
+                self._counted[epoch] = len(bits[epoch])
             at += size
 
-    def load(self, folder: Path) -> None:
-        """Go on from what a commit's folder holds."""
+    def load(self, folder: Path, rank: int = 0) -> None:
+        """Go on from what a commit's folder holds; rank 0 takes over what all ranks noted, whatever their number was."""
         body, bitmaps = ((folder / "samples" / name).read_bytes() for name in _NAMES)
         self.restore(body, bitmaps, str(folder))
+        if rank:
+            self.filtered, self._skipped = 0, {}
+            return
+        for path in sorted((folder / "samples").glob(_NOTES.format("*"))):
+            notes = json.loads(path.read_text())
+            self.filtered += notes["filtered"]
+            for epoch, places in notes["skipped"].items():
+                self._skipped.setdefault(int(epoch), BitMap64()).update(places)
+
+    def notes(self) -> str:
+        """What a rank but the first saw in its own slices, as JSON: rows filtered, places skipped by epoch."""
+        skipped = {epoch: list(places) for epoch, places in self._skipped.items()}
+        return json.dumps({"filtered": self.filtered, "skipped": skipped})
 
     def _close(self, epoch: int) -> None:
         """Forget the places of an epoch that is whole."""
@@ -181,6 +206,14 @@ def write_snapshot(snapshot: tuple[bytes, bytes], folder: Path) -> list[Path]:
     for path, content in zip(paths, snapshot, strict=True):
         write_whole(path, content)
     return paths
+
+
+def write_notes(notes: str, rank: int, folder: Path) -> list[Path]:
+    """Add a rank's notes to a commit's folder; what was written."""
+    make_folder(folder / "samples")
+    path = folder / "samples" / _NOTES.format(rank)
+    write_whole(path, notes.encode())
+    return [path]
 
 
 def has_ledger(folder: str | Path) -> bool:

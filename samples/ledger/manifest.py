@@ -53,7 +53,9 @@ class Manifest:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Manifest:
-        fields = ({**file, "groups": tuple(file["groups"]), "marks": tuple(file["marks"])} for file in body["files"])
+        fields = (
+            {**file, "groups": tuple(file["groups"]), "marks": tuple(file["marks"])} for file in body["files"]
+        )
         return cls(tuple(DataFile(**file) for file in fields))
 
     def as_json(self) -> dict[str, Any]:

@@ -144,4 +144,6 @@ class Steps:
         """A global step in slices."""
         epoch, start, stop = self.places(step)
         cuts = range(start, stop, self.slice_rows)
-        return [Slice(step, part, epoch, cut, min(cut + self.slice_rows, stop)) for part, cut in enumerate(cuts)]
+        return [
+            Slice(step, part, epoch, cut, min(cut + self.slice_rows, stop)) for part, cut in enumerate(cuts)
+        ]

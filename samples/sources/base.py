@@ -37,11 +37,13 @@ class SampleSource:
     open     (request, options) -> Samples, or the dotted path of that function
     options  its keys in a scenario
     epoch    (options, rows) -> rows of an epoch, given how many the prepared sequences have; None for a stream without an end
+    engines  what may read it, `data.engine`: "local", in the trainer's process, "ray", on Ray Data
     """
 
     open: str | Callable[..., Samples]
     options: type[StrictModel] = StrictModel
     epoch: Callable[[Options, int], int | None] = _all_of_them
+    engines: tuple[str, ...] = ("local",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,9 @@ class _Shuffled:
         from nonet.samples.ledger import Ledger, Manifest
 
         order = row_order(self.rows, self.ask.seed, self.ask.stage)
-        return Ledger(Manifest.of_rows(self.ask.unit, self.rows, self.ask.events().summary), order.digest, self.rows)
+        return Ledger(
+            Manifest.of_rows(self.ask.unit, self.rows, self.ask.events().summary), order.digest, self.rows
+        )
 
     def _leased(self, step: int) -> tuple[int, np.ndarray]:
         """The epoch and the rows of a step, over all ranks."""

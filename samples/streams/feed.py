@@ -64,7 +64,9 @@ class Raw:
 class Feed:
     """See the module; made by `Stream.open`."""
 
-    def __init__(self, stream: Stream, rows: int, step_rows: int, engine: str | None, manifest: Manifest | None):
+    def __init__(
+        self, stream: Stream, rows: int, step_rows: int, engine: str | None, manifest: Manifest | None
+    ):
         self.stream = stream
         streams = [part for part, _ in stream.mixed] or [stream]
         if manifest is not None and len(streams) > 1:
@@ -84,7 +86,11 @@ class Feed:
     @cached_property
     def order(self) -> str:
         """A hash of what the order depends on beside the files."""
-        facts = [leaf.order.digest for leaf in self.leaves], [share for _, share in self.stream.mixed], self.rows
+        facts = (
+            [leaf.order.digest for leaf in self.leaves],
+            [share for _, share in self.stream.mixed],
+            self.rows,
+        )
         return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
     def ledger(self) -> Ledger:
@@ -94,6 +100,10 @@ class Feed:
     def slices(self, step: int, rank: int = 0, world: int = 1) -> list[Slice]:
         """A rank's slices of a global step."""
         return self.steps.slices(step)[rank::world]
+
+    def endless(self, first_step: int, rank: int = 0, world: int = 1) -> Iterator[Slice]:
+        """A rank's slices from a step on, epoch after epoch."""
+        return (part for step in itertools.count(first_step) for part in self.slices(step, rank, world))
 
     def epoch(self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0) -> Iterator[Batch]:
         """A rank's batches of one epoch, from one of its steps on; those without rows are left out."""
@@ -156,7 +166,7 @@ class Feed:
 
     def raw(self, part: Slice, read: ReadGroup) -> Raw:
         """A slice's rows, before the operators of the whole stream. Raises DataError."""
-        tables, ranges, skipped, count = [], [], [], 0
+        tables, skipped, count = [], [], 0
         for each in self.parts(part):
             group = read(each.leaf, each.group)
             rows = self._rows(each) if group.keep is not None or self._shuffled(each) else None
@@ -166,15 +176,23 @@ class Feed:
             if group.rows is None:
                 continue
             tables.append(self._leaf_work(each.leaf, _picked(group, each, rows)))
-            ranges += [] if self._shuffled(each) else [self._range(each)]
         if not tables:
             leaf = self.leaves[0]
-            tables = [pa.RecordBatch.from_pylist([], leaf.schema if leaf.files.columns is None else _some(leaf))]
+            tables = [
+                pa.RecordBatch.from_pylist([], leaf.schema if leaf.files.columns is None else _some(leaf))
+            ]
         try:
             rows_of_slice = tables[0] if len(tables) == 1 else pa.concat_batches(tables)
         except pa.ArrowException as error:
             raise DataError(f"the mixed streams have unlike columns: {str(error).splitlines()[0]}") from None
-        return Raw(part, rows_of_slice, tuple(ranges), count, tuple(skipped))
+        return Raw(part, rows_of_slice, self.ranges(part), count, tuple(skipped))
+
+    def ranges(self, part: Slice) -> tuple[RowRange, ...]:
+        """A slice as ranges of physical rows; () where rows are shuffled inside their groups: `row_ids` has them."""
+        parts = self.parts(part)
+        return (
+            () if any(self._shuffled(each) for each in parts) else tuple(self._range(each) for each in parts)
+        )
 
     def worked(self, raw: Raw, work: Worked) -> Raw:
         """The same after the stream's operators. Raises DataError that says which rows."""
@@ -182,7 +200,9 @@ class Feed:
             return Raw(raw.slice, work(raw.rows), raw.ranges, raw.read, raw.skipped)
         except DataError as error:
             first = int(self.row_ids(raw.slice)[0])
-            raise DataError(f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.place(first)}") from error
+            raise DataError(
+                f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.place(first)}"
+            ) from error
 
     def cut(self, raw: Raw) -> list[Batch]:
         """A slice's batches, packed where the stream packs."""
@@ -203,7 +223,10 @@ class Feed:
     def _rows_of_epoch(self) -> int:
         if self._turns is None:
             return self.leaves[0].order.rows
-        return max(round(leaf.order.rows / share) for leaf, (_, share) in zip(self.leaves, self.stream.mixed, strict=True))
+        return max(
+            round(leaf.order.rows / share)
+            for leaf, (_, share) in zip(self.leaves, self.stream.mixed, strict=True)
+        )
 
     def _engine(self, said: str | None) -> str:
         if said is not None and said not in ENGINES:
@@ -269,8 +292,3 @@ def _picked(group: Group, part: Part, rows: np.ndarray | None) -> pa.RecordBatch
 
 def _some(leaf: Leaf) -> pa.Schema:
     return pa.schema([leaf.schema.field(name) for name in leaf.files.columns or ()])
-
-
-def endless(feed: Feed, rank: int, world: int, first_step: int) -> Iterator[Slice]:
-    """A rank's slices from a step on, epoch after epoch."""
-    return (part for step in itertools.count(first_step) for part in feed.slices(step, rank, world))

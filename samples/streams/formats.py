@@ -63,7 +63,12 @@ def look(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None)
 
 
 def read_group(
-    system: pafs.FileSystem, file: DataFile, group: int, form: str, schema: pa.Schema, columns: Sequence[str] | None
+    system: pafs.FileSystem,
+    file: DataFile,
+    group: int,
+    form: str,
+    schema: pa.Schema,
+    columns: Sequence[str] | None,
 ) -> pa.Table:
     """A row group's rows. Raises DataError that names file and row group."""
     try:
@@ -79,7 +84,9 @@ def read_group(
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file.path}, row group {group}: cannot be read: {_line(error)}") from None
     if len(table) != file.groups[group]:
-        raise DataError(f"{file.path}, row group {group}: {len(table)} rows, but {file.groups[group]} when it was listed")
+        raise DataError(
+            f"{file.path}, row group {group}: {len(table)} rows, but {file.groups[group]} when it was listed"
+        )
     return table
 
 
@@ -133,7 +140,7 @@ def _text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None
             block = source.read_at(min(_GROUP_BYTES, size - at), at)
             while block[-1:] != b"\n" and at + len(block) < size:
                 block += source.read_at(min(1 << 16, size - at - len(block)), at + len(block))
-                cut = block.rfind(b"\n", _GROUP_BYTES - 1)
+                cut = block.find(b"\n", _GROUP_BYTES - 1)
                 block = block[: cut + 1] if cut >= 0 else block
             marks.append(at)
             rows.append(_lines_in(block))
@@ -143,7 +150,9 @@ def _text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None
     if first is None:
         first = _text_group(system, file, 0, form, None).schema if rows else pa.schema([])
     elif form == "csv" and (names := _names(system, path)) != first.names:
-        raise DataError(f"{path}: its columns are {listed(names)}, those of the first file {listed(first.names)}")
+        raise DataError(
+            f"{path}: its columns are {listed(names)}, those of the first file {listed(first.names)}"
+        )
     return Opened(file, first)
 
 
@@ -166,7 +175,9 @@ def _lines_in(block: bytes) -> int:
     return int((lengths > 0).sum())
 
 
-def _text_group(system: pafs.FileSystem, file: DataFile, group: int, form: str, schema: pa.Schema | None) -> pa.Table:
+def _text_group(
+    system: pafs.FileSystem, file: DataFile, group: int, form: str, schema: pa.Schema | None
+) -> pa.Table:
     start, stop = file.marks[group : group + 2]
     with system.open_input_file(file.path) as source:
         block = source.read_at(stop - start, start)
@@ -198,7 +209,10 @@ def _users(block: bytes, schema: pa.Schema | None) -> pa.Table:
     if schema is None:
         user, items = _whole(user), _whole(items)
     else:
-        user, items = user.cast(schema.field("user_id").type), items.cast(schema.field("item_id").type.value_type)
+        user, items = (
+            user.cast(schema.field("user_id").type),
+            items.cast(schema.field("item_id").type.value_type),
+        )
     return pa.table({"user_id": user, "item_id": pa.ListArray.from_arrays(offsets, items)})
 
 

@@ -87,7 +87,8 @@ class Leaf:
         except DataError:
             if self.files.on_bad_rows == "fail":
                 raise
-            return Group(None, None, np.ones(file.groups[inside], bool))
+            none = np.zeros(file.groups[inside], bool)
+            return Group(None, none, ~none)
         bad = self._bad(table, group)
         keep = matches(self.files.where, table, name="where") if self.files.where else None
         if bad is not None:
@@ -116,7 +117,9 @@ class Leaf:
         for name in (*(self.files.columns or ()), *(self.files.ids or ())):
             if name not in self.schema.names:
                 near = did_you_mean(name, self.schema.names)
-                raise ConfigError(f"{self.manifest.files[0].path}: no column {name!r}; it has {listed(self.schema.names)}.{near}")
+                raise ConfigError(
+                    f"{self.manifest.files[0].path}: no column {name!r}; it has {listed(self.schema.names)}.{near}"
+                )
 
     def _bad(self, table: pa.Table, group: int) -> np.ndarray | None:
         """Rows whose ids are missing or too large [N]; None where all are good. Raises DataError that names the first."""
@@ -143,7 +146,10 @@ class Leaf:
         expression = condition(self.files.where, self.schema, name="where")
         if self.form != "parquet":
             return out
-        formats, firsts = ds.ParquetFileFormat(), np.searchsorted(self.manifest.group_file, np.arange(len(self._places)))
+        formats, firsts = (
+            ds.ParquetFileFormat(),
+            np.searchsorted(self.manifest.group_file, np.arange(len(self._places))),
+        )
         for number, (system, path) in enumerate(self._places):
             fragment = formats.make_fragment(path, system)
             left = fragment.subset(expression, schema=self.schema).row_groups
@@ -169,7 +175,10 @@ def _look_at(places: Sequence[tuple[pafs.FileSystem, str]], form: str) -> list[O
 
 def _check_schema(each: Opened, first: Opened) -> None:
     for name in (*first.schema.names, *each.schema.names):
-        kinds = [schema.field(name).type if name in schema.names else None for schema in (first.schema, each.schema)]
+        kinds = [
+            schema.field(name).type if name in schema.names else None
+            for schema in (first.schema, each.schema)
+        ]
         if kinds[0] != kinds[1]:
             then, now = (kind or "not there" for kind in kinds)
             raise DataError(
@@ -184,10 +193,14 @@ def _same(manifest: Manifest, places: Sequence[tuple[pafs.FileSystem, str]]) -> 
     then = [file.bytes for file in manifest.files]
     if sizes != then:
         different = [path for (_, path), a, b in zip(places, sizes, then, strict=False) if a != b]
-        what = f"{different[0]} has another size" if different else f"{len(then)} files then, {len(sizes)} now"
+        what = (
+            f"{different[0]} has another size" if different else f"{len(then)} files then, {len(sizes)} now"
+        )
         raise DataError(f"the data are not those of the manifest: {what}")
     facts = zip(manifest.files, places, strict=True)
-    return Manifest(tuple(DataFile(path, f.bytes, f.groups, f.fingerprint, f.marks) for f, (_, path) in facts))
+    return Manifest(
+        tuple(DataFile(path, f.bytes, f.groups, f.fingerprint, f.marks) for f, (_, path) in facts)
+    )
 
 
 def _inner(kind: pa.DataType) -> pa.DataType:
@@ -210,7 +223,11 @@ def _wrong_in(chunk: pa.Array) -> np.ndarray | None:
     if values.null_count:
         wrong = values.is_null().to_numpy(zero_copy_only=False)
     if values.type == pa.uint64() and len(values) and (pc.max(values).as_py() or 0) > 2**63 - 1:
-        large = pc.greater(values, pa.scalar(2**63 - 1, pa.uint64())).fill_null(False).to_numpy(zero_copy_only=False)
+        large = (
+            pc.greater(values, pa.scalar(2**63 - 1, pa.uint64()))
+            .fill_null(False)
+            .to_numpy(zero_copy_only=False)
+        )
         wrong = large if wrong is None else wrong | large
     if nested and wrong is not None:
         parents = pc.list_parent_indices(chunk).to_numpy()

@@ -29,7 +29,10 @@ def locally(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
         yield from _at_once(feed, slices)
         return
     workers = max([1, *(operator.workers for operator in feed.stream.operators if isinstance(operator, Map))])
-    readers, makers = ThreadPoolExecutor(_READERS, "samples-read"), ThreadPoolExecutor(workers, "samples-make")
+    readers, makers = (
+        ThreadPoolExecutor(_READERS, "samples-read"),
+        ThreadPoolExecutor(workers, "samples-make"),
+    )
     try:
         groups = _Groups(feed, readers)
         mine, ahead = tee(slices)

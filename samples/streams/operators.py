@@ -38,7 +38,9 @@ class Map:
         """For one worker."""
         function = heavy(self.function)
         function = function() if isinstance(function, type) else function
-        return lambda rows: _joined([_batch(self._called(function, part)) for part in _parts(rows, self.batch)], rows)
+        return lambda rows: _joined(
+            [_batch(self._called(function, part)) for part in _parts(rows, self.batch)], rows
+        )
 
     def _called(self, function: Callable[[pa.RecordBatch], Any], part: pa.RecordBatch) -> Any:
         try:
@@ -61,7 +63,9 @@ class Filter:
 
     def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         if isinstance(self.keep, str) and ":" not in self.keep:
-            return lambda rows: rows.filter(pa.array(matches(str(self.keep), pa.Table.from_batches([rows]), name="filter")))
+            return lambda rows: rows.filter(
+                pa.array(matches(str(self.keep), pa.Table.from_batches([rows]), name="filter"))
+            )
         function = heavy(self.keep)
         return lambda rows: rows.filter(pa.array(np.asarray(function(rows), bool)))
 
@@ -89,11 +93,15 @@ class Tokenize:
 
     def _tokenized(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self.column not in rows.schema.names:
-            raise ConfigError(f"{self.title}: there is no such column; there are {', '.join(rows.schema.names)}")
+            raise ConfigError(
+                f"{self.title}: there is no such column; there are {', '.join(rows.schema.names)}"
+            )
         column = rows.column(self.column)
         nested = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
         index = self._index(column.flatten() if nested else column)
-        codes = pa.FixedSizeListArray.from_arrays(pa.array(self._codes[index].reshape(-1)), self._codes.shape[1])
+        codes = pa.FixedSizeListArray.from_arrays(
+            pa.array(self._codes[index].reshape(-1)), self._codes.shape[1]
+        )
         if nested:
             offsets = column.offsets.to_numpy()
             codes = type(column).from_arrays(pa.array(offsets - offsets[0]), codes)
@@ -108,7 +116,9 @@ class Tokenize:
             wrong = index < 0
         if wrong.any():
             first = items[int(np.flatnonzero(wrong)[0])].as_py()
-            raise DataError(f"{self.title}: {int(wrong.sum())} items have no semantic id, the first: {first!r}")
+            raise DataError(
+                f"{self.title}: {int(wrong.sum())} items have no semantic id, the first: {first!r}"
+            )
         return index
 
     @cached_property
@@ -123,12 +133,16 @@ class Tokenize:
     def _item_id(self) -> pa.Array | None:
         if isinstance(self.sids, np.ndarray):
             return None
-        return pq.read_table(self._artifact("sequences") / "items.parquet", columns=["item_id"])["item_id"].combine_chunks()
+        return pq.read_table(self._artifact("sequences") / "items.parquet", columns=["item_id"])[
+            "item_id"
+        ].combine_chunks()
 
     def _artifact(self, kind: str) -> Path:
         folders = sorted(Path(os.fspath(self.sids)).glob(f"{kind}-*"))
         if not folders:
-            raise ConfigError(f"{self.title}: {self.sids} holds no {kind}-*; name the artifacts folder of a run")
+            raise ConfigError(
+                f"{self.title}: {self.sids} holds no {kind}-*; name the artifacts folder of a run"
+            )
         return folders[-1]
 
 
@@ -146,11 +160,17 @@ def _parts(rows: pa.RecordBatch, most: int) -> list[pa.RecordBatch]:
 
 def _batch(value: Any) -> pa.RecordBatch:
     if isinstance(value, pa.Table):
-        value = value.combine_chunks().to_batches()[0] if len(value) else pa.RecordBatch.from_pylist([], value.schema)
+        value = (
+            value.combine_chunks().to_batches()[0]
+            if len(value)
+            else pa.RecordBatch.from_pylist([], value.schema)
+        )
     elif isinstance(value, Mapping):
         value = pa.RecordBatch.from_pydict({name: pa.array(column) for name, column in value.items()})
     if not isinstance(value, pa.RecordBatch):
-        raise DataError(f"a map gave {type(value).__name__}; wanted a RecordBatch, a Table or arrays by column")
+        raise DataError(
+            f"a map gave {type(value).__name__}; wanted a RecordBatch, a Table or arrays by column"
+        )
     return value
 
 

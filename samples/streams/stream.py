@@ -1,14 +1,14 @@
 """Stream: files of rows and what is done with them, as a lazy chain. Every step gives a new one; nothing is read until it is opened.
 
-    stream = (
-        nonet.samples.read("events/dt=2026-11-*/*.parquet", columns=["user_id", "items"], where="label == 1")
-        .map(features, batch=4096, workers=2)
-        .shuffle(seed=7)
-        .prefetch(8)
-    )
-    print(stream.explain())
-    for batch in stream:
-        learn(batch["items"])        # Jagged: values [N], offsets [B + 1]
+stream = (
+    nonet.samples.read("events/dt=2026-11-*/*.parquet", columns=["user_id", "items"], where="label == 1")
+    .map(features, batch=4096, workers=2)
+    .shuffle(seed=7)
+    .prefetch(8)
+)
+print(stream.explain())
+for batch in stream:
+    learn(batch["items"])        # Jagged: values [N], offsets [B + 1]
 """
 
 from __future__ import annotations
@@ -92,9 +92,13 @@ class Stream:
         """
         whole = dict(shares) if self in shares else {self: 1 - sum(shares.values()), **shares}
         if any(share <= 0 for share in whole.values()) or abs(sum(whole.values()) - 1) > 1e-6:
-            raise ConfigError(f"mix: shares must be above 0 and sum to 1, got {[round(s, 6) for s in whole.values()]}")
+            raise ConfigError(
+                f"mix: shares must be above 0 and sum to 1, got {[round(s, 6) for s in whole.values()]}"
+            )
         if any(stream.mixed or stream.tokens for stream in whole):
-            raise ConfigError("mix: streams that are mixed or packed themselves cannot be mixed; pack the mixture")
+            raise ConfigError(
+                "mix: streams that are mixed or packed themselves cannot be mixed; pack the mixture"
+            )
         return Stream(mixed=tuple(whole.items()), ahead=self.ahead)
 
     def prefetch(self, slices: int) -> Stream:

@@ -27,7 +27,7 @@ from nonet.models import build_model
 from nonet.models.generation import Corpus, on
 from nonet.models.sid_decoder import sid_loss
 from nonet.random import key
-from nonet.samples.ledger import Ledger, has_ledger, write_snapshot
+from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
     Counted,
     RlPrompts,
@@ -220,8 +220,9 @@ class Trainer(DistributeWorker):
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self._reference is not None and self.rank == 0:
             parts.append(partial(_write_reference, host_copy(self._reference.state_dict())))
-        if self.rank == 0 and (ledger := self._ledger()) is not None:
-            parts.append(partial(write_snapshot, ledger.snapshot()))
+        if (ledger := self._ledger()) is not None:
+            noted = partial(write_notes, ledger.notes(), self.rank)
+            parts.append(noted if self.rank else partial(write_snapshot, ledger.snapshot()))
         if self._opened is not None and (state := self._opened[1].state()):
             parts.append(partial(write_state, json.dumps(dict(state)), self.rank, self.world))
         return parts
@@ -238,7 +239,7 @@ class Trainer(DistributeWorker):
             self._opened = None
             ledger = self._prompts_of(stage).ledger if stage.rolls_out else self._ledger(stage)
             if ledger is not None:
-                ledger.load(Path(folder))
+                ledger.load(Path(folder), self.rank)
         if stage is not None and needs_reference(stage):
             self._reference = self._frozen()
             load_model(self._reference, Path(folder) / "reference")
