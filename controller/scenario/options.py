@@ -74,7 +74,7 @@ class Data(StrictModel):
     engine: Annotated[
         Literal["local", "ray"] | None,
         Field(
-            description="what reads them: local, threads of the trainers; ray, Ray Data. By default ray for sources that it can read "
+            description="local, threads of the trainers; ray, Ray Data; by default ray for sources that it can read "
             "above 64 GiB"
         ),
     ] = None

@@ -1,7 +1,8 @@
 """Leases: slices to workers that come, go and die, in the order of global steps.
 
-A worker leases the first free slice of the steps under way. A step is applied when each of its slices is done; at most `ahead`
-later steps are open meanwhile. What a worker that is gone had leased is free again, before anything newer, and nobody waits for it.
+A worker leases the first free slice of the steps under way. A step is applied when each of its slices is done; at most
+`ahead` later steps are open meanwhile. What a worker that is gone had leased is free again, before anything newer, and nobody
+waits for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Manifest: the files that are read, as they were found: their sizes, row groups and fingerprints.
 
-A row's id is 64 bits, `file << 40 | row`: the file's number in the manifest and the row's place in the file, before any filter.
-Paths are no part of the manifest's digest, so data may be moved; a file that is listed twice is two files, with rows of their own.
+A row's id is 64 bits, `file << 40 | row`: the file's number in the manifest and the row's place in the file, before any
+filter. Paths are no part of the manifest's digest, so data may be moved; a file that is listed twice is two files, with rows
+of their own.
 """
 
 # Shapes: G row groups over all files, N rows.

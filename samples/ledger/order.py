@@ -117,7 +117,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How epochs of `rows` are cut: global steps of `step_rows` (an epoch's last may be short), each into slices of `slice_rows`."""
+    """How epochs of `rows` are cut: global steps of `step_rows` (an epoch's last may be short), each in slices of
+    `slice_rows`."""
 
     rows: int
     step_rows: int

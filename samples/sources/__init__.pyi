@@ -1,3 +1,5 @@
+from ._prompts import RlPrompts as RlPrompts
+from ._prompts import kept_out as kept_out
 from ._states import has_states as has_states
 from ._states import read_state as read_state
 from ._states import write_state as write_state
@@ -7,5 +9,3 @@ from .base import SampleRequest as SampleRequest
 from .base import Samples as Samples
 from .base import SampleSource as SampleSource
 from .base import open_source as open_source
-from ._prompts import RlPrompts as RlPrompts
-from ._prompts import kept_out as kept_out

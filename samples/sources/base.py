@@ -102,8 +102,8 @@ class Samples(Protocol):
 
 @runtime_checkable
 class Counted(Protocol):
-    """A source that counts its rows: `batch` leases those of a step, for all ranks, and its reader calls `ledger.apply_step` after
-    the optimizer step. Its ledger is saved in commits, where it needs no state."""
+    """A source that counts its rows: `batch` leases those of a step, for all ranks, and its reader calls `ledger.apply_step`
+    after the optimizer step. Its ledger is saved in commits."""
 
     @property
     def ledger(self) -> Ledger: ...

@@ -4,8 +4,9 @@
       source: {use: parquet, path: "/data/sequences/dt=*/*.parquet", user: user_id, items: item_id}
       engine: local        # or ray; by default what the size of the files says
 
-Items are those of the run's own catalogue (`data.items`): it gives semantic ids and keys. Every event of a row is learned from, in
-windows of the run's history. Steps, ledger and commits are those of every source; any number of trainers may go on from a commit.
+Items are those of the run's own catalogue (`data.items`): it gives semantic ids and keys. Every event of a row is learned
+from, in windows of the run's history. Steps, ledger and commits are those of every source; any number of trainers may go on
+from a commit.
 """
 
 # Shapes: B rows, N events.
@@ -35,7 +36,8 @@ _SLICES = 16  # of a step at most: so many trainers share it at best
 
 
 class FileOptions(StrictModel):
-    """See the module. `where` keeps rows; `map`: functions of Arrow batches, "file.py:Name", one after the other, `workers` at once."""
+    """See the module. `where` keeps rows; `map`: functions of Arrow batches, "package.module:Name", in turn, `workers` at
+    once."""
 
     path: str | list[str]
     format: Literal["parquet", "csv", "lines"] | None = None
@@ -101,7 +103,8 @@ class Dense:
         if index.null_count:
             absent = values.filter(index.is_null())
             raise DataError(
-                f"data.source: {index.null_count} events are of items that data.items does not hold, the first: {absent[0].as_py()!r}"
+                f"data.source: {index.null_count} events are of items that data.items does not hold, "
+                f"the first: {absent[0].as_py()!r}"
             )
         offsets = lists.offsets.to_numpy().astype(np.int32)
         cuts = pa.array(offsets - offsets[0])

@@ -1,7 +1,7 @@
 """Batch: what a trainer takes: tensors without padding, and the slice of the order that they came from.
 
-A column of numbers becomes a tensor [B]; a list column `Jagged` (values [N], offsets [B + 1] int64); text stays an Arrow array. Values
-are views of what Arrow decoded where that is possible: no padded copy is made, and nobody may write into them.
+A column of numbers becomes a tensor [B]; a list column `Jagged` (values [N], offsets [B + 1] int64); text stays an Arrow
+array. Values are views of what Arrow decoded where that is possible: no padded copy is made, and nobody may write into them.
 """
 
 # Shapes: B rows, N values of a list column, L semantic-id levels.

@@ -1,7 +1,8 @@
 """Leaf: the files of a stream, looked at: their manifest, the order of their rows, and row groups as they are asked for.
 
-A row group is decoded whole and once for the slices that it holds. A row is bad where an id is missing or above 2^63; with
-`on_bad_rows: fail` the first one is named, with `skip` bad rows, and all of a group that cannot be read, are left out and counted.
+A row group is decoded whole and once for the slices that it holds. A row is bad where an id is missing or above 2^63:
+with `on_bad_rows: fail` the first one is named, with `skip` bad rows, and all of a group that cannot be read, are left out and
+counted.
 """
 
 # Shapes: G row groups, N rows of a group.
@@ -62,7 +63,7 @@ class Leaf:
             self.manifest = Manifest(tuple(each.file for each in opened))
         else:
             self.manifest = _same(manifest, self._places)
-            self.schema = look(*self._places[0], self.form, None).schema
+            self.schema = look(self._places[0][0], self._places[0][1], self.form, None).schema
         self._check_columns()
         pruned = self._ruled_out
         self.groups = np.flatnonzero(~pruned)
@@ -165,9 +166,9 @@ def _found(path: str) -> list[tuple[pafs.FileSystem, str]]:
 
 
 def _look_at(places: Sequence[tuple[pafs.FileSystem, str]], form: str) -> list[Opened]:
-    first = look(*places[0], form, None)
+    first = look(places[0][0], places[0][1], form, None)
     with ThreadPoolExecutor(_LOOKERS) as pool:
-        rest = list(pool.map(lambda place: look(*place, form, first.schema), places[1:]))
+        rest = list(pool.map(lambda place: look(place[0], place[1], form, first.schema), places[1:]))
     for each in rest:
         _check_schema(each, first)
     return [first, *rest]

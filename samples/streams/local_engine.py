@@ -1,7 +1,7 @@
 """The local engine: reader threads in the trainer's own process, no object store.
 
-Two threads decode row groups, the one in use and the next ones; `workers` threads make slices of them, `ahead` of the reader. Memory
-is what a few row groups take. The order is that of the slices, whoever is faster.
+Two threads decode row groups, the one in use and the next ones; `workers` threads make slices of them, `ahead` of the reader.
+Memory is what a few row groups take. The order is that of the slices, whoever is faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The Ray engine: the same slices, read by Ray Data's tasks and worked on by its actor pools; the only file here that imports ray.
+"""The Ray engine: the same slices, read by Ray Data's tasks and worked on by its actor pools; only this file imports ray.
 
-Our datasource gives a read task for each run of slices that share row groups. A slice travels as one row: its number, its rows as
-Arrow IPC bytes and its account, so that blocks may be merged as Ray likes and nothing is lost between them. Ray restarts tasks and
-actors that die; it costs 2 s to start and a copy through the object store, which pays where maps are heavy or many.
+Our datasource gives a read task for each run of slices that share row groups. A slice travels as one row: its number, its rows
+as Arrow IPC bytes and its account, so that blocks may be merged as Ray likes and nothing is lost between them. Ray restarts
+tasks and actors that die; it costs 2 s to start and a copy through the object store, which pays where maps are heavy or many.
 """
 
 from __future__ import annotations

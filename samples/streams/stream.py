@@ -1,4 +1,4 @@
-"""Stream: files of rows and what is done with them, as a lazy chain. Every step gives a new one; nothing is read until it is opened.
+"""Stream: files of rows and what is done with them, as a lazy chain: each step gives a new one, and nothing is read before.
 
 stream = (
     nonet.samples.read("events/dt=2026-11-*/*.parquet", columns=["user_id", "items"], where="label == 1")
@@ -60,11 +60,11 @@ class Stream:
     most: int | None = None
 
     def map(self, function: Any, *, batch: int = ROWS, workers: int = 1) -> Stream:
-        """Change batches of at most `batch` rows, `workers` at once; see `operators.Map`. It may change how many rows there are."""
+        """Change batches of at most `batch` rows, `workers` at once; see `operators.Map`. Rows may become more or fewer."""
         return self._then(Map(function, batch, workers))
 
     def filter(self, keep: Any) -> Stream:
-        """Keep rows by a condition ("rating >= 4") or a function. Before any `map`, a condition is looked up in row groups' statistics."""
+        """Keep rows by a condition ("rating >= 4") or a function. Before any `map`, statistics rule row groups out by it."""
         leading = self.files is not None and not self.operators and isinstance(keep, str) and ":" not in keep
         if leading and self.files is not None:
             where = keep if self.files.where is None else f"({self.files.where}) and ({keep})"
@@ -86,7 +86,8 @@ class Stream:
         return replace(self, seed=seed, in_group=in_group)
 
     def mix(self, shares: Mapping[Stream, float]) -> Stream:
-        """Rows of several streams by their shares, in thousandths; this one has what the others leave, where it is not among them.
+        """Rows of several streams by their shares, in thousandths; this one has what the others leave, where it is not among
+        them.
 
         Each goes round again when it ends; an epoch of the mixture is over when the one that lasts longest was read once.
         """
@@ -151,7 +152,8 @@ def read(
     on_bad_rows: str = "fail",
     ids: Sequence[str] | None = None,
 ) -> Stream:
-    """A stream of the rows of files: paths, globs, folders of Parquet, `s3://` and other URIs; one that is named twice is read twice.
+    """A stream of the rows of files: paths, globs, folders of Parquet, `s3://` and other URIs; one that is named twice is read
+    twice.
 
     format: parquet, csv, lines (`user item item ...`), by the ending where it is not said · columns: those to read ·
     where: a condition on them; row groups whose statistics rule it out are not read · on_bad_rows: fail, or skip and count

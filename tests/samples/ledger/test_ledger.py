@@ -36,12 +36,12 @@ def test_a_row_that_is_leased_or_done_cannot_be_leased_again():
     ):
         account.lease(Slice(0, 1, 0, 5, 8))
     account.apply_step(0)
-    with pytest.raises(CheckpointError, match="were learned from before"):
+    with pytest.raises(CheckpointError, match=r"were learned from before"):
         account.lease(Slice(3, 0, 0, 9, 12))
 
 
 def test_a_slice_that_is_not_leased_cannot_be_done():
-    with pytest.raises(CheckpointError, match="slice 0 of step 4 is not leased"):
+    with pytest.raises(CheckpointError, match=r"slice 0 of step 4 is not leased"):
         ledger().apply(Slice(4, 0, 0, 0, 10))
 
 
@@ -104,7 +104,7 @@ def test_notes_of_other_ranks_come_together_at_rank_0(tmp_path):
     ],
 )
 def test_a_commit_of_other_data_says_what_changed_and_is_refused(files, said):
-    with pytest.raises(CheckpointError, match="was trained on other data: " + said):
+    with pytest.raises(CheckpointError, match=r"was trained on other data: " + said):
         ledger(files).restore(*learned(ledger(), [0]).snapshot())
 
 
@@ -116,7 +116,7 @@ def test_data_may_be_moved():
 
 
 def test_a_commit_of_another_order_is_refused():
-    with pytest.raises(CheckpointError, match="read the same data in another order"):
+    with pytest.raises(CheckpointError, match=r"read the same data in another order"):
         ledger(order="other").restore(*learned(ledger(), [0]).snapshot())
 
 

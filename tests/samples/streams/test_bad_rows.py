@@ -56,7 +56,7 @@ def test_a_missing_id_is_named_or_skipped(copies, column, value):
 def test_an_id_beyond_two_to_63_is_named(tmp_path):
     pq.write_table(pa.table({"user": pa.array([1, 2**63 + 5], pa.uint64())}), tmp_path / "a.parquet")
     with pytest.raises(
-        DataError, match="a.parquet, row group 0, row 1: column 'user' has no id, or one above 2"
+        DataError, match=r"a.parquet, row group 0, row 1: column 'user' has no id, or one above 2"
     ):
         list(read(str(tmp_path)))
 
@@ -72,7 +72,7 @@ def test_a_schema_that_changes_between_files_is_named(copies):
 def test_a_truncated_file_is_named(copies):
     path = copies / "part-2.parquet"
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(DataError, match="part-2.parquet: cannot be read, maybe truncated"):
+    with pytest.raises(DataError, match=r"part-2.parquet: cannot be read, maybe truncated"):
         read(str(copies)).open()
 
 
@@ -82,7 +82,7 @@ def test_an_unreadable_row_group_is_named_or_skipped(copies):
     content = bytearray(path.read_bytes())
     content[start : start + 40] = bytes(40)
     path.write_bytes(content)
-    with pytest.raises(DataError, match="part-0.parquet, row group 1: cannot be read"):
+    with pytest.raises(DataError, match=r"part-0.parquet, row group 1: cannot be read"):
         drained(read(str(copies)))
     found, ledger = drained(read(str(copies), on_bad_rows="skip"))
     assert sorted(found) == sorted({*range(900)} - {*range(110, 220)})
@@ -92,10 +92,10 @@ def test_an_unreadable_row_group_is_named_or_skipped(copies):
 def test_a_file_that_vanishes_or_changes_after_it_was_listed_is_named(copies):
     feed = read(str(copies)).open(rows=50)
     (copies / "part-2.parquet").unlink()
-    with pytest.raises(DataError, match="part-2.parquet, row group 0: the file is gone"):
+    with pytest.raises(DataError, match=r"part-2.parquet, row group 0: the file is gone"):
         list(feed.epoch(0))
     shutil.copy(copies / "part-0.parquet", copies / "part-2.parquet")
-    with pytest.raises(DataError, match="part-2.parquet: its content changed since it was listed"):
+    with pytest.raises(DataError, match=r"part-2.parquet: its content changed since it was listed"):
         list(feed.epoch(0))
 
 
