@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -24,8 +26,7 @@ from nonet.samples.ledger.manifest import DataFile, Manifest
 from nonet.samples.ledger.order import Order, Steps
 
 GROUPS, STEP, SLICE, EVERY = (37, 5, 61, 20), 24, 5, 3
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["elastic_world"])
+_CONTEXT = multiprocessing.get_context("fork")  # of a process that runs schedules and has no threads
 PAUSE_S = 0.002  # that a slice takes, so that processes die with work in hand
 
 
@@ -103,19 +104,19 @@ class Schedule:
         return json.loads((self.folder / "commit.json").read_text())["history"]
 
     def _event(self, coordinator: BaseProcess) -> BaseProcess:
-        kind = self.draw.choice(["coordinator", "worker", "leave", "join"], p=[0.15, 0.35, 0.1, 0.4])
-        if kind == "coordinator" and self.kills["coordinator"] < 3 and coordinator.is_alive():
+        kind = self.draw.choice(["coordinator", "worker", "leave", "join"], p=[0.2, 0.35, 0.1, 0.35])
+        if kind == "coordinator" and self.kills["coordinator"] < 2 and coordinator.is_alive():
             coordinator.kill()
             coordinator.join()
             self.kills["coordinator"] += 1
             (self.folder / "socket").unlink(missing_ok=True)
             return self._start(coordinate, self.epochs)
-        if kind in ("worker", "leave") and self.workers:
+        if kind in ("worker", "leave") and self.workers and self.kills["worker"] < 6:
             worker = self.workers.pop(int(self.draw.integers(len(self.workers))))
             worker.kill() if kind == "worker" else worker.terminate()
             worker.join()
             self.kills["worker"] += 1
-        if kind == "join" or not self.workers:
+        if (kind == "join" and len(self.workers) < 5) or not self.workers:
             self.workers.append(self._join())
         return coordinator
 
@@ -127,3 +128,27 @@ class Schedule:
         process = _CONTEXT.Process(target=what, args=(self.folder, self.seed, last), daemon=True)
         process.start()
         return process
+
+
+def run_schedules(folder: Path, seeds: list[int]) -> dict[int, tuple[list[list[int]], dict[str, int]]]:
+    """The surviving history and the kills of each seed's schedule, run in a process of their own."""
+    command = [sys.executable, __file__, str(folder), *map(str, seeds)]
+    answer = subprocess.run(
+        command, env={"PYTHONPATH": ":".join(filter(None, sys.path))}, capture_output=True, check=False
+    )
+    assert not answer.returncode, answer.stderr.decode()
+    return {int(seed): (body["history"], body["kills"]) for seed, body in json.loads(answer.stdout).items()}
+
+
+def _main() -> None:
+    answers = {}
+    for seed in map(int, sys.argv[2:]):
+        folder = Path(sys.argv[1]) / str(seed)
+        folder.mkdir()
+        schedule = Schedule(folder, seed)
+        answers[seed] = {"history": schedule.run(), "kills": schedule.kills}
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    _main()
