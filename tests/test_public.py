@@ -57,7 +57,7 @@ ROOMS = {
         ),
     ),
     "deploy": ("report", "run", "new", "doctor", "parity", "after", "tune", ""),
-    "bench": ("timing", "cluster", "runs", "attention", "embedding", ""),
+    "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", ""),
 }
 
 

@@ -174,6 +174,11 @@ class Ledger:
                 self._counted[epoch] = len(bits[epoch])
             at += size
 
+    @staticmethod
+    def manifest_in(folder: Path) -> Manifest:
+        """The manifest of the data that a commit was trained on."""
+        return Manifest.from_json(json.loads((folder / "samples" / _NAMES[0]).read_bytes())["manifest"])
+
     def load(self, folder: Path, rank: int = 0) -> None:
         """Go on from what a commit's folder holds; rank 0 takes over what all ranks noted, whatever their number was."""
         body, bitmaps = ((folder / "samples" / name).read_bytes() for name in _NAMES)

@@ -39,6 +39,11 @@ class Order:
         whole, rest = divmod(rows, GROUP_ROWS)
         return cls(np.array([GROUP_ROWS] * whole + [rest] * bool(rest), np.int64), seed, name)
 
+    @property
+    def permutes(self) -> bool:
+        """Whether rows change places inside their groups."""
+        return self.seed is not None and self.in_group
+
     @cached_property
     def rows(self) -> int:
         """Of an epoch."""

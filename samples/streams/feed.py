@@ -84,6 +84,12 @@ class Feed:
         return Manifest(tuple(file for leaf in self.leaves for file in leaf.manifest.files))
 
     @cached_property
+    def works(self) -> bool:
+        """Whether a slice is more than a view of its row group: there are operators, filters, or a shuffle inside groups."""
+        leaves = (leaf.stream.operators or leaf.files.where or leaf.order.permutes for leaf in self.leaves)
+        return bool(self.stream.operators) or len(self.leaves) > 1 or any(leaves)
+
+    @cached_property
     def order(self) -> str:
         """A hash of what the order depends on beside the files."""
         facts = (
@@ -247,8 +253,7 @@ class Feed:
         return rounds * int(mine.sum()) + int(mine[:rest].sum())
 
     def _shuffled(self, part: Part) -> bool:
-        order = self.leaves[part.leaf].order
-        return order.seed is not None and order.in_group
+        return self.leaves[part.leaf].order.permutes
 
     def _rows(self, part: Part) -> np.ndarray:
         """Rows of the group that a part asks for."""

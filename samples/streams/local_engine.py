@@ -1,6 +1,7 @@
 """The local engine: reader threads in the trainer's own process, no object store.
 
-Two threads decode row groups, the one in use and the next ones; `workers` threads make slices of them, `ahead` of the reader.
+Two threads decode row groups, the one in use and the next ones. Where there is work to do on slices, `workers` threads do it,
+`ahead` of the reader; else the reader takes views itself.
 Memory is what a few row groups take. The order is that of the slices, whoever is faster.
 """
 
@@ -44,6 +45,13 @@ def locally(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
                 per_thread.work = in_turn(feed.stream.operators)
             return feed.worked(feed.raw(part, lambda *key: decoded[key].result()), per_thread.work)
 
+        if not feed.works:
+            for part in mine:
+                groups.plan(planned, part)
+                raw = make(part, groups.of(part))
+                groups.made(part)
+                yield raw
+            return
         waiting: deque[tuple[Slice, Future[Raw]]] = deque()
         for part in mine:
             groups.plan(planned, part)
