@@ -30,6 +30,10 @@ def _all_of_them(options: Options, rows: int) -> int | None:
     return rows
 
 
+def _not_told(options: Options, seed: int, engine: str | None) -> list[str]:
+    return ["its rows and their order are its own"]
+
+
 @dataclass(frozen=True)
 class SampleSource:
     """One source.
@@ -38,12 +42,14 @@ class SampleSource:
     options  its keys in a scenario
     epoch    (options, rows) -> rows of an epoch, given how many the prepared sequences have; None for a stream without an end
     engines  what may read it, `data.engine`: "local", in the trainer's process, "ray", on Ray Data
+    explain  (options, seed, engine) -> lines that say what is read in which order, or the dotted path of that function
     """
 
     open: str | Callable[..., Samples]
     options: type[StrictModel] = StrictModel
     epoch: Callable[[Options, int], int | None] = _all_of_them
     engines: tuple[str, ...] = ("local",)
+    explain: str | Callable[[Options, int, str | None], list[str]] = _not_told
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,4 +219,10 @@ def _sequences(batches: Sequence[Batch], items: Callable[[], pa.Table]) -> Seque
     )
 
 
-SPEC = SampleSource(FileWindows, FileOptions, rows_of, engines=("local", "ray"))
+def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
+    """The plan of the stream that trainers read."""
+    own, _ = _of(options)
+    return own.stream(seed).explain(engine).splitlines()
+
+
+SPEC = SampleSource(FileWindows, FileOptions, rows_of, engines=("local", "ray"), explain=explained)

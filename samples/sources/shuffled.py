@@ -137,4 +137,13 @@ def open_shuffled(request: SampleRequest, options: Mapping[str, Any]) -> UserWin
     return UserWindows(request) if request.unit == "users" else EventRows(request)
 
 
-SPEC = SampleSource(open_shuffled)
+def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
+    """What is read in which order."""
+    return [
+        "the run's own sequences, each user's (a click model: each event's) row once an epoch",
+        f"order: groups of 65,536 rows shuffled by seed {seed}, the stage and the epoch, and rows inside each",
+        "row i of a step goes to trainer i mod their number; engine local: the trainers' own threads",
+    ]
+
+
+SPEC = SampleSource(open_shuffled, explain=explained)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from nonet.samples.streams.stream import Stream
 
 
-def explain(stream: Stream) -> str:
+def explain(stream: Stream, engine: str | None) -> str:
     """Opens the files' footers, and no row."""
-    feed: Feed = stream.open()
+    feed: Feed = stream.open(engine=engine)
     lines = [line for leaf in feed.leaves for line in _of_leaf(leaf)]
     if stream.mixed:
         lines.append(

@@ -7,6 +7,7 @@ tasks and actors that die; it costs 2 s to start and a copy through the object s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
@@ -18,7 +19,7 @@ import ray.data
 from ray.data import ActorPoolStrategy, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from nonet.errors import NonetError
+from nonet.errors import DataError
 from nonet.samples.ledger import Slice
 from nonet.samples.streams.feed import Feed, Raw, in_turn
 from nonet.samples.streams.leaf import Group
@@ -69,14 +70,10 @@ def _of_epoch(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
         raise _ours(error) from error
 
 
-def _ours(error: BaseException) -> BaseException:
-    """Our own error among those that Ray wrapped it in; the error itself where there is none."""
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, NonetError):
-            return inner
-        inner = getattr(inner, "cause", None) or inner.__cause__
-    return error
+def _ours(error: Exception) -> Exception:
+    """Our own error, of which Ray passes on the words alone; the error itself where it is none of ours."""
+    said = re.findall(r"^nonet\.errors\.(?:DataError|ConfigError): (.*)$", str(error), re.MULTILINE)
+    return DataError(said[-1]) if said else error
 
 
 def _bounded(feed: Feed, slices: Iterable[Slice]) -> Iterator[Slice]:

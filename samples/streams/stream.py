@@ -131,11 +131,11 @@ class Stream:
         """Batches of one epoch."""
         return iter(self.open().epoch(0))
 
-    def explain(self) -> str:
+    def explain(self, engine: str | None = None) -> str:
         """The plan, in lines: what is read, in which order, by which engine, what is done with it."""
         from nonet.samples.streams.explain import explain
 
-        return explain(self)
+        return explain(self, engine)
 
     def _then(self, operator: Operator) -> Stream:
         if self.tokens:

@@ -76,6 +76,7 @@ class Trainer(DistributeWorker):
         self._reference: Any = None
         self._engine: EngineRuntime | None = None
         self._began = 0.0
+        self._pipeline: PrefetchPipeline | None = None
         self._opened: tuple[StageSetup, Samples] | None = None
         self._prompts: tuple[StageSetup, RlPrompts] | None = None
 
@@ -134,9 +135,10 @@ class Trainer(DistributeWorker):
 
     @method(collect="first", stage=Replicate)
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
-        """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds."""
+        """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds,
+        and how many of those it `waited` for its samples."""
         self._began = time.perf_counter()
-        pipeline = PrefetchPipeline(
+        self._pipeline = pipeline = PrefetchPipeline(
             self.sparse,
             lambda step: self._read(stage, step),
             lambda read: read.keys,
@@ -325,7 +327,9 @@ class Trainer(DistributeWorker):
         if (ledger := self._ledger()) is not None:
             ledger.apply_step(step)
         before, self._began = self._began, time.perf_counter()
-        return {"loss": loss, "events": events, "lr": lr, "norm": norm, "seconds": self._began - before}
+        waited = self._pipeline.waited_s if self._pipeline else 0.0
+        seconds = {"seconds": self._began - before, "waited": waited}
+        return {"loss": loss, "events": events, "lr": lr, "norm": norm, **seconds}
 
     def _draw_dropout(self, stage: StageSetup, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""
