@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from ring_world import Ring, scores_of
 
 from nonet.controller.scenario import check_tables, load_scenario
 from nonet.errors import ConfigError
 from nonet.samples.batches import prompts
-from nonet.samples.sequences import TEST
+from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 
 BOTH = "model.memory={voters: [transitions, nearest], width: 6}"
@@ -66,3 +69,17 @@ def test_an_update_scores_beams_as_the_rollout_did(trained):
 def test_a_voter_without_rows_of_all_items_is_refused_at_once(ring, changes, says):
     with pytest.raises(ConfigError, match=says):
         check_tables(load_scenario(ring.scenario, [BOTH, *changes])[0])
+
+
+def test_kinds_of_events_count_as_the_stage_says_and_one_on_average(ring):
+    world = ring.world()
+    trainer, stage = world.trainer, world.stages["pretrain"]
+    seq = trainer.corpus.seq
+    kind = (np.arange(len(seq.item)) % 4 == 0).astype(np.int32)
+    trainer.corpus.__dict__["seq"] = replace(seq, event=kind, event_names=("view", "buy"))
+    trainer.begin(stage)
+    update = trainer._supervised(replace(stage, weight={"buy": 5.0}))
+    of_view, of_buy = update._of_kinds.tolist()
+    assert of_buy == pytest.approx(5 * of_view)
+    taught = kind[seq.split == TRAIN]
+    assert np.array([of_view, of_buy])[taught].mean() == pytest.approx(1.0, abs=1e-5)
