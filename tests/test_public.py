@@ -18,7 +18,7 @@ LAYERS = ("attention", "embedding", "samples", "models", "rl", "workers", "contr
 ROOMS = {
     "attention": ("masks", "calls", "plans", "kernels", "torch_backends", ""),
     "embedding": ("", "tables", "exchange", "modules", "tiers", "versions", "reading", "training", "storage"),
-    "samples": ("", "tables", "sequences", "profiles", "batches", "sources", "importers"),
+    "samples": ("", "tables", "sequences", "preparation", "profiles", "batches", "sources", "importers"),
     "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer", "baselines"),
     "rl": ("", "rewards", "algorithms"),
     "workers": (

@@ -10,11 +10,14 @@ from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
 from .paths import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import parquet_footer as parquet_footer  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import parquet_schema as parquet_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import read_groups as read_groups  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import write_parquet as write_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import ROLES as ROLES
 from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import check_columns as check_columns
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -31,16 +31,21 @@ def read_tables(
     raw = read_parquet(interactions, "interactions")
     raw_items = None if items is None else read_parquet(items, "items")
     there = [*raw.column_names, *(raw_items.column_names if raw_items is not None else [])]
+    check_columns(columns, there)
+    return (
+        check_interactions(raw, columns, f"interactions {interactions}"),
+        None if raw_items is None else check_items(raw_items, columns, f"items {items}"),
+    )
+
+
+def check_columns(columns: Mapping[str, str] | None, there: Collection[str]) -> None:
+    """Raise DataError where `columns` names one that is in neither table; `there`: those of both."""
     for name, source in (columns or {}).items():
         if source not in there:
             near = did_you_mean(source, there)
             raise DataError(
                 f"columns: {name}: {source!r} is in neither table.{near} There are: {listed(there)}."
             )
-    return (
-        check_interactions(raw, columns, f"interactions {interactions}"),
-        None if raw_items is None else check_items(raw_items, columns, f"items {items}"),
-    )
 
 
 def read_interactions(

@@ -32,7 +32,6 @@ from nonet.samples.sequences import (
     Transitions,
     build_sequences,
     item_keys,
-    shares,
     user_keys,
 )
 from nonet.samples.tables import notice, read_tables
@@ -166,7 +165,7 @@ def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
 def _repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
     """The policy, whether the data or the scenario chose it, and the share of each split's events that are repeats."""
     chosen_by = "data" if data.repeats is None else "scenario"
-    return {"policy": seq.repeats, "chosen_by": chosen_by, "share": shares(seq.repeated, seq.split)}
+    return {"policy": seq.repeats, "chosen_by": chosen_by, "share": seq.repeat_shares}
 
 
 def _lengths(seq: Any) -> dict[str, Any]:
