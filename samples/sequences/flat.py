@@ -13,7 +13,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -145,6 +145,34 @@ class FlatFiles:
             os.fsync(handle)
             os.close(handle)
         self._place = {}
+
+
+class GrowingFile:
+    """A .npy file of one dimension that is written from its beginning, of a length that the end tells."""
+
+    def __init__(self, path: Path, dtype: Any):
+        self._dtype, self._length = np.dtype(dtype), 0
+        self._out = path.open("wb")
+        self._header()
+        self._start = self._out.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._out.seek(0)
+        self._header()
+        assert self._out.tell() == self._start  # headers are padded, for lengths of up to 20 digits
+        self._out.close()
+
+    def add(self, values: np.ndarray) -> None:
+        """The next ones."""
+        values.astype(self._dtype, copy=False).tofile(self._out)
+        self._length += len(values)
+
+    def _header(self) -> None:
+        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
+        np.lib.format.write_array_header_1_0(self._out, facts)
 
 
 def let_go(*arrays: np.ndarray) -> None:
