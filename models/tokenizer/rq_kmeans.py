@@ -28,6 +28,7 @@ LEAST_EVEN = 0.1  # perplexity of the first level over the codes it could use
 _ITERATIONS = 30
 _VECTORS = ("title", "categories", "cooccurrence")
 _SAMPLE = 256  # vectors a code that k-means learns from; more add time, not quality (FAISS' bound)
+_ROWS = 1 << 16  # vectors that centres are taken from at once
 _CHUNK = 1 << 24  # distances held at once
 
 
@@ -94,7 +95,9 @@ def rq_kmeans(vectors: np.ndarray, levels: int, codes: int, seed: int) -> np.nda
     for level in range(levels):
         centres = _kmeans(residual, codes, seed, level)
         out[:, level], _ = _nearest(residual, centres)
-        residual -= centres[out[:, level]]
+        for start in range(0, len(residual), _ROWS):
+            part = slice(start, start + _ROWS)
+            residual[part] -= centres[out[part, level]]
     return out
 
 

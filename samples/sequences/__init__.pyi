@@ -9,6 +9,8 @@ from .flat import FLAT_META as FLAT_META
 from .flat import USER_IDS as USER_IDS
 from .flat import FlatFiles as FlatFiles
 from .flat import Mapped as Mapped
+from .pairs import Pairs as Pairs
+from .pairs import best_neighbours as best_neighbours
 from .repeats import ALLOW as ALLOW
 from .repeats import MASK as MASK
 from .repeats import policy as policy

@@ -122,6 +122,19 @@ class Pairs:
         return key[first], count
 
 
+def best_neighbours(
+    key: np.ndarray, count: np.ndarray, n_items: int, most: int, sources: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `most` largest counts of each source, ties to the lower item; in order of source, then item."""
+    source = key // n_items
+    first = np.searchsorted(source, np.arange(sources + 1))
+    if np.diff(first).max(initial=0) <= most:
+        return key, count
+    order = np.lexsort((key, -count, source))
+    chosen = np.sort(order[np.arange(len(key)) - first[source] < most])
+    return key[chosen], count[chosen]
+
+
 def _taken(file: Path) -> np.ndarray:
     """The numbers of a file as float64, which goes; none where there is no file."""
     if not file.exists():

@@ -18,7 +18,7 @@ import numpy as np
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError, DataError
 from nonet.samples.sequences.flat import GrowingFile
-from nonet.samples.sequences.pairs import Pairs
+from nonet.samples.sequences.pairs import Pairs, best_neighbours
 from nonet.samples.sequences.sequences import Sequences
 from nonet.samples.sequences.split import TRAIN
 from nonet.suggest import did_you_mean, listed
@@ -151,7 +151,7 @@ def _ranges(
     )
     chosen = partial(_counts, options=options, splits=splits)
     for items, key, count in pairs.counted(seq, chosen, folder=folder):
-        key, count = _best(key - items.start * n_items, count, n_items, options.neighbours, len(items))
+        key, count = best_neighbours(key - items.start * n_items, count, n_items, options.neighbours, len(items))
         ends = np.searchsorted(key // n_items, np.arange(1, len(items) + 1))
         yield ends, (key % n_items).astype(np.int32), count.astype(np.float32)
 
@@ -194,16 +194,3 @@ def faded(time_F: np.ndarray, until: int, options: CountOptions) -> np.ndarray:
     if options.half_life_s is None:
         return np.ones(len(time_F))
     return np.exp2(-np.maximum(until - time_F, 0) / options.half_life_s)
-
-
-def _best(
-    key: np.ndarray, count: np.ndarray, n_items: int, most: int, sources: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The `most` largest counts of each source, ties to the lower item; in order of source, then item."""
-    source = key // n_items
-    first = np.searchsorted(source, np.arange(sources + 1))
-    if np.diff(first).max(initial=0) <= most:
-        return key, count
-    order = np.lexsort((key, -count, source))
-    chosen = np.sort(order[np.arange(len(key)) - first[source] < most])
-    return key[chosen], count[chosen]
