@@ -68,6 +68,13 @@ class Data(StrictModel):
     where: str | None = None
     events: Compress | None = None
     join: dict[Word, Join] = {}
+    prepare: Annotated[
+        Literal["memory", "disk"] | None,
+        Field(
+            description="where events become sequences: memory, or disk, in memory that does not grow with them; the same "
+            "sequences either way. By default disk above five million events"
+        ),
+    ] = None
     history: Annotated[Positive, Field(description="last events of a user that the model sees")] = 50
     split: Split = Split()
     source: Annotated[Source, Field(description="where trainers' samples come from")] = Source()

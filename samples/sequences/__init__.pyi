@@ -28,6 +28,7 @@ from .split import VALID as VALID
 from .split import SplitFacts as SplitFacts
 from .split import check_split as check_split
 from .split import split_codes as split_codes
+from .sums import Sums as Sums
 from .ties import shuffle_ties as shuffle_ties
 from .transitions import CountOptions as CountOptions
 from .transitions import Transitions as Transitions

@@ -47,6 +47,12 @@ def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
         raise _unlike(path, files, what, error) from None
 
 
+def count_rows(path: str | os.PathLike[str], what: str) -> int:
+    """Rows of the files behind `path`, from their footers."""
+    system, files = find_parquet(path, what)
+    return sum(parquet_footer(system, file, what).num_rows for file in files)
+
+
 def parquet_footer(system: pafs.FileSystem, file: str, what: str) -> pq.FileMetaData:
     """Row groups and columns of one file, without its rows."""
     with _opened(system, file, what) as parquet:
