@@ -24,7 +24,7 @@ from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.models.generation import Trie
 from nonet.models.tokenizer import KnownSids, tokenise
-from nonet.samples.preparation import BuildOptions, Prepared, Report, prepare
+from nonet.samples.preparation import BuildOptions, Prepared, Report, prepare, sample_of
 from nonet.samples.sequences import (
     TEST,
     TRAIN,
@@ -124,6 +124,13 @@ class DataSetup:
             targets=self.targets,
             where=self.where,
             repeats=self.repeats,
+        )
+
+    def sampled(self) -> tuple[pa.Table, pa.Schema]:
+        """Checked interactions of one row group, and the columns of the items, without rows: what a driver looks at where all
+        is too much. Raises DataError and ConfigError for files, columns, rows and conditions that cannot be."""
+        return sample_of(
+            self.interactions, self.items, dict(self.columns), (self.where, *self.targets.values())
         )
 
     def count(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
