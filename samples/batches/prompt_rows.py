@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nonet.random import rng
 from nonet.samples.batches.chunks import bounded
 from nonet.samples.sequences import ALLOW, RL, Sequences
 from nonet.types import Jagged
@@ -21,6 +22,20 @@ def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tupl
     """Users [P] and positions [P] int64 of every event of a split, users ascending, narrowed by `among`
     [N]."""
     return prompts_at(seq, events_of(seq, split, among))
+
+
+def some_prompts(
+    seq: Sequences, split: int, users: int | None, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `prompts` of at most so many users, drawn by the seed among those that have some; of all for None. Splits whose users are
+    the same have the same drawn."""
+    asked, positions = prompts(seq, split)
+    there = np.unique(asked)
+    if users is None or len(there) <= users:
+        return asked, positions
+    drawn = rng(seed, "evaluated users").choice(there, users, replace=False)
+    mine = np.isin(asked, drawn)
+    return asked[mine], positions[mine]
 
 
 def events_of(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:
