@@ -284,14 +284,14 @@ class Evaluate(StrictModel):
     users: Annotated[
         Positive | Literal["all"],
         Field(
-            description="users whose held-out events are ranked, drawn by the seed where there are more; a recall of 0.1 of 20,000 "
-            "users is known to 0.004"
+            description="users whose held-out events are ranked, drawn by the seed where there are more; a recall of 0.1 of "
+            "20,000 users is known to 0.004"
         ),
     ] = 20_000
     exhaustive: Annotated[
         Literal["on", "off"] | None,
         Field(
-            description="whether a model scores every item; off: by beam alone. By default on for up to 100,000 items"
+            description="whether a model scores every item; off: by beam alone. By default on for up to 25,000 items"
         ),
     ] = None
     every: Annotated[

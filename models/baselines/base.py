@@ -6,9 +6,10 @@
         def scores(self, seq, users, positions): ...    # float32 [P, n_items], higher is better
 
 Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that
-names them, `transitions` a function that gives the run's counted ones. A baseline whose answers differ between prompts in few
-items alone may have `votes(seq, users, positions)`, which is ranked without [P, I]. A baseline may say in `trained` how it came about: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that
-trains for minutes may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers others.
+names them, `transitions` a function that gives the run's counted ones. A baseline whose answers differ between prompts in
+few items alone may have `votes(seq, users, positions)` -> Votes, which is ranked without [P, I]. A baseline may say in
+`trained` how it came about: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that trains for minutes may also have
+`fit_in_parts(seq)`, a generator: between its parts the evaluator answers others.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ like with like whatever the width. The SVD is randomised (Halko et al. 2011) fro
 from __future__ import annotations
 
 import re
+import warnings
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ _NOT_TASTE = (
 )  # columns of items.parquet that say which item, not what it is like
 _NEAR = 5  # events this far apart still count as together, weighted 1 / sqrt(distance)
 _MOST_NEIGHBOURS = 24_000_000  # of all items together, where co-occurrence is counted by ranges of items
-_COMPRESSED = 1 << 23  # nonzeros above which a matrix is multiplied by rows: twice as fast, a third of the memory
+_COMPRESSED = (
+    1 << 23
+)  # nonzeros above which a matrix is multiplied by rows: twice as fast, a third of the memory
 _DOCUMENTS = 1 << 16  # texts at once
 _SMOOTH = 0.75  # exponent of the context counts: keeps PMI from preferring rare items
 _OVERSAMPLE, _POWER = 10, 4  # of the randomised SVD
@@ -61,7 +64,11 @@ class Nonzeros:
         if len(self.value) > _COMPRESSED:
             first = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
             parts = (first, self.column.astype(np.int64), self.value.astype(np.float32))
-            return torch.sparse_csr_tensor(*map(torch.from_numpy, parts), self.shape, check_invariants=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that torch's sparse rows are in beta
+                return torch.sparse_csr_tensor(
+                    *map(torch.from_numpy, parts), self.shape, check_invariants=False
+                )
         index = torch.from_numpy(np.stack([self.row, self.column]).astype(np.int64))
         return torch.sparse_coo_tensor(
             index, torch.from_numpy(self.value.astype(np.float32)), self.shape, check_invariants=False
@@ -145,7 +152,7 @@ def cooccurrence(seq: Sequences, n_items: int) -> Nonzeros:
 
 
 def tfidf(texts: Iterable[Sequence[str]]) -> Nonzeros:
-    """TF-IDF [I, F] with rows of length 1, of words in at least two documents (all words when none is); each is looked at once."""
+    """TF-IDF [I, F] with rows of length 1, of words in at least two documents (all words when none is)."""
     number: dict[str, int] = {}
     met, lengths = array("q"), array("q")
     for document in texts:

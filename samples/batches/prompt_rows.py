@@ -24,11 +24,11 @@ def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tupl
     return prompts_at(seq, events_of(seq, split, among))
 
 
-def some_prompts(
-    seq: Sequences, split: int, users: int | None, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The `prompts` of at most so many users, drawn by the seed among those that have some; of all for None. Splits whose users are
-    the same have the same drawn."""
+def some_prompts(seq: Sequences, split: int, users: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `prompts` of at most so many users, drawn by the seed among those that have some; of all for None.
+
+    Splits whose users are the same have the same drawn.
+    """
     asked, positions = prompts(seq, split)
     there = np.unique(asked)
     if users is None or len(there) <= users:

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.errors import DataError
+from nonet.samples.preparation.log import EventLog
 from nonet.samples.sequences import catalogue_index
 from nonet.samples.tables import condition
-
-from nonet.samples.preparation.log import EventLog
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 

@@ -19,8 +19,7 @@ import pyarrow as pa
 from nonet.atomic import write_whole
 from nonet.samples.preparation.core import Core, kept_of
 from nonet.samples.preparation.gather import Layout, Partition
-from nonet.samples.sequences import FlatFiles, SplitFacts, repeated, split_codes
-from nonet.samples.sequences import TRAIN, USER_IDS
+from nonet.samples.sequences import TRAIN, USER_IDS, FlatFiles, SplitFacts, repeated, split_codes
 from nonet.samples.tables import as_numbers, keys_in
 
 # Shapes: N events that are left of a partition, U users.
@@ -127,7 +126,9 @@ class Finish:
         return (np.cumsum(self.core.items) - 1).astype(np.int32)[item]
 
 
-def trained_events(item: np.ndarray, split: np.ndarray, n_items: int, tell: Callable[[int], None]) -> np.ndarray:
+def trained_events(
+    item: np.ndarray, split: np.ndarray, n_items: int, tell: Callable[[int], None]
+) -> np.ndarray:
     """TRAIN events of each item [I], of mapped events, a block at a time."""
     counts, block = np.zeros(n_items, np.int64), 1 << 22
     for start in range(0, len(item), block):

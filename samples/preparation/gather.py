@@ -156,9 +156,7 @@ def _joined(
     return np.concatenate([np.empty(0, kind), *parts])
 
 
-def layout_of(
-    runs: Sequence[Run], text: bool, columns: Mapping[str, str], targets: Sequence[str]
-) -> Layout:
+def layout_of(runs: Sequence[Run], text: bool, columns: Mapping[str, str], targets: Sequence[str]) -> Layout:
     """What the rows of runs hold."""
     finer = json.loads((runs[0].folder / "meta.json").read_text())["finer"]
     names = sorted({kind for run in runs for kind in run.kinds})

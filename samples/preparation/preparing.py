@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -33,7 +34,7 @@ from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.samples.preparation.catalogue import ItemIndex, distinct_items
 from nonet.samples.preparation.core import Core, k_core
-from nonet.samples.preparation.finish import SPLITS, Finish, Note, trained_events
+from nonet.samples.preparation.finish import Finish, Note, trained_events
 from nonet.samples.preparation.gather import Layout, Partition, gather, layout_of
 from nonet.samples.preparation.log import EventLog
 from nonet.samples.preparation.progress import Progress, Tell
@@ -75,7 +76,7 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """folder: of the sequences, with items.parquet; seconds: of each step; cpu_s: seconds of cores in scatter, apart from reading."""
+    """folder: of the sequences, with items.parquet; seconds: of each step; cpu_s: seconds of cores in each, reading apart."""
 
     folder: Path
     sha256: str
@@ -132,9 +133,7 @@ class _Job:
     def run(self, root: Path) -> Prepared:
         least_events(self.ask.keep)
         items = None if self.ask.items is None else read_items(self.ask.items, self.ask.columns)
-        check_columns(
-            self.ask.columns, [*self.log.names, *(items.column_names if items is not None else [])]
-        )
+        check_columns(self.ask.columns, [*self.log.names, *(items.column_names if items is not None else [])])
         self._check_room()
         self.work.mkdir(parents=True, exist_ok=True)
         catalogue = distinct_items(self.log, self.ask.where) if items is None else items
@@ -153,6 +152,8 @@ class _Job:
         if not final.exists():
             os.replace(aside, final)
         shutil.rmtree(self.work)
+        cpu_s |= self.progress.cpu_s
+        cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
         return Prepared(final, sha256, self.progress.seconds, cpu_s)
 
     def _sort(self, catalogue: pa.Table, cpu_s: dict[str, float]) -> None:
@@ -166,7 +167,7 @@ class _Job:
         )
         self.progress.phase("scatter", self.log.rows)
         self._each(enumerate(self.log.slices), lambda job: scatter.write(*job), lambda job: job[1].rows)
-        cpu_s |= scatter.cpu_s
+        cpu_s["read"] = scatter.cpu_s["read"]
         runs = [Run.load(scatter.place(number)) for number in range(len(self.log.slices))]
         if not sum(int(run.bounds[-1]) for run in runs):
             raise DataError(f"data.where: {self.ask.where!r} matches no interaction.")
@@ -246,8 +247,9 @@ class _Job:
         with ThreadPoolExecutor(self.threads) as pool:
 
             def one(job: Any) -> None:
+                began = time.thread_time()
                 work(job)
-                self.progress.add(rows(job))
+                self.progress.add(rows(job), time.thread_time() - began)
 
             waiting = [pool.submit(one, job) for job in jobs]
             try:

@@ -141,8 +141,8 @@ class Scatter:
         (folder / "meta.json").write_text(json.dumps(meta))
 
     def _users(self, ids: Any, folder: Path) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Where the words of each partition begin, users [N] and their partition [N]: ids as they are, texts as their places among
-        the words of the run."""
+        """Where the words of each partition begin, users [N] and their partition [N]: ids as they are, texts as their places
+        among the words of the run."""
         small = np.uint8 if len(self.bounds) < 256 else np.uint16
         if pa.types.is_integer(ids.type):
             user = ids.to_numpy()

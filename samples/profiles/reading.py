@@ -134,9 +134,7 @@ def _read_sample(
 ) -> tuple[Any, ...]:
     """As `_read`, of the events of one user in `every`; and how often each item occurs among all events."""
     log = EventLog(interactions, columns)
-    catalogue, item_columns = (
-        (distinct_items(log, where), ()) if items is None else _items(items, columns)
-    )
+    catalogue, item_columns = (distinct_items(log, where), ()) if items is None else _items(items, columns)
     index = ItemIndex(catalogue["item_id"].combine_chunks())
     occurs, every = np.zeros(len(catalogue), np.int64), -(-log.rows // SAMPLED_EVENTS)
     parts: list[Any] = []
@@ -150,7 +148,9 @@ def _read_sample(
         item = index.rows(table["item_id"], f"interactions {part.file}")
         occurs += np.bincount(item, minlength=len(occurs))
         mine = keys_in("user", as_numbers(table["user_id"])).view(np.uint64) % np.uint64(every) == 0
-        parts.append(table.select([name for name in _ROLES if name in table.column_names]).filter(pa.array(mine)))
+        parts.append(
+            table.select([name for name in _ROLES if name in table.column_names]).filter(pa.array(mine))
+        )
         rows.append(item[mine])
     table = pa.concat_tables(parts)
     if not len(table):

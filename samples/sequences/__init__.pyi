@@ -1,5 +1,5 @@
-from .build import catalogue_index as catalogue_index  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import carried_columns as carried_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .build import catalogue_index as catalogue_index  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import column_values as column_values  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import item_table as item_table  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import kept_events as kept_events
@@ -14,8 +14,8 @@ from .pairs import best_neighbours as best_neighbours
 from .repeats import ALLOW as ALLOW
 from .repeats import MASK as MASK
 from .repeats import policy as policy
-from .repeats import repeated as repeated
 from .repeats import repeat_shares as repeat_shares
+from .repeats import repeated as repeated
 from .sequences import ITEM_KEYS as ITEM_KEYS
 from .sequences import Sequences as Sequences
 from .sequences import build_sequences as build_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

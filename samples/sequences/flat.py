@@ -70,7 +70,8 @@ class Mapped:
             ) from None
         if self.meta.get("format") != FLAT_FORMAT:
             raise DataError(
-                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {FLAT_FORMAT}. Run the tokenise stage again."
+                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {FLAT_FORMAT}. Run the tokenise "
+                "stage again."
             )
 
     def array(self, name: str) -> np.ndarray:

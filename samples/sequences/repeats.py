@@ -29,12 +29,14 @@ def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     if not len(user):
         return np.zeros(0, bool)
     pair = (user.astype(np.int64) - int(user[0])) * (int(item.max(initial=0)) + 1) + item
-    bits = int(len(pair)).bit_length()
+    bits = len(pair).bit_length()
     repeated_N = np.ones(len(user), bool)
     if int(pair.max()).bit_length() + bits > 63:
         repeated_N[np.unique(pair, return_index=True)[1]] = False
         return repeated_N
-    ordered = np.sort(pair << bits | np.arange(len(pair)))  # of numbers alone: ten times as fast as an argsort
+    ordered = np.sort(
+        pair << bits | np.arange(len(pair))
+    )  # of numbers alone: ten times as fast as an argsort
     pair = ordered >> bits
     first = np.concatenate([[True], pair[1:] != pair[:-1]])
     repeated_N[ordered[first] & (1 << bits) - 1] = False

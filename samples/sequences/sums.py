@@ -14,8 +14,8 @@ _NONE = np.iinfo(np.int64)
 
 @dataclass(slots=True)
 class Sums:
-    """events of each split; tested: users with a TEST event; target: TEST events of the first target; taught: TRAIN events of each
-    target; first, last: unix seconds of TRAIN events."""
+    """events of each split; tested: users with a TEST event; target: TEST events of the first target; taught: TRAIN events of
+    each target; first, last: unix seconds of TRAIN events."""
 
     events: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     tested: int = 0
@@ -49,7 +49,9 @@ class Sums:
 
     def held_out(self) -> dict[str, int]:
         """Held-out events by split, and those of the test that match the first target."""
-        held_out = {name: self.events[split] for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))}
+        held_out = {
+            name: self.events[split] for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
+        }
         return held_out | ({} if self.target is None else {"test_target": self.target})
 
     def lengths(self, seq: Sequences) -> dict[str, Any]:

@@ -151,7 +151,9 @@ def _ranges(
     )
     chosen = partial(_counts, options=options, splits=splits)
     for items, key, count in pairs.counted(seq, chosen, folder=folder):
-        key, count = best_neighbours(key - items.start * n_items, count, n_items, options.neighbours, len(items))
+        key, count = best_neighbours(
+            key - items.start * n_items, count, n_items, options.neighbours, len(items)
+        )
         ends = np.searchsorted(key // n_items, np.arange(1, len(items) + 1))
         yield ends, (key % n_items).astype(np.int32), count.astype(np.float32)
 

@@ -16,9 +16,9 @@ from .paths import parquet_schema as parquet_schema  # pyright: ignore[reportUnk
 from .paths import read_groups as read_groups  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import write_parquet as write_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import ROLES as ROLES
+from .tables import check_columns as check_columns
 from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .tables import check_columns as check_columns
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

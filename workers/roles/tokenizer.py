@@ -39,7 +39,9 @@ from nonet.samples.sequences import (
 from nonet.samples.tables import count_rows, notice, read_tables
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
-MEMORY_EVENTS = 5_000_000  # above which sequences are prepared on disk; in memory they peak at 93 bytes an event
+MEMORY_EVENTS = (
+    5_000_000  # above which sequences are prepared on disk; in memory they peak at 93 bytes an event
+)
 PREPARING, PREPARED = "preparing.json", "prepared.json"
 
 

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.errors import DataError
 from nonet.samples.preparation import BuildOptions, prepare
 from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables

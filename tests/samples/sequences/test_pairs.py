@@ -40,13 +40,18 @@ def test_every_pair_within_reach_counts_one_over_its_distance():
     n_items = int(seq.item.max()) + 1
     fitted = Transitions.fit(seq, n_items, CountOptions(reach=2, neighbours=1000))
     source = np.repeat(np.arange(n_items), np.diff(fitted.row))
-    there = {(x, y): c for x, y, c in zip(source.tolist(), fitted.item.tolist(), fitted.count.tolist(), strict=True)}
+    there = {
+        (x, y): c
+        for x, y, c in zip(source.tolist(), fitted.item.tolist(), fitted.count.tolist(), strict=True)
+    }
     wanted = _wanted(seq, 2)
     assert there.keys() == wanted.keys()
     assert all(there[pair] == pytest.approx(count, rel=1e-6) for pair, count in wanted.items())
 
 
-@pytest.mark.parametrize("options", [CountOptions(neighbours=7), CountOptions(events=("buy",), half_life_s=900.0)])
+@pytest.mark.parametrize(
+    "options", [CountOptions(neighbours=7), CountOptions(events=("buy",), half_life_s=900.0)]
+)
 def test_many_ranges_in_files_give_the_bits_of_one_in_memory(tmp_path, monkeypatch, options):
     seq = _seq(1)
     n_items = int(seq.item.max()) + 1

@@ -5,7 +5,7 @@ on those that match the finetuning target, and by segment. What is masked is mas
 kept a file a subject, so that any two can be compared by a paired bootstrap over users. One pass over the test events also
 tells what the lists are like and, of a model with a memory, how it ranks alone.
 
-Of more users than `users` so many are asked about, drawn by the seed. Of a catalogue above 100,000 items, whose exhaustive scores
+Of more users than `users` so many are asked about, drawn by the seed. Of a catalogue above 25,000 items, whose exhaustive scores
 take seconds a prompt, a model is ranked by beam alone: what its beam does not hold is missed, so its metrics are lower bounds.
 """
 
@@ -54,7 +54,7 @@ from nonet.workers.runtime import DistributeWorker, Replicate, method
 SPLITS = {"valid": VALID, "test": TEST}
 _CHUNK = 256
 _CELLS = 1 << 26  # of scores [P, I] at once
-EXHAUSTIVE_ITEMS = 100_000
+EXHAUSTIVE_ITEMS = 25_000
 _ROWS = 1 << 16  # items read at once
 _LISTED = 10  # first items of a list that say what lists are like
 ALONE = "model alone"
@@ -68,7 +68,7 @@ Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
 class EvaluateSetup:
     """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, baselines
     by name (`use` and options), whether test events are also ranked with ties in time shuffled, how many users are asked about
-    (None: all), and whether a model scores every item (None: up to 100,000 of them)."""
+    (None: all), and whether a model scores every item (None: up to 25,000 of them)."""
 
     metrics: Sequence[str]
     width: int
@@ -364,4 +364,8 @@ def _categories(corpus: Corpus) -> Iterator[list[str]]:
     for at in range(0, len(corpus.items), _ROWS):
         block = corpus.items.slice(at, _ROWS)
         there = "categories" in block.column_names
-        yield from ((row or [] for row in block["categories"].to_pylist()) if there else ([] for _ in range(len(block))))
+        yield from (
+            (row or [] for row in block["categories"].to_pylist())
+            if there
+            else ([] for _ in range(len(block)))
+        )

@@ -21,7 +21,7 @@ class _Begun:
 
 
 class Fitting:
-    """configs: baselines by name, `use` and options; seq: the events they learn from; transitions: gives the run's counted ones."""
+    """configs: baselines by name, `use` and options; seq: the events they learn from; transitions: gives the run's."""
 
     def __init__(
         self,
