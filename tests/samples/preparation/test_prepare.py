@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nonet.errors import DataError
 from nonet.samples.preparation import BuildOptions, prepare
 from nonet.samples.sequences import Sequences, build_sequences
 from nonet.samples.tables import read_tables
@@ -120,3 +121,94 @@ def test_a_split_in_time_and_a_table_of_items_are_as_in_memory(tmp_path):
     built, prepared, wanted, there = _both(ask, tmp_path / "out")
     _same(built, prepared)
     assert there.equals(wanted)
+
+
+def _files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("step", ["scatter", "gather", "finish"])
+def test_a_preparation_that_was_killed_goes_on_from_what_is_whole(tmp_path, monkeypatch, step):
+    from nonet.samples.preparation import preparing
+
+    options = _options(_written(tmp_path / "log", _log(7)), targets={"finetune": "rating >= 4"})
+    small = {"slice_rows": 700, "partition_rows": 500, "threads": 1}
+    whole = prepare(options, tmp_path / "whole", **small).folder
+    place = {
+        "scatter": (preparing.Scatter, "write"),
+        "gather": (preparing, "gather"),
+        "finish": (preparing.Finish, "write"),
+    }
+    calls, real = [], getattr(*place[step])
+
+    def killed(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*place[step], killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(options, tmp_path / "out", **small)
+    done = sorted(
+        (tmp_path / "out").rglob({"scatter": "run-*", "gather": "part-*", "finish": "done.json"}[step])
+    )
+    assert len(done) >= 3
+    before = [path.stat().st_ino for path in done if path.is_dir()]
+    seen = []
+    monkeypatch.setattr(
+        preparing.os, "replace", lambda a, b, real=preparing.os.replace: (seen.append(str(b)), real(a, b))[1]
+    )
+    again = prepare(options, tmp_path / "out", **small).folder
+    assert not [path for path in done if path.is_dir() and str(path) in seen], "what was whole is made again"
+    assert before or step == "finish"
+    assert again.name == whole.name
+    assert _files(again) == _files(whole)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [again.name]
+
+
+def test_a_full_disk_says_how_much_was_needed_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    from nonet.samples.preparation import preparing
+
+    options = _options(_written(tmp_path / "log", _log(8)))
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(preparing.Finish, "write", full)
+    with pytest.raises(DataError, match=r"disk of .* is full: preparing 4,000 events takes about .* GB"):
+        prepare(options, tmp_path / "out", slice_rows=700, partition_rows=500)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    from nonet.samples.preparation import preparing
+
+    options = _options(_written(tmp_path / "log", _log(8)))
+    monkeypatch.setattr(preparing, "_free", lambda place: 1000)
+    with pytest.raises(DataError, match=r"4,000 events takes about .* are free"):
+        prepare(options, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_without_an_id_is_named_by_file_row_group_and_row(tmp_path):
+    table = _log(9, 1000)
+    bad = table.set_column(0, "user_id", pa.array([*table["user_id"].to_pylist()[:-1], None]))
+    path = _written(tmp_path / "log", bad, files=2, group=250)
+    with pytest.raises(
+        DataError, match=r"day-1.parquet, row groups 0 to 1 .*no user_id.*the first is row 499"
+    ):
+        prepare(_options(path), tmp_path / "out")
+
+
+def test_progress_tells_rows_and_what_is_left(tmp_path):
+    from nonet.samples.preparation.progress import Progress
+
+    told = []
+    progress = Progress(told.append, every_s=0)
+    progress.phase("scatter", 100)
+    progress.add(25)
+    assert (told[0].phase, told[0].rows, told[0].of) == ("scatter", 25, 100)
+    assert told[0].left_s == pytest.approx(75 / told[0].rows_s)
+    assert "25 of 100 rows (25%)" in told[0].text()
