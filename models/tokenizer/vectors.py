@@ -63,12 +63,11 @@ class Nonzeros:
         """As a torch sparse tensor; one of very many nonzeros by rows."""
         if len(self.value) > _COMPRESSED:
             first = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
-            parts = (first, self.column.astype(np.int64), self.value.astype(np.float32))
+            rows, columns = torch.from_numpy(first), torch.from_numpy(self.column.astype(np.int64))
+            value = torch.from_numpy(self.value.astype(np.float32))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that torch's sparse rows are in beta
-                return torch.sparse_csr_tensor(
-                    *map(torch.from_numpy, parts), self.shape, check_invariants=False
-                )
+                return torch.sparse_csr_tensor(rows, columns, value, self.shape, check_invariants=False)
         index = torch.from_numpy(np.stack([self.row, self.column]).astype(np.int64))
         return torch.sparse_coo_tensor(
             index, torch.from_numpy(self.value.astype(np.float32)), self.shape, check_invariants=False
@@ -77,7 +76,9 @@ class Nonzeros:
     def transposed(self) -> Nonzeros:
         """Columns as rows, in their order."""
         order = np.lexsort((self.row, self.column))
-        return Nonzeros(self.column[order], self.row[order], self.value[order], self.shape[::-1])
+        return Nonzeros(
+            self.column[order], self.row[order], self.value[order], (self.shape[1], self.shape[0])
+        )
 
 
 def item_vectors(

@@ -134,7 +134,7 @@ class FlatFiles:
     def write(self, name: str, at: int, values: np.ndarray) -> bytes | memoryview:
         """Put values at [at, at + n) of a field; the bytes that were written."""
         handle, start, dtype = self._place[name]
-        content = memoryview(np.ascontiguousarray(values, dtype)).cast("B")
+        content = np.ascontiguousarray(values, dtype).data.cast("B")
         done = 0
         while done < len(content):
             done += os.pwrite(handle, content[done:], start + at * dtype.itemsize + done)

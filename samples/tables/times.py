@@ -27,15 +27,15 @@ def unix_seconds(
     if pa.types.is_date(kind):
         column, kind = column.cast(pa.timestamp("s")), pa.timestamp("s")
     if pa.types.is_timestamp(kind):
-        raw, unit = column.cast(pa.int64()).to_numpy(), kind.unit
+        raw, found = column.cast(pa.int64()).to_numpy(), str(kind.unit)
     elif is_plain(kind):
         raw = column.cast(pa.float64()).to_numpy() if not pa.types.is_integer(kind) else column.to_numpy()
-        unit = _unit(raw, name, unit)
+        found = _unit(raw, name, unit)
     else:
         raise TypeError(str(kind))
-    if unit == "s" and np.issubdtype(raw.dtype, np.integer):
+    if found == "s" and np.issubdtype(raw.dtype, np.integer):
         return raw.astype(np.int64), None
-    return np.floor_divide(raw, _PER_SECOND[unit]).astype(np.int64), raw
+    return np.floor_divide(raw, _PER_SECOND[found]).astype(np.int64), raw
 
 
 def is_plain(kind: pa.DataType) -> bool:

@@ -127,7 +127,8 @@ class Evaluator(DistributeWorker):
             return {"fitting": baseline}
 
         def scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
-            if callable(votes := getattr(baseline, "votes", None)):
+            votes: Callable[..., Votes] | None = getattr(baseline, "votes", None)
+            if votes is not None:
                 return self._sparse(len(users), votes(self.corpus.seq, users, positions))
             answer = baseline.scores(self.corpus.seq, users, positions)
             return check_scores(name, answer, len(users), len(self.corpus.items))
@@ -174,7 +175,7 @@ class Evaluator(DistributeWorker):
         """The users that reports show: id, titles of their newest history and of the held-out events."""
         return self._shown_users().rows()
 
-    def _model(self, folder: str) -> tuple[Recommender, Scores]:
+    def _model(self, folder: str) -> tuple[Recommender, ModelScores]:
         """The model of a commit, and its scores."""
         recommender = load_recommender(self.run, self.corpus, Path(folder), claim(self.device))
         return recommender, ModelScores(recommender)
