@@ -55,6 +55,10 @@ BENCHES = {
     "receipt": ("runs.receipt:receipt", "predicted and measured rows a second of twelve placements"),
     "repeat": ("runs.quickstart:repeat", "the same seed again, apart and collocated: are the bits the same?"),
     "rl-steps": ("runs.rl_steps:rl_steps", "RL steps a second with every role in a process of its own"),
+    "samples": (
+        "samples.suite:samples",
+        "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
+    ),
     "scale": ("runs.scale:scale", "a log of any size: prepared, trained on and ranked; seconds and memory"),
     "startup": ("cluster.startup:startup", "seconds of `import nonet` and of `nonet --help`"),
     "sync": ("embedding.sync:measure", "moving a replica by a delta and whole"),

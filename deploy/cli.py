@@ -318,6 +318,32 @@ def parity(
         sys.exit(1)
 
 
+samples = typer.Typer(no_args_is_help=True, help="What stages read, and what files hold.")
+app.add_typer(samples, name="samples")
+
+
+@samples.command()
+def explain(scenario: ScenarioArg, change: SetOption = None) -> None:
+    """Say what each stage of a scenario reads, in which order, and who reads it."""
+    from nonet.deploy.run import api, explained
+
+    print(explained(api.scenario(scenario, change).scenario))
+
+
+@samples.command("stats")
+def stats_of(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Files: a path, a glob, a folder or a URI.")],
+    form: Annotated[str | None, typer.Option("--format", help="parquet, csv or lines.")] = None,
+    where: Annotated[str | None, typer.Option(help="A condition on the rows.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read files once: rows, bad rows, what each column holds, rows/s."""
+    from nonet.deploy.run import stats_text
+
+    text, facts = stats_text(data, form, where)
+    print(json.dumps(facts, indent=1) if as_json else text)
+
+
 @app.command()
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Without it, the benches are listed.")] = "",

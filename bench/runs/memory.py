@@ -76,7 +76,7 @@ class _Side:
         seq = self._trainer.corpus.seq
         self._stages = stage_setups(scenario, len(seq), int(seq.counts()["train"]))
         self._trainer.begin(self._stages["pretrain"])
-        self._at = 0
+        self._at, self._updates = 0, 0
         for _ in range(warm):
             self.step()
         self._version = 0
@@ -91,6 +91,8 @@ class _Side:
 
     def step(self) -> None:
         stage = self._stages["pretrain"]
+        if self._at % stage.steps == 0:
+            self._trainer.begin(stage)
         self._trainer.train(stage, self._at % stage.steps, self._at % stage.steps + 1)
         self._at += 1
 
@@ -105,7 +107,8 @@ class _Side:
     def update(self) -> None:
         names = ("sid", "valid", "logp", "user", "position")
         beams = {name: self._beams[name] for name in names}
-        self._trainer.update(self._stages["rl"], 0, beams, self._scores)
+        self._updates += 1
+        self._trainer.update(self._stages["rl"], self._updates, beams, self._scores)
 
     def score(self) -> None:
         recommender = self._rollout._recommender

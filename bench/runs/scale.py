@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import psutil
 
 from nonet.bench.runs.scale_log import write_log
 from nonet.controller.scenario import yaml
+from nonet.samples.preparation import BuildOptions, prepare
 
 _PHASES = ("tokenise", "train", "evaluate")
 
@@ -31,13 +33,14 @@ def scale(
     items: float = 0,
     steps: int = 200,
     folder: str = "",
+    run: bool = True,
     keep: bool = False,
 ) -> dict[str, Any]:
     """A row: seconds of each phase, events to sequences a second, with reading and a core without it, seconds from the end of the
     preparation to the first ten steps, and the highest PSS of all processes together in each phase.
 
     users, items: a twentieth and a hundredth of the events where they are 0. folder: where the log and the run go, by default a
-    temporary one; `keep` leaves them there.
+    temporary one; `keep` leaves them there. run: false prepares alone, in this process.
     """
     place = Path(folder or tempfile.mkdtemp(prefix="nonet-scale-"))
     count = int(events)
@@ -46,15 +49,15 @@ def scale(
         began = time.monotonic()
         data = write_log(place / f"log-{count}-{made[0]}-{made[1]}", count, *made, seeds[0])
         seconds = {"writing the log": time.monotonic() - began}
-        run = place / "run"
-        shutil.rmtree(run, ignore_errors=True)
-        (place / "scale.yaml").write_text(_scenario(data, steps, seeds[0]))
-        samples = _run(place / "scale.yaml", run)
         row = {"events": count, "users": made[0], "items": made[1]}
-        row |= {f"{name}_s": round(value, 1) for name, value in seconds.items()} | _measured(
-            run, samples, count
-        )
-        return {"rows": [row], "ratio": {}}
+        row |= {f"{name}_s": round(value, 1) for name, value in seconds.items()}
+        run_folder = place / "run"
+        shutil.rmtree(run_folder, ignore_errors=True)
+        if not run:
+            return {"rows": [row | _prepared(data, run_folder, count)], "ratio": {}}
+        (place / "scale.yaml").write_text(_scenario(data, steps, seeds[0]))
+        samples = _run(place / "scale.yaml", run_folder)
+        return {"rows": [row | _measured(run_folder, samples, count)], "ratio": {}}
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
@@ -67,9 +70,8 @@ def _scenario(data: dict[str, str], steps: int, seed: int) -> str:
             "seed": seed,
             "data": {
                 **data,
-                "keep": {"item_events": 2, "user_events": 3},
+                **_DATA,
                 "history": 20,
-                "split": {"use": "leave_last_out", "test": 1, "valid": 1},
             },
             "tokenizer": {
                 "use": "rq_kmeans",
@@ -83,6 +85,22 @@ def _scenario(data: dict[str, str], steps: int, seed: int) -> str:
             "evaluate": {"metrics": ["recall@10", "ndcg@10"], "width": 20, "every": steps},
         }
     )
+
+
+_DATA: dict[str, Any] = {
+    "keep": {"item_events": 2, "user_events": 3},
+    "split": {"use": "leave_last_out", "test": 1, "valid": 1},
+}
+
+
+def _prepared(data: dict[str, str], folder: Path, events: int) -> dict[str, Any]:
+    """Events to sequences alone."""
+    folder.mkdir(parents=True)
+    options = BuildOptions(data["interactions"], data["items"], {}, **_DATA, targets={})
+    made = prepare(options, folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    facts = {"seconds": made.seconds, "cpu_s": made.cpu_s}
+    return _preparation(facts, events) | {"peak RSS_GB": round(peak / 1e9, 2)}
 
 
 def _run(scenario: Path, run: Path) -> list[tuple[float, int]]:

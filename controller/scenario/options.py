@@ -78,6 +78,13 @@ class Data(StrictModel):
     history: Annotated[Positive, Field(description="last events of a user that the model sees")] = 50
     split: Split = Split()
     source: Annotated[Source, Field(description="where trainers' samples come from")] = Source()
+    engine: Annotated[
+        Literal["local", "ray"] | None,
+        Field(
+            description="local, threads of the trainers; ray, Ray Data; by default ray for sources that it can read "
+            "above 64 GiB"
+        ),
+    ] = None
     repeats: Annotated[
         Literal["allow", "mask"] | None,
         Field(
@@ -85,6 +92,15 @@ class Data(StrictModel):
             "that return to one are missed by all. By default allow where more than 1 % of the events but the test's return"
         ),
     ] = None
+
+    @model_validator(mode="after")
+    def _engine_of_source(self) -> Data:
+        engines = self.source.spec.engines
+        if self.engine is not None and self.engine not in engines:
+            raise ValueError(
+                f"engine: {self.engine} does not read the source {self.source.use!r}; {', '.join(engines)} does"
+            )
+        return self
 
 
 # --- tokenizer, model -------------------------------------------------------------------------------------

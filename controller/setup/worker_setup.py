@@ -46,9 +46,16 @@ def run_setup(scenario: Scenario) -> RunSetup:
         deadlines(scenario),
         scenario.sparse.wire,
         _engine(scenario),
-        {"use": scenario.data.source.address, **scenario.data.source.options()},
+        _source(scenario),
         scenario.model.votes(),
     )
+
+
+def _source(scenario: Scenario) -> dict[str, Any]:
+    """What `open_source` takes; the engine where the scenario names one."""
+    data = scenario.data
+    engine = {"engine": data.engine} if data.engine and data.source.spec.engines != ("local",) else {}
+    return {"use": data.source.address, **data.source.options(), **engine}
 
 
 def _engine(scenario: Scenario) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         shown = {
             "loss": mean,
             "rows/s": events / seconds,
+            "data wait": sum(record.get("waited", 0.0) for record in records) / seconds,
             "lr": records[-1]["lr"],
             "norm": records[-1]["norm"],
             "events": events,

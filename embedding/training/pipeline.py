@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,7 @@ class Flight:
     keys: Mapping[str, Tensor]
     plans: dict[str, FetchPlan] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
+    read_at: float = 0.0  # when it was read, by the clock of time.perf_counter
 
 
 class PrefetchPipeline:
@@ -67,6 +69,7 @@ class PrefetchPipeline:
         self.depth = depth
         self._step, self._lr, self._timeout_s = step, lr, timeout_s
         self.carries = depth > 1 and exact_window(world)
+        self.waited_s = 0.0  # that the computing thread waited until the batch at hand was read
 
     def run(self, start: int, stop: int) -> list[Any]:
         """What `compute` gave for the batches [start, stop). Nothing is in flight before or after."""
@@ -75,7 +78,9 @@ class PrefetchPipeline:
         return _Run(self, start, stop).results()
 
     def _one(self, number: int) -> Any:
+        began = time.perf_counter()
         flight = self._flight(number)
+        self.waited_s = flight.read_at - began
         rows = {table: self._world.pull(table, keys) for table, keys in flight.keys.items()}
         grads, result = self._compute(number, flight.data, rows)
         for table, keys in flight.keys.items():
@@ -84,7 +89,7 @@ class PrefetchPipeline:
 
     def _flight(self, number: int) -> Flight:
         data = self._read(number)
-        return Flight(number, data, self._keys(data))
+        return Flight(number, data, self._keys(data), read_at=time.perf_counter())
 
 
 class _Run:
@@ -132,7 +137,9 @@ class _Run:
         return results
 
     def _computed(self, number: int) -> Any:
+        began = time.perf_counter()
         flight: Flight = self._next(self._ready, f"the rows of batch {number}")
+        self._pipeline.waited_s = max(0.0, flight.read_at - began)
         rows = flight.rows or {
             table: self._windows[table].rows(plan.route) for table, plan in flight.plans.items()
         }

@@ -21,4 +21,5 @@ from .prompt_rows import rl_events as rl_events
 from .prompt_rows import seen as seen
 from .prompt_rows import some_prompts as some_prompts
 from .steps import prompt_step as prompt_step
+from .steps import row_order as row_order
 from .steps import step_rows as step_rows

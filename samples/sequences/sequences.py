@@ -80,6 +80,11 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def summary(self) -> str:
+        """How much there is, in words: what two sequences of the same summary share is up to their artifacts' hashes."""
+        return f"{len(self)} users, {len(self.item)} events"
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """Events of each user, [U] int64."""

@@ -20,7 +20,7 @@ def write_state(state: str, rank: int, world: int, folder: Path) -> list[Path]:
 
 def has_states(folder: str) -> bool:
     """Whether the sources of a commit had any state."""
-    return (Path(folder) / "samples").exists()
+    return any((Path(folder) / "samples").glob("*-of-*.json"))
 
 
 def read_state(folder: str, rank: int, world: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+    from nonet.samples.ledger import Ledger
     from nonet.samples.sequences import Sequences
 
 Options = Mapping[str, Any]
@@ -29,6 +30,10 @@ def _all_of_them(options: Options, rows: int) -> int | None:
     return rows
 
 
+def _not_told(options: Options, seed: int, engine: str | None) -> list[str]:
+    return ["its rows and their order are its own"]
+
+
 @dataclass(frozen=True)
 class SampleSource:
     """One source.
@@ -36,11 +41,15 @@ class SampleSource:
     open     (request, options) -> Samples, or the dotted path of that function
     options  its keys in a scenario
     epoch    (options, rows) -> rows of an epoch, given how many the prepared sequences have; None for a stream without an end
+    engines  what may read it, `data.engine`: "local", in the trainer's process, "ray", on Ray Data
+    explain  (options, seed, engine) -> lines that say what is read in which order, or the dotted path of that function
     """
 
     open: str | Callable[..., Samples]
     options: type[StrictModel] = StrictModel
     epoch: Callable[[Options, int], int | None] = _all_of_them
+    engines: tuple[str, ...] = ("local",)
+    explain: str | Callable[[Options, int, str | None], list[str]] = _not_told
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,15 @@ class Samples(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A source that counts its rows: `batch` leases those of a step, for all ranks, and its reader calls `ledger.apply_step`
+    after the optimizer step. Its ledger is saved in commits."""
+
+    @property
+    def ledger(self) -> Ledger: ...
 
 
 SOURCES = Registry("source", SampleSource, "nonet.samples.sources")

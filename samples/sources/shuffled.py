@@ -1,6 +1,6 @@
 """The run's own events in shuffled epochs: each row once an epoch, in an order that the seed, the stage and the epoch give.
 
-A step is a function of its number, so there is no state.
+Row i of a step goes to rank i mod world. Which rows are done is in the ledger; there is no other state.
 """
 
 from __future__ import annotations
@@ -9,20 +9,49 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nonet.samples.sources.base import SampleRequest, SampleSource
 
 if TYPE_CHECKING:
     from nonet.samples.batches import ClickBatch
+    from nonet.samples.ledger import Ledger
     from nonet.types import SampleBatch
 
 _TIMELESS = 0.1  # of the rows of a click model's step that learn without their moment
 
 
 class _Shuffled:
-    """What both units share: nothing is remembered between steps."""
+    """What both units share: rows of a step, leased as they are asked for."""
 
     def __init__(self, request: SampleRequest):
         self.ask = request
+
+    @property
+    def rows(self) -> int:
+        """Of an epoch."""
+        raise NotImplementedError
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Which of an epoch's rows were learned from."""
+        from nonet.samples.batches import row_order
+        from nonet.samples.ledger import Ledger, Manifest
+
+        order = row_order(self.rows, self.ask.seed, self.ask.stage)
+        return Ledger(
+            Manifest.of_rows(self.ask.unit, self.rows, self.ask.events().summary), order.digest, self.rows
+        )
+
+    def _leased(self, step: int) -> tuple[int, np.ndarray]:
+        """The epoch and the rows of a step, over all ranks."""
+        from nonet.samples.batches import step_rows
+        from nonet.samples.ledger import Slice, Steps
+
+        ask = self.ask
+        epoch, start, stop = Steps(self.rows, ask.rows, ask.rows).places(step)
+        self.ledger.lease(Slice(step, 0, epoch, start, stop))
+        return step_rows(self.rows, ask.rows, ask.seed, ask.stage, step)
 
     def state(self) -> Mapping[str, Any]:
         return {}
@@ -35,17 +64,21 @@ class UserWindows(_Shuffled):
     """Windows of the training events of a step's users."""
 
     @property
+    def rows(self) -> int:
+        return len(self.ask.events())
+
+    @property
     def schema(self) -> Mapping[str, str]:
         columns = {name: f"{values.dtype} an event" for name, values in self.ask.events().columns.items()}
         return {"item": "int64 an event", "user": "int64 a sequence", **columns}
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
-        from nonet.samples.batches import bounded, step_rows, taught_windows, window_batch, window_positions
+        from nonet.samples.batches import bounded, taught_windows, window_batch, window_positions
 
         ask, seq = self.ask, self.ask.events()
         assert ask.sids_IL is not None  # models of users have semantic ids
         target = seq.targets[ask.target] if ask.target else None
-        epoch, rows = step_rows(len(seq), ask.rows, ask.seed, ask.stage, step)
+        epoch, rows = self._leased(step)
         windows = taught_windows(
             seq,
             rows[rank::world],
@@ -71,21 +104,29 @@ class EventRows(_Shuffled):
         ask, seq = self.ask, self.ask.events()
         return Clicks.labelled(seq, ask.items(), ask.target, ask.features, ask.history)
 
+    @cached_property
+    def _trained(self) -> np.ndarray:
+        from nonet.samples.sequences import TRAIN
+
+        return self._clicks.rows(TRAIN)
+
+    @property
+    def rows(self) -> int:
+        return len(self._trained)
+
     @property
     def schema(self) -> Mapping[str, str]:
         return dict.fromkeys(self._clicks.known_features(), "int64 ids of an event")
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], ClickBatch]]:
         from nonet.random import rng
-        from nonet.samples.batches import ClickBatch, step_rows
-        from nonet.samples.sequences import TRAIN
+        from nonet.samples.batches import ClickBatch
 
         ask, clicks = self.ask, self._clicks
-        rows = clicks.rows(TRAIN)
-        _, places = step_rows(len(rows), ask.rows, ask.seed, ask.stage, step)
+        _, places = self._leased(step)
         timeless = rng(ask.seed, ask.stage, step, "timeless").random(len(places)) < _TIMELESS
         mine = slice(rank, None, world)
-        index = rows[places][mine]
+        index = self._trained[places][mine]
         return [
             lambda: ClickBatch(clicks.batch(index, timeless=timeless[mine]), clicks.label[index], len(places))
         ]
@@ -96,4 +137,13 @@ def open_shuffled(request: SampleRequest, options: Mapping[str, Any]) -> UserWin
     return UserWindows(request) if request.unit == "users" else EventRows(request)
 
 
-SPEC = SampleSource(open_shuffled)
+def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
+    """What is read in which order."""
+    return [
+        "the run's own sequences, each user's (a click model: each event's) row once an epoch",
+        f"order: groups of 65,536 rows shuffled by seed {seed}, the stage and the epoch, and rows inside each",
+        "row i of a step goes to trainer i mod their number; engine local: the trainers' own threads",
+    ]
+
+
+SPEC = SampleSource(open_shuffled, explain=explained)

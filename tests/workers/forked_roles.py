@@ -81,7 +81,9 @@ class Rank:
         for what, *args in self.ask["acts"]:
             answer = getattr(self, what)(*args)
             if what == "train" and self.trainer:
-                found["records"] += [{k: v for k, v in r.items() if k != "seconds"} for r in answer]
+                found["records"] += [
+                    {k: v for k, v in r.items() if k not in ("seconds", "waited")} for r in answer
+                ]
             if self.shard:
                 found["counts"].append(self.shard.counts())
         return found

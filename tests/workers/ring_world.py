@@ -125,4 +125,4 @@ def scores_of(beams: dict[str, Any], step: int = 0) -> dict[str, np.ndarray]:
 
 
 def _without_time(record: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if name != "seconds"}
+    return {name: value for name, value in record.items() if name not in ("seconds", "waited")}

@@ -22,16 +22,14 @@ from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender
 from nonet.random import rng
 from nonet.rl import to_wire
-from nonet.samples.batches import bounded, event_at, prompt_step, prompts_at, rl_events, seen
-from nonet.samples.sequences import Sequences
+from nonet.samples.batches import bounded, event_at, prompts_at, rl_events, seen
+from nonet.samples.sources import RlPrompts, kept_out
 from nonet.types import Jagged, Rollouts
 from nonet.workers import Incoming
 from nonet.workers.devices import claim
 from nonet.workers.devices import tensors_of as buffers_of
 from nonet.workers.roles.settings import RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, join, method, shares
-
-_HELD_OUT = 5  # one user in five never gives an RL prompt
 
 
 class Rollout(DistributeWorker):
@@ -41,6 +39,7 @@ class Rollout(DistributeWorker):
         self.run = run
         self._version, self._absent = -1, 0
         self._kept_out: np.ndarray | None = None
+        self._prompts: tuple[tuple[str, int], RlPrompts] | None = None
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> None:
@@ -110,9 +109,10 @@ class Rollout(DistributeWorker):
     @method(collect="first")
     def lease(self, stage: str, step: int, users: int) -> tuple[np.ndarray, np.ndarray]:
         """The prompts of an RL step, (users, positions): a pure function of the step; held-out users are never among them."""
-        among = ~np.isin(self._corpus.seq.user, self._held_out())
-        _, chosen, positions = prompt_step(self._corpus.seq, users, self.run.seed, stage, step, among)
-        return chosen, positions
+        asked = stage, users
+        if self._prompts is None or self._prompts[0] != asked:
+            self._prompts = asked, RlPrompts(self._corpus.seq, self.run.seed, *asked)
+        return self._prompts[1].of_step(step)
 
     @method(collect="first")
     def heldout_prompts(self, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -224,7 +224,7 @@ class Rollout(DistributeWorker):
 
     def _held_out(self) -> np.ndarray:
         if self._kept_out is None:
-            self._kept_out = _keep_out(self._corpus.seq, self.run.seed)
+            self._kept_out = kept_out(self._corpus.seq, self.run.seed)
         return self._kept_out
 
 
@@ -233,12 +233,6 @@ def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int
         return ray.get(host.read.remote("embedding", table, keys, version, wire), timeout=timeout_s)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, StaleVersion) else error from None
-
-
-def _keep_out(seq: Sequences, seed: int) -> np.ndarray:
-    """A fifth of the users that RL may ask, drawn by the seed; at least one stays in."""
-    users = np.unique(seq.user[rl_events(seq)])
-    return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _HELD_OUT])
 
 
 def _original(item_id: np.ndarray, item: np.ndarray) -> np.ndarray:

@@ -27,7 +27,10 @@ from nonet.models import build_model
 from nonet.models.generation import Corpus, on
 from nonet.models.sid_decoder import sid_loss
 from nonet.random import key
+from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
+    Counted,
+    RlPrompts,
     SampleRequest,
     Samples,
     has_states,
@@ -73,7 +76,9 @@ class Trainer(DistributeWorker):
         self._reference: Any = None
         self._engine: EngineRuntime | None = None
         self._began = 0.0
+        self._pipeline: PrefetchPipeline | None = None
         self._opened: tuple[StageSetup, Samples] | None = None
+        self._prompts: tuple[StageSetup, RlPrompts] | None = None
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
@@ -124,15 +129,16 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the frozen reference."""
-        self._opened = None
+        self._opened = self._prompts = None
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
 
     @method(collect="first", stage=Replicate)
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
-        """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds."""
+        """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds,
+        and how many of those it `waited` for its samples."""
         self._began = time.perf_counter()
-        pipeline = PrefetchPipeline(
+        self._pipeline = pipeline = PrefetchPipeline(
             self.sparse,
             lambda step: self._read(stage, step),
             lambda read: read.keys,
@@ -166,7 +172,9 @@ class Trainer(DistributeWorker):
             self._voters,
             self.device,
         )
-        return policy.step(step, beams, scores)
+        record = policy.step(step, beams, scores)
+        self._prompts_of(stage).applied(step, beams["user"], beams["position"])
+        return record
 
     @method()
     def fit_memory(self) -> None:
@@ -214,6 +222,9 @@ class Trainer(DistributeWorker):
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self._reference is not None and self.rank == 0:
             parts.append(partial(_write_reference, host_copy(self._reference.state_dict())))
+        if (ledger := self._ledger()) is not None:
+            noted = partial(write_notes, ledger.notes(), self.rank)
+            parts.append(noted if self.rank else partial(write_snapshot, ledger.snapshot()))
         if self._opened is not None and (state := self._opened[1].state()):
             parts.append(partial(write_state, json.dumps(dict(state)), self.rank, self.world))
         return parts
@@ -225,6 +236,12 @@ class Trainer(DistributeWorker):
         if stage is not None and has_states(folder):
             self._opened = None
             self._samples(stage).restore(read_state(folder, self.rank, self.world))
+        self._prompts = None
+        if stage is not None and has_ledger(folder):
+            self._opened = None
+            ledger = self._prompts_of(stage).ledger if stage.rolls_out else self._ledger(stage)
+            if ledger is not None:
+                ledger.load(Path(folder), self.rank)
         if stage is not None and needs_reference(stage):
             self._reference = self._frozen()
             load_model(self._reference, Path(folder) / "reference")
@@ -307,8 +324,12 @@ class Trainer(DistributeWorker):
         lr = LearningRate(**stage.lr).at(step, stage.steps)
         norm = self.dense.clip()
         self.dense.step(lr)
+        if (ledger := self._ledger()) is not None:
+            ledger.apply_step(step)
         before, self._began = self._began, time.perf_counter()
-        return {"loss": loss, "events": events, "lr": lr, "norm": norm, "seconds": self._began - before}
+        waited = self._pipeline.waited_s if self._pipeline else 0.0
+        seconds = {"seconds": self._began - before, "waited": waited}
+        return {"loss": loss, "events": events, "lr": lr, "norm": norm, **seconds}
 
     def _draw_dropout(self, stage: StageSetup, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""
@@ -328,6 +349,19 @@ class Trainer(DistributeWorker):
         if self._opened is None or self._opened[0] != stage:
             self._opened = stage, open_source(self.run.source, self._request(stage))
         return self._opened[1]
+
+    def _prompts_of(self, stage: StageSetup) -> RlPrompts:
+        """The prompts of an RL stage."""
+        if self._prompts is None or self._prompts[0] != stage:
+            self._prompts = stage, RlPrompts(self.corpus.seq, self.run.seed, stage.name, stage.users)
+        return self._prompts[1]
+
+    def _ledger(self, stage: StageSetup | None = None) -> Ledger | None:
+        """The account of the stage under way; None where its source keeps none."""
+        if self._prompts is not None:
+            return self._prompts[1].ledger
+        samples = self._samples(stage) if stage is not None else self._opened and self._opened[1]
+        return samples.ledger if isinstance(samples, Counted) else None
 
     def _request(self, stage: StageSetup) -> SampleRequest:
         """What the stage wants of the source."""

@@ -4,8 +4,13 @@ import pytest
 
 from nonet.errors import ConfigError
 from nonet.samples.batches.prompt_rows import event_at, prompts, seen
-from nonet.samples.batches.steps import prompt_step, step_rows, steps_per_epoch
+from nonet.samples.batches.steps import prompt_step, step_rows
+from nonet.samples.ledger.order import Steps
 from nonet.samples.sequences.sequences import RL, TEST, Sequences, build_sequences
+
+
+def steps_per_epoch(rows: int, size: int) -> int:
+    return Steps(rows, size, size).an_epoch
 
 
 def _sequences(rl: int = 3) -> Sequences:

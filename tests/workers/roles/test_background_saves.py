@@ -56,7 +56,7 @@ def test_a_save_beside_steps_has_the_bits_of_one_that_is_waited_for(ring, tmp_pa
     assert not before.equal(world.weights())
     assert files_of(tmp_path / "beside") == files_of(tmp_path / "still")
     assert written == still == sealed(tmp_path / "still", sorted((tmp_path / "still").rglob("*.*")))
-    assert {Path(name).parts[0] for name in written} == {"dense", "sparse"}
+    assert {Path(name).parts[0] for name in written} == {"dense", "samples", "sparse"}
 
 
 def test_in_rl_the_reference_is_saved_as_it_was_too(ring, tmp_path):

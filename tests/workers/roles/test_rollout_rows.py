@@ -127,4 +127,4 @@ def test_a_shard_loads_a_commit_while_a_version_is_published(world, tmp_path):
     world.trainer.train(world.stage, 3, 6)
     world.shard.load(str(tmp_path / "commit"))
     assert not [history for history in world.shard.sparse.histories.values() if history.snapshots]
-    world.trainer.train(world.stage, 3, 6)
+    world.trainer.train(world.stage, 6, 9)

@@ -314,8 +314,11 @@ def losses(ring, monkeypatch):
     def of(steps, *changes):
         there = ring.world("stages.pretrain.batch.users=60", *changes)
         still = replace(there.stages["pretrain"], lr={"peak": 0.0})
-        there.trainer.begin(still)
-        return [there.trainer.train(still, step, step + 1)[0]["loss"] for step in steps]
+        return [loss_of(there, still, step) for step in steps]
+
+    def loss_of(there, stage, step):
+        there.trainer.begin(stage)  # a step is learned from once a stage
+        return there.trainer.train(stage, step, step + 1)[0]["loss"]
 
     return of
 

@@ -1,0 +1,136 @@
+"""Who reads the same Parquet files to torch tensors: each gives (items summed, rows) and when its first batch was there.
+
+Every contender gives jagged tensors of the list column and adds all values up, so a view that nobody reads earns nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over files: wall and CPU seconds, seconds to the first batch, and what was read."""
+
+    seconds: float
+    cpu_s: float
+    first_s: float
+    total: int
+    rows: int
+
+
+def timed(
+    batches: Callable[[Sequence[str]], Iterable[tuple[torch.Tensor, int]]], files: Sequence[str]
+) -> Pass:
+    """A pass; batches are (values [N], rows)."""
+    began, cpu, first, total, rows = time.perf_counter(), time.process_time(), 0.0, 0, 0
+    for values, count in batches(files):
+        first = first or time.perf_counter() - began
+        total, rows = total + int(values.sum()), rows + count
+    return Pass(time.perf_counter() - began, time.process_time() - cpu, first, total, rows)
+
+
+def ours(
+    *, order: str = "groups", ledger: bool = True
+) -> Callable[[Sequence[str]], Iterator[tuple[torch.Tensor, int]]]:
+    """The local engine; order: files, groups (shuffled row groups), rows (shuffled inside them too)."""
+
+    def batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+        from nonet.samples.streams import read
+
+        stream = read(files).prefetch(4)
+        stream = stream if order == "files" else stream.shuffle(7, in_group=order == "rows")
+        feed = stream.open(rows=ROWS)
+        account = feed.ledger() if ledger else None
+        for batch in feed.batches(
+            (s for step in range(feed.steps.an_epoch) for s in feed.slices(step)), account
+        ):
+            yield batch["items"].values, len(batch)
+            if account is not None:
+                feed.done(batch, account)
+
+    return batches
+
+
+def arrow_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+    """pyarrow's iter_batches on one thread, views as tensors."""
+    for file in files:
+        for batch in pq.ParquetFile(file).iter_batches(ROWS, use_threads=False):
+            values, _ = _jagged(batch.column("items"))
+            yield values, len(batch)
+
+
+def ray_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+    """Ray Data's iter_torch_batches, collated from Arrow to jagged tensors."""
+    import ray.data
+    from ray.data.collate_fn import ArrowBatchCollateFn
+
+    class Collate(ArrowBatchCollateFn):
+        def __call__(self, batch: pa.Table) -> Any:
+            values, offsets = _jagged(batch["items"].combine_chunks())
+            return {"values": values, "offsets": offsets}
+
+    data = ray.data.read_parquet(list(files))
+    for batch in data.iter_torch_batches(batch_size=ROWS, collate_fn=Collate(), prefetch_batches=2):
+        yield batch["values"], len(batch["offsets"]) - 1
+
+
+class _Vectorised(torch.utils.data.IterableDataset):
+    """Arrow batches of a worker's files."""
+
+    def __init__(self, files: Sequence[str]):
+        self.files = list(files)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        info = torch.utils.data.get_worker_info()
+        mine = self.files if info is None else self.files[info.id :: info.num_workers]
+        for values, rows in arrow_batches(mine):
+            yield values.clone(), rows  # shared memory takes no view of Arrow's
+
+
+def torch_batches(files: Sequence[str]) -> Iterator[tuple[torch.Tensor, int]]:
+    """torch's DataLoader, two workers, whole batches."""
+    loader = torch.utils.data.DataLoader(
+        _Vectorised(files), batch_size=None, num_workers=2, prefetch_factor=2
+    )
+    yield from loader
+
+
+def write_files(folder: Path, files: int, rows: int, values: int = 50) -> list[str]:
+    """Files of `rows`: user int64, ts int64, items list<int64> of `values`, label int8; zstd, row groups of 50,000."""
+    paths = []
+    for number in range(files):
+        path = folder / f"rows-{number:03d}.parquet"
+        paths.append(str(path))
+        if path.exists():
+            continue
+        draw = np.random.default_rng(number)
+        items = np.minimum(draw.zipf(1.3, rows * values), 1_000_000).astype(np.int64)
+        cuts = pa.array(np.arange(0, rows * values + 1, values, dtype=np.int32))
+        table = pa.table(
+            {
+                "user": np.arange(rows) + number * rows,
+                "ts": draw.integers(0, 1 << 40, rows),
+                "items": pa.ListArray.from_arrays(cuts, pa.array(items)),
+                "label": draw.integers(0, 2, rows).astype(np.int8),
+            }
+        )
+        pq.write_table(table, path, compression="zstd", row_group_size=50_000)
+    return paths
+
+
+def _jagged(column: pa.Array) -> tuple[torch.Tensor, torch.Tensor]:
+    offsets = column.offsets.to_numpy()
+    values = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    return torch.from_dlpack(values), torch.from_numpy(offsets.astype(np.int64) - offsets[0])

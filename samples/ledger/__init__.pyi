@@ -1,0 +1,13 @@
+from .coordinator import Coordinator as Coordinator
+from .coordinator import Worker as Worker
+from .coordinator import serve as serve
+from .leases import Leases as Leases
+from .ledger import Ledger as Ledger
+from .ledger import has_ledger as has_ledger
+from .ledger import write_notes as write_notes
+from .ledger import write_snapshot as write_snapshot
+from .manifest import DataFile as DataFile
+from .manifest import Manifest as Manifest
+from .order import Order as Order
+from .order import Slice as Slice
+from .order import Steps as Steps

@@ -1,0 +1,226 @@
+"""Ledger: which places of the seeded order a model has learned from; saved inside the model's commit.
+
+A place is leased before it is read and done once the optimizer step that used it is over; what is leased and not done returns.
+Places are kept as roaring bitmaps of ranges, an epoch each: of 1e9 rows in order 0.2 MB, of 10 M half done at random 1.3 MB.
+A place that is leased or done cannot be leased again, so a row counts once or the run says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap64
+
+from nonet.atomic import make_folder, write_whole
+from nonet.errors import CheckpointError
+from nonet.samples.ledger.manifest import Manifest
+from nonet.samples.ledger.order import Slice
+
+_FORMAT = 1
+_NAMES = ("ledger.json", "ledger.roar")
+_NOTES = "notes-{}.json"
+
+
+class Ledger:
+    """The account of one stage's rows.
+
+    manifest: what is read; order: the digest of its order; rows: of an epoch. Rows that were read and are no good are
+    `skipped`: neither done nor free.
+    """
+
+    def __init__(self, manifest: Manifest, order: str, rows: int):
+        self.manifest, self.order, self.rows = manifest, order, rows
+        self._done: dict[int, BitMap64] = {}
+        self._skipped: dict[int, BitMap64] = {}
+        self._whole: set[int] = set()  # epochs of which every place is done or skipped
+        self._leases: dict[tuple[int, int], tuple[Slice, str]] = {}
+        self._leased: dict[int, BitMap64] = {}
+        self._counted: dict[int, int] = {}  # places of an epoch that are done, skipped ones among them
+        self.filtered = 0  # of the done rows, those that no batch holds
+
+    def lease(self, part: Slice, holder: str = "") -> None:
+        """Promise a slice to a holder. Raises CheckpointError where one of its rows is done or promised."""
+        done, leased = self._done.get(part.epoch), self._leased.setdefault(part.epoch, BitMap64())
+        again = part.epoch in self._whole or (
+            done is not None and done.range_cardinality(part.start, part.stop)
+        )
+        if again or leased.range_cardinality(part.start, part.stop):
+            raise CheckpointError(
+                f"rows at places {part.start} to {part.stop} of epoch {part.epoch} (step {part.step}) were "
+                f"{'learned from' if again else 'leased'} before: one row counts once"
+            )
+        leased.add_range(part.start, part.stop)
+        self._leases[part.step, part.part] = part, holder
+
+    def apply(self, part: Slice, *, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
+        """A leased slice is done: the optimizer step that used it is over. `skipped`: places of rows that were no good.
+
+        Raises CheckpointError where it is not leased: its lease was given to somebody else, or never was.
+        """
+        if self._leases.pop((part.step, part.part), None) is None:
+            raise CheckpointError(
+                f"slice {part.part} of step {part.step} is not leased, so it cannot be done"
+            )
+        self._leased[part.epoch].remove_range(part.start, part.stop)
+        done = self._done.setdefault(part.epoch, BitMap64())
+        done.add_range(part.start, part.stop)
+        self.note(part, filtered, skipped)
+        self._counted[part.epoch] = self._counted.get(part.epoch, 0) + part.stop - part.start
+        if self._counted[part.epoch] == self.rows:
+            self._close(part.epoch)
+
+    def note(self, part: Slice, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
+        """What is known of a slice before it is done: rows that a filter left out, and places of rows that are no good."""
+        self.filtered += filtered
+        if bad := list(skipped):
+            self._skipped.setdefault(part.epoch, BitMap64()).update(bad)
+
+    def apply_step(self, step: int) -> None:
+        """Every leased slice of a step is done."""
+        for part, _ in [lease for (of, _), lease in self._leases.items() if of == step]:
+            self.apply(part)
+
+    def holder(self, part: Slice) -> str | None:
+        """Who leased a slice; None where nobody did."""
+        lease = self._leases.get((part.step, part.part))
+        return lease[1] if lease else None
+
+    def held_by(self, holder: str) -> list[Slice]:
+        """The slices that somebody leased and has not got done."""
+        return [part for part, who in self._leases.values() if who == holder]
+
+    def release(self, part: Slice) -> None:
+        """A lease ends, and nothing was learned from it: the slice is free again."""
+        del self._leases[part.step, part.part]
+        self._leased[part.epoch].remove_range(part.start, part.stop)
+
+    def done_rows(self, epoch: int) -> int:
+        """Rows of an epoch that are done."""
+        if epoch in self._whole:
+            return self.rows - self.skipped_rows(epoch)
+        return len(self._done.get(epoch, BitMap64()) - self._skipped.get(epoch, BitMap64()))
+
+    def skipped_rows(self, epoch: int) -> int:
+        """Rows of an epoch that were read and are no good."""
+        return len(self._skipped.get(epoch, ()))
+
+    def is_done(self, part: Slice) -> bool:
+        """Whether every row of a slice is done or skipped."""
+        done = self._done.get(part.epoch)
+        return part.epoch in self._whole or (done is not None and done.contains_range(part.start, part.stop))
+
+    def places(self, epoch: int) -> np.ndarray:
+        """The done places of an epoch, ascending."""
+        done = BitMap64() if epoch not in self._whole else BitMap64(range(self.rows))
+        done |= self._done.get(epoch, BitMap64())
+        return np.array((done - self._skipped.get(epoch, BitMap64())).to_array(), np.int64)
+
+    def counts(self) -> dict[str, int]:
+        """{"epochs": whole ones, "done", "skipped", "filtered", "leased"}: rows over all epochs."""
+        epochs = self._whole | set(self._done)
+        return {
+            "epochs": len(self._whole),
+            "done": sum(self.done_rows(epoch) for epoch in epochs),
+            "skipped": sum(map(len, self._skipped.values())),
+            "filtered": self.filtered,
+            "leased": sum(part.stop - part.start for part, _ in self._leases.values()),
+        }
+
+    # --- in a commit ------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[bytes, bytes]:
+        """(what `ledger.json` says, the bitmaps), as of this call; what is only leased is not in it."""
+        bitmaps, parts = [], []
+        for kind, bits in (("done", self._done), ("skipped", self._skipped)):
+            for epoch, places in bits.items():
+                places.run_optimize()
+                bitmaps.append(places.serialize())
+                parts.append([kind, epoch, len(bitmaps[-1])])
+        body = {
+            "format": _FORMAT,
+            "rows": self.rows,
+            "order": self.order,
+            "whole": sorted(self._whole),
+            "filtered": self.filtered,
+            "parts": parts,
+            "manifest": self.manifest.as_json(),
+        }
+        return json.dumps(body).encode(), b"".join(bitmaps)
+
+    def restore(self, body: bytes, bitmaps: bytes, where: str = "the commit") -> None:
+        """Go on from a snapshot. Raises CheckpointError that says what differs where it is of other data or of another order."""
+        facts: Mapping[str, Any] = json.loads(body)
+        if facts["format"] != _FORMAT:
+            raise CheckpointError(f"{where}: ledger format {facts['format']}, this version reads {_FORMAT}")
+        if changes := Manifest.from_json(facts["manifest"]).changes(self.manifest):
+            raise CheckpointError(
+                f"{where} was trained on other data: {changes}. Put the data back, or start afresh."
+            )
+        if (facts["order"], facts["rows"]) != (self.order, self.rows):
+            raise CheckpointError(
+                f"{where} read the same data in another order (seed, filters, row groups or `take`); set them as they were, "
+                "or start afresh"
+            )
+        self.__init__(self.manifest, self.order, self.rows)
+        self._whole, self.filtered, at = set(facts["whole"]), facts["filtered"], 0
+        for kind, epoch, size in facts["parts"]:
+            bits = self._done if kind == "done" else self._skipped
+            bits[epoch] = BitMap64.deserialize(bitmaps[at : at + size])
+            if kind == "done":
+                self._counted[epoch] = len(bits[epoch])
+            at += size
+
+    @staticmethod
+    def manifest_in(folder: Path) -> Manifest:
+        """The manifest of the data that a commit was trained on."""
+        return Manifest.from_json(json.loads((folder / "samples" / _NAMES[0]).read_bytes())["manifest"])
+
+    def load(self, folder: Path, rank: int = 0) -> None:
+        """Go on from what a commit's folder holds; rank 0 takes over what all ranks noted, whatever their number was."""
+        body, bitmaps = ((folder / "samples" / name).read_bytes() for name in _NAMES)
+        self.restore(body, bitmaps, str(folder))
+        if rank:
+            self.filtered, self._skipped = 0, {}
+            return
+        for path in sorted((folder / "samples").glob(_NOTES.format("*"))):
+            notes = json.loads(path.read_text())
+            self.filtered += notes["filtered"]
+            for epoch, places in notes["skipped"].items():
+                self._skipped.setdefault(int(epoch), BitMap64()).update(places)
+
+    def notes(self) -> str:
+        """What a rank but the first saw in its own slices, as JSON: rows filtered, places skipped by epoch."""
+        skipped = {epoch: list(places) for epoch, places in self._skipped.items()}
+        return json.dumps({"filtered": self.filtered, "skipped": skipped})
+
+    def _close(self, epoch: int) -> None:
+        """Forget the places of an epoch that is whole."""
+        self._whole.add(epoch)
+        for places in (self._done, self._leased, self._counted):
+            places.pop(epoch, None)
+
+
+def write_snapshot(snapshot: tuple[bytes, bytes], folder: Path) -> list[Path]:
+    """Add a ledger's snapshot to a commit's folder, under samples/; what was written."""
+    make_folder(folder / "samples")
+    paths = [folder / "samples" / name for name in _NAMES]
+    for path, content in zip(paths, snapshot, strict=True):
+        write_whole(path, content)
+    return paths
+
+
+def write_notes(notes: str, rank: int, folder: Path) -> list[Path]:
+    """Add a rank's notes to a commit's folder; what was written."""
+    make_folder(folder / "samples")
+    path = folder / "samples" / _NOTES.format(rank)
+    write_whole(path, notes.encode())
+    return [path]
+
+
+def has_ledger(folder: str | Path) -> bool:
+    """Whether a commit holds a ledger."""
+    return (Path(folder) / "samples" / _NAMES[0]).is_file()

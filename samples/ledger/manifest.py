@@ -1,0 +1,137 @@
+"""Manifest: the files that are read, as they were found: their sizes, row groups and fingerprints.
+
+A row's id is 64 bits, `file << 40 | row`: the file's number in the manifest and the row's place in the file, before any
+filter. Paths are no part of the manifest's digest, so data may be moved; a file that is listed twice is two files, with rows
+of their own.
+"""
+
+# Shapes: G row groups over all files, N rows.
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from nonet.types import RowRange
+
+FILE_BITS = 40  # rows of a file: 2^40; files: 2^23, so that ids stay positive
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file: where it is, its bytes, the rows of each of its row groups, and a fingerprint of what says what is in it.
+
+    `marks`: for text, the byte where each group begins and the last one ends; empty where the format knows by itself.
+    """
+
+    path: str
+    bytes: int
+    groups: tuple[int, ...]
+    fingerprint: str
+    marks: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(self.groups)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Files in the order in which they number rows. Immutable; two of the same digest hold the same rows."""
+
+    files: tuple[DataFile, ...]
+
+    @classmethod
+    def of_rows(cls, name: str, rows: int, fingerprint: str = "") -> Manifest:
+        """One file of rows that are in memory, or in an artifact that its name tells."""
+        return cls((DataFile(name, 0, (rows,), fingerprint),))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Manifest:
+        fields = (
+            {**file, "groups": tuple(file["groups"]), "marks": tuple(file["marks"])} for file in body["files"]
+        )
+        return cls(tuple(DataFile(**file) for file in fields))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"digest": self.digest, "files": [asdict(file) for file in self.files]}
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of every file's bytes, row groups and fingerprint, in order."""
+        facts = [[file.bytes, list(file.groups), file.fingerprint] for file in self.files]
+        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def rows(self) -> int:
+        """Of all files."""
+        return sum(file.rows for file in self.files)
+
+    @cached_property
+    def group_rows(self) -> np.ndarray:
+        """Rows of each row group [G] int64."""
+        return np.array([rows for file in self.files for rows in file.groups], np.int64)
+
+    @cached_property
+    def group_file(self) -> np.ndarray:
+        """The file of each row group [G]."""
+        return np.repeat(np.arange(len(self.files)), [len(file.groups) for file in self.files])
+
+    @cached_property
+    def group_first(self) -> np.ndarray:
+        """The place in its file of each row group's first row [G]."""
+        firsts = [np.cumsum([0, *file.groups[:-1]]) for file in self.files if file.groups]
+        return np.concatenate(firsts).astype(np.int64) if firsts else np.zeros(0, np.int64)
+
+    def group_in_file(self, group: int) -> int:
+        """The number within its file of a row group."""
+        return group - int(np.searchsorted(self.group_file, self.group_file[group]))
+
+    def ids(self, group: int, rows_N: np.ndarray) -> np.ndarray:
+        """The ids [N] int64 of rows of a row group."""
+        return (int(self.group_file[group]) << FILE_BITS) + int(self.group_first[group]) + rows_N
+
+    def span(self, group: int, start: int, stop: int, epoch: int) -> RowRange:
+        """Rows [start, stop) of a row group as rows of its file."""
+        first = int(self.group_first[group])
+        return RowRange(epoch, int(self.group_file[group]), first + start, first + stop)
+
+    def place(self, row_id: int) -> str:
+        """A row in words: file, row group and row."""
+        file, row = row_id >> FILE_BITS, row_id & ((1 << FILE_BITS) - 1)
+        ends = np.cumsum(self.files[file].groups)
+        return f"{self.files[file].path}, row group {int(np.searchsorted(ends, row, 'right'))}, row {row}"
+
+    def changes(self, now: Manifest) -> str:
+        """What differs in another manifest, in one line; "" where nothing does."""
+        if now.digest == self.digest:
+            return ""
+        if len(now.files) != len(self.files):
+            return f"{len(self.files)} files then, {len(now.files)} now{_lost_or_new(self.files, now.files)}"
+        for number, (then, file) in enumerate(zip(self.files, now.files, strict=True)):
+            for what in ("bytes", "rows", "groups", "fingerprint"):
+                if getattr(then, what) != getattr(file, what):
+                    return f"file {number}, {file.path}: {_differs(what, getattr(then, what), getattr(file, what))}"
+        return "nothing that is known"
+
+
+def _differs(what: str, then: Any, now: Any) -> str:
+    if what == "groups":
+        return f"other row groups ({len(then)} then, {len(now)} now)"
+    return "other content of the same size" if what == "fingerprint" else f"{then} {what} then, {now} now"
+
+
+def _lost_or_new(then: Sequence[DataFile], now: Sequence[DataFile]) -> str:
+    known, there = {file.fingerprint for file in then}, {file.fingerprint for file in now}
+    lost = [file.path for file in then if file.fingerprint not in there]
+    new = [file.path for file in now if file.fingerprint not in known]
+    said = [f"missing {lost[0]}"] if lost else []
+    said += [f"new {new[0]}"] if new else []
+    return f" ({', '.join(said)})" if said else ""

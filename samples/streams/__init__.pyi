@@ -1,0 +1,5 @@
+from .batch import Batch as Batch
+from .feed import Feed as Feed
+from .file_stats import stats as stats
+from .stream import Stream as Stream
+from .stream import read as read

@@ -1,0 +1,95 @@
+"""Batch: what a trainer takes: tensors without padding, and the slice of the order that they came from.
+
+A column of numbers becomes a tensor [B]; a list column `Jagged` (values [N], offsets [B + 1] int64); text stays an Arrow
+array. Values are views of what Arrow decoded where that is possible: no padded copy is made, and nobody may write into them.
+"""
+
+# Shapes: B rows, N values of a list column, L semantic-id levels.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import torch
+
+from nonet.samples.ledger import Slice
+from nonet.types import Jagged, RowRange
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Part `number` of `count` of what a slice became. All of them done, the slice is done.
+
+    columns   by name: tensor [B], Jagged [N] or an Arrow array
+    slice     the places of the order that it came from; rows: the same as physical rows, where the file's order is read
+    filtered, skipped   rows of the slice that no batch holds: left out by a filter, and (as places of the order) no good
+    """
+
+    columns: dict[str, Any]
+    slice: Slice
+    rows: tuple[RowRange, ...] = ()
+    number: int = 0
+    count: int = 1
+    filtered: int = 0
+    skipped: tuple[int, ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        """Rows B."""
+        for column in self.columns.values():
+            return len(column)
+        return 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the slice ends with it."""
+        return self.number + 1 == self.count
+
+
+def tensors(rows: pa.RecordBatch) -> dict[str, Any]:
+    """The columns of a batch as a trainer takes them."""
+    return {name: _column(rows.column(at)) for at, name in enumerate(rows.schema.names)}
+
+
+def _column(array: pa.Array) -> Any:
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _jagged(array)
+    if pa.types.is_fixed_size_list(kind):
+        values = _values(array.flatten())
+        return values.reshape(len(array), kind.list_size) if torch.is_tensor(values) else array
+    return _values(array)
+
+
+def _jagged(array: pa.Array) -> Any:
+    offsets = array.offsets.to_numpy()
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    values = _column(array.values.slice(first, last - first))
+    cuts = torch.from_numpy(offsets.astype(np.int64) - first)
+    return Jagged(values, cuts) if torch.is_tensor(values) else array
+
+
+def _values(array: pa.Array) -> Any:
+    """A tensor of numbers; what is no number as it is. Missing numbers are NaN."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
+        array = array.cast(pa.int64() if not pa.types.is_date32(kind) else pa.int32())
+    elif pa.types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    elif pa.types.is_boolean(kind):
+        return torch.from_numpy(array.fill_null(False).to_numpy(zero_copy_only=False).copy())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return array
+    if array.null_count:
+        return torch.from_numpy(array.to_numpy(zero_copy_only=False).copy())
+    if array.type == pa.uint64():
+        array = array.view(pa.int64())  # ids above 2^63 were refused where they were read
+    return torch.from_dlpack(array) if len(array) else torch.from_numpy(array.to_numpy().copy())

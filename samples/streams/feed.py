@@ -1,0 +1,299 @@
+"""Feed: an opened stream: which rows come when, and batches of them from any place of the order, by either engine.
+
+    feed = stream.open(rows=4096, step_rows=65536)
+    ledger = feed.ledger()
+    for batch in feed.batches(feed.slices(step, rank, world), ledger):
+        ...
+        ledger.apply_step(step)
+
+What a slice becomes depends on the slice alone, so both engines, and any number of ranks, give the same rows in the same order.
+"""
+
+# Shapes: B rows of a slice.
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.ledger import Ledger, Manifest, Slice, Steps
+from nonet.samples.streams.batch import Batch, tensors
+from nonet.samples.streams.leaf import Group, Leaf
+from nonet.samples.streams.operators import Operator
+from nonet.samples.streams.stream import Stream, cycle
+from nonet.types import RowRange
+
+RAY_BYTES = 64 << 30
+"""Files of more bytes go through Ray Data where nothing else is said."""
+ENGINES = ("local", "ray")
+
+Worked = Callable[[pa.RecordBatch], pa.RecordBatch]
+ReadGroup = Callable[[int, int], Group]  # leaf, row group -> what is in it
+
+
+@dataclass(frozen=True)
+class Part:
+    """Places [first, last) of a row group's own order, of one leaf; `places` [B]: where they are in the stream's order."""
+
+    leaf: int
+    epoch: int
+    group: int
+    first: int
+    last: int
+    places: np.ndarray
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The rows of a slice before the stream's operators, with their account."""
+
+    slice: Slice
+    rows: pa.RecordBatch
+    ranges: tuple[RowRange, ...] = ()
+    read: int = 0
+    skipped: tuple[int, ...] = ()
+
+
+class Feed:
+    """See the module; made by `Stream.open`."""
+
+    def __init__(
+        self, stream: Stream, rows: int, step_rows: int, engine: str | None, manifest: Manifest | None
+    ):
+        self.stream = stream
+        streams = [part for part, _ in stream.mixed] or [stream]
+        if manifest is not None and len(streams) > 1:
+            raise ConfigError("open: a manifest is of one stream; a mixture looks its files up")
+        self.leaves = [Leaf(each, f"samples {number}", manifest) for number, each in enumerate(streams)]
+        self._turns = cycle([share for _, share in stream.mixed]) if stream.mixed else None
+        whole = self._rows_of_epoch()
+        self.rows = whole if stream.most is None else min(whole, stream.most)
+        self.steps = Steps(self.rows, step_rows, rows)
+        self.engine = self._engine(engine)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """All files; those of a mixture's streams one after the other."""
+        return Manifest(tuple(file for leaf in self.leaves for file in leaf.manifest.files))
+
+    @cached_property
+    def works(self) -> bool:
+        """Whether a slice is more than a view of its row group: there are operators, filters, or a shuffle inside groups."""
+        leaves = (leaf.stream.operators or leaf.files.where or leaf.order.permutes for leaf in self.leaves)
+        return bool(self.stream.operators) or len(self.leaves) > 1 or any(leaves)
+
+    @cached_property
+    def order(self) -> str:
+        """A hash of what the order depends on beside the files."""
+        facts = (
+            [leaf.order.digest for leaf in self.leaves],
+            [share for _, share in self.stream.mixed],
+            self.rows,
+        )
+        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+    def ledger(self) -> Ledger:
+        """A new account of its rows."""
+        return Ledger(self.manifest, self.order, self.rows)
+
+    def slices(self, step: int, rank: int = 0, world: int = 1) -> list[Slice]:
+        """A rank's slices of a global step."""
+        return self.steps.slices(step)[rank::world]
+
+    def endless(self, first_step: int, rank: int = 0, world: int = 1) -> Iterator[Slice]:
+        """A rank's slices from a step on, epoch after epoch."""
+        return (part for step in itertools.count(first_step) for part in self.slices(step, rank, world))
+
+    def epoch(self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0) -> Iterator[Batch]:
+        """A rank's batches of one epoch, from one of its steps on; those without rows are left out."""
+        an_epoch = self.steps.an_epoch
+        steps = range(number * an_epoch + first_step, (number + 1) * an_epoch)
+        for batch in self.batches(part for step in steps for part in self.slices(step, rank, world)):
+            if len(batch):
+                yield batch
+
+    def batches(self, slices: Iterable[Slice], ledger: Ledger | None = None) -> Iterator[Batch]:
+        """What these slices become, in their order, at least one batch each, some of them without rows. They are leased
+        in the ledger as each comes; `Feed.done` or `Ledger.apply_step` makes them done."""
+        if self.engine == "ray":
+            from nonet.samples.streams.ray_engine import on_ray
+
+            made: Iterator[Raw] = on_ray(self, slices)
+        else:
+            from nonet.samples.streams.local_engine import locally
+
+            made = locally(self, slices)
+        for raw in made:
+            if ledger is not None:
+                ledger.lease(raw.slice)
+            yield from self.cut(raw)
+
+    def done(self, batch: Batch, ledger: Ledger) -> None:
+        """The optimizer step that used a batch is over; with the last batch of a slice, the slice is done."""
+        if batch.last:
+            ledger.apply(batch.slice, filtered=batch.filtered, skipped=batch.skipped)
+
+    def row_ids(self, part: Slice) -> np.ndarray:
+        """The 64-bit ids [B] of a slice's rows, in the order of the places."""
+        ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for each in self.parts(part):
+            leaf = self.leaves[each.leaf]
+            group = int(leaf.groups[each.group]) + self._first_group(each.leaf)
+            ids.append(self.manifest.ids(group, self._rows(each)))
+            places.append(each.places)
+        return np.concatenate(ids)[np.argsort(np.concatenate(places), kind="stable")]
+
+    # --- what a slice is ----------------------------------------------------------------------------------------------
+
+    def parts(self, part: Slice) -> list[Part]:
+        """Where the rows of a slice are."""
+        if self._turns is None:
+            return list(self._parts_of(0, part.epoch, part.start, np.arange(part.start, part.stop)))
+        first = part.epoch * self.rows + part.start
+        places = np.arange(first, first + part.stop - part.start)
+        turns = self._turns[places % len(self._turns)]
+        found: list[Part] = []
+        for number, leaf in enumerate(self.leaves):
+            mine = places[turns == number] - part.epoch * self.rows
+            start, size = self._taken(number, first), leaf.order.rows
+            while len(mine):
+                epoch, at = divmod(start, size)
+                now = min(len(mine), size - at)
+                found += self._parts_of(number, epoch, at, mine[:now])
+                mine, start = mine[now:], start + now
+        return found
+
+    def raw(self, part: Slice, read: ReadGroup) -> Raw:
+        """A slice's rows, before the operators of the whole stream. Raises DataError."""
+        tables, skipped, count = [], [], 0
+        for each in self.parts(part):
+            group = read(each.leaf, each.group)
+            rows = self._rows(each) if group.keep is not None or self._shuffled(each) else None
+            count += each.last - each.first
+            if group.bad is not None and rows is not None:
+                skipped += each.places[group.bad[rows]].tolist()
+            if group.rows is None:
+                continue
+            tables.append(self._leaf_work(each.leaf, _picked(group, each, rows)))
+        if not tables:
+            leaf = self.leaves[0]
+            tables = [
+                pa.RecordBatch.from_pylist([], leaf.schema if leaf.files.columns is None else _some(leaf))
+            ]
+        try:
+            rows_of_slice = tables[0] if len(tables) == 1 else pa.concat_batches(tables)
+        except pa.ArrowException as error:
+            raise DataError(f"the mixed streams have unlike columns: {str(error).splitlines()[0]}") from None
+        return Raw(part, rows_of_slice, self.ranges(part), count, tuple(skipped))
+
+    def ranges(self, part: Slice) -> tuple[RowRange, ...]:
+        """A slice as ranges of physical rows; () where rows are shuffled inside their groups: `row_ids` has them."""
+        parts = self.parts(part)
+        return (
+            () if any(self._shuffled(each) for each in parts) else tuple(self._range(each) for each in parts)
+        )
+
+    def worked(self, raw: Raw, work: Worked) -> Raw:
+        """The same after the stream's operators. Raises DataError that says which rows."""
+        try:
+            return Raw(raw.slice, work(raw.rows), raw.ranges, raw.read, raw.skipped)
+        except DataError as error:
+            first = int(self.row_ids(raw.slice)[0])
+            raise DataError(
+                f"{error}; in a slice of {raw.read} rows, the first: {self.manifest.place(first)}"
+            ) from error
+
+    def cut(self, raw: Raw) -> list[Batch]:
+        """A slice's batches, packed where the stream packs."""
+        filtered = max(0, raw.read - len(raw.skipped) - len(raw.rows))
+        if self.stream.tokens is None:
+            return [Batch(tensors(raw.rows), raw.slice, raw.ranges, 0, 1, filtered, raw.skipped)]
+        from nonet.samples.batches import bounded
+
+        column, most = self.stream.tokens
+        lists = raw.rows.column(column)
+        parts = bounded(np.diff(lists.offsets.to_numpy()), most)
+        pieces = (tensors(raw.rows.slice(part.start, part.stop - part.start)) for part in parts)
+        return [
+            Batch(piece, raw.slice, raw.ranges, number, len(parts), filtered, raw.skipped)
+            for number, piece in enumerate(pieces)
+        ]
+
+    def _rows_of_epoch(self) -> int:
+        if self._turns is None:
+            return self.leaves[0].order.rows
+        return max(
+            round(leaf.order.rows / share)
+            for leaf, (_, share) in zip(self.leaves, self.stream.mixed, strict=True)
+        )
+
+    def _engine(self, said: str | None) -> str:
+        if said is not None and said not in ENGINES:
+            raise ConfigError(f"data.engine: {said!r}; there are local and ray")
+        return said or ("ray" if sum(leaf.bytes for leaf in self.leaves) > RAY_BYTES else "local")
+
+    def _parts_of(self, leaf: int, epoch: int, start: int, places: np.ndarray) -> Iterator[Part]:
+        at = 0
+        for group, first, last in self.leaves[leaf].order.parts(epoch, start, start + len(places)):
+            yield Part(leaf, epoch, group, first, last, places[at : at + last - first])
+            at += last - first
+
+    def _taken(self, leaf: int, place: int) -> int:
+        """Rows of a leaf before a place of the endless mixture."""
+        assert self._turns is not None
+        rounds, rest = divmod(place, len(self._turns))
+        mine = self._turns == leaf
+        return rounds * int(mine.sum()) + int(mine[:rest].sum())
+
+    def _shuffled(self, part: Part) -> bool:
+        return self.leaves[part.leaf].order.permutes
+
+    def _rows(self, part: Part) -> np.ndarray:
+        """Rows of the group that a part asks for."""
+        within = self.leaves[part.leaf].order.within(part.epoch, part.group)
+        return np.arange(part.first, part.last) if within is None else within[part.first : part.last]
+
+    def _leaf_work(self, leaf: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """A mixed stream's own operators."""
+        if self._turns is None:
+            return rows
+        return in_turn(self.leaves[leaf].stream.operators)(rows)
+
+    def _first_group(self, leaf: int) -> int:
+        return sum(len(each.manifest.group_rows) for each in self.leaves[:leaf])
+
+    def _range(self, part: Part) -> RowRange:
+        group = int(self.leaves[part.leaf].groups[part.group]) + self._first_group(part.leaf)
+        return self.manifest.span(group, part.first, part.last, part.epoch)
+
+
+def in_turn(operators: Iterable[Operator]) -> Worked:
+    """Operators one after the other, for one worker."""
+    works = [operator.ready() for operator in operators]
+
+    def work(rows: pa.RecordBatch) -> pa.RecordBatch:
+        for each in works:
+            rows = each(rows)
+        return rows
+
+    return work
+
+
+def _picked(group: Group, part: Part, rows: np.ndarray | None) -> pa.RecordBatch:
+    assert group.rows is not None
+    if rows is None:
+        return group.rows.slice(part.first, part.last - part.first)
+    if group.keep is not None:
+        rows = rows[group.keep[rows]]
+    return group.rows.take(pa.array(rows))
+
+
+def _some(leaf: Leaf) -> pa.Schema:
+    return pa.schema([leaf.schema.field(name) for name in leaf.files.columns or ()])

@@ -1,0 +1,227 @@
+"""Formats: what a file's row groups are, and how one of them is read: Parquet, CSV, and one user a line.
+
+Parquet's groups are its own and its fingerprint is a hash of the footer. Text is cut into groups of about 8 MiB at the ends of
+lines, once, when the file is first looked at (1 GB/s); its fingerprint is a hash of the cuts and of both ends. A line of
+`user item item ...` is a row with the columns user_id and item_id (a list); both are whole numbers where all of the first are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import local
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv as pc_csv
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.ledger import DataFile
+from nonet.suggest import did_you_mean, listed
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+_GROUP_BYTES = 8 << 20
+_OPEN_FILES = 4
+_open = local()
+_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".txt": "lines", ".inter": "lines"}
+FORMATS = ("parquet", "csv", "lines")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file that was looked at: its entry in a manifest and its columns."""
+
+    file: DataFile
+    schema: pa.Schema
+
+
+def format_of(path: str, said: str | None) -> str:
+    """parquet, csv or lines: as it was said, or by the file's ending. Raises ConfigError."""
+    if said is not None and said not in FORMATS:
+        raise ConfigError(f"format {said!r}: there are {listed(FORMATS)}.{did_you_mean(said, FORMATS)}")
+    ending = path[path.rfind(".") :].lower() if "." in path else ""
+    if said is None and ending not in _ENDINGS:
+        raise ConfigError(f"{path}: say which format=: {listed(FORMATS)}")
+    return said or _ENDINGS[ending]
+
+
+def look(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
+    """A file's row groups and columns; text takes the columns of the `first` file. Raises DataError."""
+    try:
+        return _parquet(system, path) if form == "parquet" else _text(system, path, form, first)
+    except FileNotFoundError:
+        raise DataError(f"{path}: the file is gone") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read, maybe truncated: {_line(error)}") from None
+
+
+def read_group(
+    system: pafs.FileSystem,
+    file: DataFile,
+    group: int,
+    form: str,
+    schema: pa.Schema,
+    columns: Sequence[str] | None,
+) -> pa.Table:
+    """A row group's rows. Raises DataError that names file and row group."""
+    try:
+        if form == "parquet":
+            table = _parquet_file(system, file.path, file.fingerprint).read_row_group(
+                group, columns=None if columns is None else list(columns), use_threads=False
+            )
+        else:
+            table = _text_group(system, file, group, form, schema)
+            table = table if columns is None else table.select(list(columns))
+    except FileNotFoundError:
+        raise DataError(f"{file.path}, row group {group}: the file is gone") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file.path}, row group {group}: cannot be read: {_line(error)}") from None
+    if len(table) != file.groups[group]:
+        raise DataError(
+            f"{file.path}, row group {group}: {len(table)} rows, but {file.groups[group]} when it was listed"
+        )
+    return table
+
+
+# --- Parquet ------------------------------------------------------------------------------------------------------
+
+
+def _parquet(system: pafs.FileSystem, path: str) -> Opened:
+    with system.open_input_file(path) as source:
+        size, (footer, digest) = source.size(), _footer(source)
+        meta = pq.read_metadata(pa.BufferReader(footer))
+    groups = tuple(meta.row_group(group).num_rows for group in range(meta.num_row_groups))
+    return Opened(DataFile(path, size, groups, digest), meta.schema.to_arrow_schema())
+
+
+def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
+    """A file of the footer alone, which can be parsed, and its hash."""
+    size = source.size()
+    if size < 12:
+        raise pa.ArrowInvalid(f"{size} bytes are no Parquet file")
+    tail = source.read_at(8, size - 8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != b"PAR1" or length + 12 > size:
+        raise pa.ArrowInvalid("it does not end in a Parquet footer")
+    footer = source.read_at(length, size - 8 - length)
+    return b"PAR1" + footer + tail, hashlib.blake2b(footer, digest_size=12).hexdigest()
+
+
+def _parquet_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.ParquetFile:
+    """The file, opened once a thread: two threads must not read through one."""
+    files: dict[tuple[str, str], pq.ParquetFile] = _open.__dict__.setdefault("files", {})
+    if (path, fingerprint) not in files:
+        source = system.open_input_file(path)
+        if _footer(source)[1] != fingerprint:
+            raise DataError(f"{path}: its content changed since it was listed")
+        files[path, fingerprint] = pq.ParquetFile(source)
+        while len(files) > _OPEN_FILES:
+            del files[next(iter(files))]
+    return files[path, fingerprint]
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def _text(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
+    marks, rows = [], []
+    with system.open_input_file(path) as source:
+        size = source.size()
+        at = len(_header(source)) if form == "csv" else 0
+        ends = [source.read_at(min(4096, size), 0), source.read_at(min(4096, size), max(0, size - 4096))]
+        while at < size:
+            block = source.read_at(min(_GROUP_BYTES, size - at), at)
+            while block[-1:] != b"\n" and at + len(block) < size:
+                block += source.read_at(min(1 << 16, size - at - len(block)), at + len(block))
+                cut = block.find(b"\n", _GROUP_BYTES - 1)
+                block = block[: cut + 1] if cut >= 0 else block
+            marks.append(at)
+            rows.append(_lines_in(block))
+            at += len(block)
+    digest = hashlib.blake2b(repr((marks, rows, ends)).encode(), digest_size=12).hexdigest()
+    file = DataFile(path, size, tuple(rows), digest, (*marks, size))
+    if first is None:
+        first = _text_group(system, file, 0, form, None).schema if rows else pa.schema([])
+    elif form == "csv" and (names := _names(system, path)) != first.names:
+        raise DataError(
+            f"{path}: its columns are {listed(names)}, those of the first file {listed(first.names)}"
+        )
+    return Opened(file, first)
+
+
+def _header(source: pa.NativeFile) -> bytes:
+    line = source.read_at(min(1 << 16, source.size()), 0)
+    return line[: line.find(b"\n") + 1] if b"\n" in line else line
+
+
+def _names(system: pafs.FileSystem, path: str) -> list[str]:
+    with system.open_input_file(path) as source:
+        return pc_csv.read_csv(io.BytesIO(_header(source))).column_names
+
+
+def _lines_in(block: bytes) -> int:
+    """Lines that are not empty."""
+    data = np.frombuffer(block.replace(b"\r", b""), np.uint8)
+    ends = np.flatnonzero(data == 10)
+    starts = np.concatenate([[-1], ends])
+    lengths = np.diff(np.concatenate([starts, [len(data)]])) - 1
+    return int((lengths > 0).sum())
+
+
+def _text_group(
+    system: pafs.FileSystem, file: DataFile, group: int, form: str, schema: pa.Schema | None
+) -> pa.Table:
+    start, stop = file.marks[group : group + 2]
+    with system.open_input_file(file.path) as source:
+        block = source.read_at(stop - start, start)
+        if len(block) < stop - start:
+            raise pa.ArrowInvalid(f"it ends at byte {start + len(block)}, it had {file.bytes}: truncated")
+        header = _header(source) if form == "csv" else b""
+    if form == "lines":
+        return _users(block, schema)
+    types = {} if schema is None else {field.name: field.type for field in schema}
+    return pc_csv.read_csv(
+        io.BytesIO(header + block),
+        read_options=pc_csv.ReadOptions(use_threads=False, block_size=len(header) + len(block) + 1),
+        convert_options=pc_csv.ConvertOptions(column_types=types),
+    )
+
+
+def _users(block: bytes, schema: pa.Schema | None) -> pa.Table:
+    """Lines of `user item item ...`."""
+    text = pa.array([block.decode("utf-8")])
+    lines = pc.list_flatten(pc.split_pattern_regex(text, r"\r?\n"))
+    lines = pc.utf8_trim_whitespace(lines)
+    words = pc.split_pattern_regex(lines.filter(pc.not_equal(lines, "")), r"[ \t]+")
+    user = pc.list_element(words, 0)
+    flat, ends = words.values, words.offsets.to_numpy()
+    keep = np.ones(len(flat), bool)
+    keep[ends[:-1]] = False
+    items = flat.filter(pa.array(keep))
+    offsets = pa.array((ends - np.arange(len(ends))).astype(np.int32))
+    if schema is None:
+        user, items = _whole(user), _whole(items)
+    else:
+        user, items = (
+            user.cast(schema.field("user_id").type),
+            items.cast(schema.field("item_id").type.value_type),
+        )
+    return pa.table({"user_id": user, "item_id": pa.ListArray.from_arrays(offsets, items)})
+
+
+def _whole(texts: pa.Array) -> pa.Array:
+    try:
+        return texts.cast(pa.int64())
+    except pa.ArrowException:
+        return texts
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

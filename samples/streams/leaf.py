@@ -1,0 +1,243 @@
+"""Leaf: the files of a stream, looked at: their manifest, the order of their rows, and row groups as they are asked for.
+
+A row group is decoded whole and once for the slices that it holds. A row is bad where an id is missing or above 2^63:
+with `on_bad_rows: fail` the first one is named, with `skip` bad rows, and all of a group that cannot be read, are left out and
+counted.
+"""
+
+# Shapes: G row groups, N rows of a group.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.ledger import DataFile, Manifest, Order
+from nonet.samples.streams.formats import Opened, format_of, look, read_group
+from nonet.samples.streams.stream import Stream
+from nonet.samples.tables import condition, find_parquet, matches
+from nonet.suggest import did_you_mean, listed
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+_LOOKERS = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """A decoded row group: its rows as one Arrow batch (None: it cannot be read), and which of them are kept and bad.
+
+    keep [N] bool, None for all; bad [N] bool, None for none.
+    """
+
+    rows: pa.RecordBatch | None
+    keep: np.ndarray | None
+    bad: np.ndarray | None
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+
+class Leaf:
+    """`manifest`: as an earlier opening found the files; their sizes must be the same."""
+
+    def __init__(self, stream: Stream, name: str, manifest: Manifest | None = None):
+        assert stream.files is not None
+        self.stream, self.files = stream, stream.files
+        self._places = [place for path in self.files.paths for place in _found(path)]
+        self.form = format_of(self._places[0][1], self.files.format)
+        if manifest is None:
+            opened = _look_at(self._places, self.form)
+            self.schema = opened[0].schema
+            self.manifest = Manifest(tuple(each.file for each in opened))
+        else:
+            self.manifest = _same(manifest, self._places)
+            self.schema = look(self._places[0][0], self._places[0][1], self.form, None).schema
+        self._check_columns()
+        pruned = self._ruled_out
+        self.groups = np.flatnonzero(~pruned)
+        rows = self.manifest.group_rows[self.groups]
+        self.pruned_rows = int(self.manifest.group_rows[pruned].sum())
+        if not rows.sum():
+            raise DataError(f"{listed(self.files.paths)}: no row is left to read")
+        self.order = Order(rows, stream.seed, name, stream.in_group)
+
+    @property
+    def bytes(self) -> int:
+        """Of the files."""
+        return sum(file.bytes for file in self.manifest.files)
+
+    def read(self, at: int) -> Group:
+        """The `at`-th row group of the order's numbering. Raises DataError."""
+        group = int(self.groups[at])
+        number = int(self.manifest.group_file[group])
+        file, inside = self.manifest.files[number], self.manifest.group_in_file(group)
+        try:
+            table = read_group(self._places[number][0], file, inside, self.form, self.schema, self._columns)
+        except DataError:
+            if self.files.on_bad_rows == "fail":
+                raise
+            none = np.zeros(file.groups[inside], bool)
+            return Group(None, none, ~none)
+        bad = self._bad(table, group)
+        keep = matches(self.files.where, table, name="where") if self.files.where else None
+        if bad is not None:
+            keep = ~bad if keep is None else keep & ~bad
+        if self.files.columns is not None:
+            table = table.select(list(self.files.columns))
+        batches = table.combine_chunks().to_batches()
+        return Group(batches[0] if batches else _empty(table.schema), keep, bad)
+
+    @cached_property
+    def _columns(self) -> list[str] | None:
+        """What is read: the columns that are wanted and those that the condition names."""
+        if self.files.columns is None:
+            return None
+        named = {name for name in self.schema.names if self.files.where and name in self.files.where}
+        return [name for name in self.schema.names if name in {*self.files.columns, *named}]
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        names = self._columns or self.schema.names
+        if self.files.ids is not None:
+            return [name for name in names if name in self.files.ids]
+        return [name for name in names if pa.types.is_integer(_inner(self.schema.field(name).type))]
+
+    def _check_columns(self) -> None:
+        for name in (*(self.files.columns or ()), *(self.files.ids or ())):
+            if name not in self.schema.names:
+                near = did_you_mean(name, self.schema.names)
+                raise ConfigError(
+                    f"{self.manifest.files[0].path}: no column {name!r}; it has {listed(self.schema.names)}.{near}"
+                )
+
+    def _bad(self, table: pa.Table, group: int) -> np.ndarray | None:
+        """Rows whose ids are missing or too large [N]; None where all are good. Raises DataError that names the first."""
+        bad: np.ndarray | None = None
+        for name in self._ids:
+            wrong = _wrong(table[name])
+            if wrong is None:
+                continue
+            if self.files.on_bad_rows == "fail":
+                row = int(self.manifest.ids(group, np.flatnonzero(wrong)[:1])[0])
+                raise DataError(
+                    f"{self.manifest.place(row)}: column {name!r} has no id, or one above 2^63 ({int(wrong.sum())} such rows in "
+                    "the group). Repair them, or read with on_bad_rows=skip."
+                )
+            bad = wrong if bad is None else bad | wrong
+        return bad
+
+    @cached_property
+    def _ruled_out(self) -> np.ndarray:
+        """Row groups [G] whose statistics say that no row matches."""
+        out = np.zeros(len(self.manifest.group_rows), bool)
+        if self.files.where is None:
+            return out
+        expression = condition(self.files.where, self.schema, name="where")
+        if self.form != "parquet":
+            return out
+        formats, firsts = (
+            ds.ParquetFileFormat(),
+            np.searchsorted(self.manifest.group_file, np.arange(len(self._places))),
+        )
+        for number, (system, path) in enumerate(self._places):
+            fragment = formats.make_fragment(path, system)
+            left = fragment.subset(expression, schema=self.schema).row_groups
+            mine = np.ones(len(self.manifest.files[number].groups), bool)
+            mine[[group.id for group in left]] = False
+            out[firsts[number] : firsts[number] + len(mine)] = mine
+        return out
+
+
+def _found(path: str) -> list[tuple[pafs.FileSystem, str]]:
+    system, files = find_parquet(path, "samples")
+    return [(system, file) for file in files]
+
+
+def _look_at(places: Sequence[tuple[pafs.FileSystem, str]], form: str) -> list[Opened]:
+    first = look(places[0][0], places[0][1], form, None)
+    with ThreadPoolExecutor(_LOOKERS) as pool:
+        rest = list(pool.map(lambda place: look(place[0], place[1], form, first.schema), places[1:]))
+    for each in rest:
+        _check_schema(each, first)
+    return [first, *rest]
+
+
+def _check_schema(each: Opened, first: Opened) -> None:
+    for name in (*first.schema.names, *each.schema.names):
+        kinds = [
+            schema.field(name).type if name in schema.names else None
+            for schema in (first.schema, each.schema)
+        ]
+        if kinds[0] != kinds[1]:
+            then, now = (kind or "not there" for kind in kinds)
+            raise DataError(
+                f"{each.file.path}: column {name!r} is {now}, in {first.file.path} it is {then}; write the files alike, or read "
+                "them as two streams and mix them"
+            )
+
+
+def _same(manifest: Manifest, places: Sequence[tuple[pafs.FileSystem, str]]) -> Manifest:
+    """The manifest with the files' places now. Raises DataError where sizes differ from it."""
+    sizes = [system.get_file_info(path).size for system, path in places]
+    then = [file.bytes for file in manifest.files]
+    if sizes != then:
+        different = [path for (_, path), a, b in zip(places, sizes, then, strict=False) if a != b]
+        what = (
+            f"{different[0]} has another size" if different else f"{len(then)} files then, {len(sizes)} now"
+        )
+        raise DataError(f"the data are not those of the manifest: {what}")
+    facts = zip(manifest.files, places, strict=True)
+    return Manifest(
+        tuple(DataFile(path, f.bytes, f.groups, f.fingerprint, f.marks) for f, (_, path) in facts)
+    )
+
+
+def _inner(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
+
+
+def _wrong(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Rows [N] that hold no id, or one that no 63 bits hold; None where there is none."""
+    masks = [_wrong_in(chunk) for chunk in column.chunks]
+    if all(mask is None for mask in masks):
+        return None
+    pairs = zip(masks, column.chunks, strict=True)
+    return np.concatenate([np.zeros(len(chunk), bool) if mask is None else mask for mask, chunk in pairs])
+
+
+def _wrong_in(chunk: pa.Array) -> np.ndarray | None:
+    nested = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
+    values = chunk.flatten() if nested else chunk
+    wrong = None
+    if values.null_count:
+        wrong = values.is_null().to_numpy(zero_copy_only=False)
+    if values.type == pa.uint64() and len(values) and (pc.max(values).as_py() or 0) > 2**63 - 1:
+        large = (
+            pc.greater(values, pa.scalar(2**63 - 1, pa.uint64()))
+            .fill_null(False)
+            .to_numpy(zero_copy_only=False)
+        )
+        wrong = large if wrong is None else wrong | large
+    if nested and wrong is not None:
+        parents = pc.list_parent_indices(chunk).to_numpy()
+        wrong = np.bincount(parents[wrong], minlength=len(chunk)).astype(bool)
+    if nested and chunk.null_count:
+        missing = chunk.is_null().to_numpy(zero_copy_only=False)
+        wrong = missing if wrong is None else wrong | missing
+    return wrong
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema)

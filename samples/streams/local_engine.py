@@ -1,0 +1,120 @@
+"""The local engine: reader threads in the trainer's own process, no object store.
+
+Two threads decode row groups, the one in use and the next ones. Where there is work to do on slices, `workers` threads do it,
+`ahead` of the reader; else the reader takes views itself.
+Memory is what a few row groups take. The order is that of the slices, whoever is faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import tee
+from threading import local
+
+from nonet.samples.ledger import Slice
+from nonet.samples.streams.feed import Feed, Raw, in_turn
+from nonet.samples.streams.leaf import Group
+from nonet.samples.streams.operators import Map
+
+_READERS = 2
+_GROUPS = 2  # decoded ahead of the slices that are being made
+
+Key = tuple[int, int, int]  # leaf, epoch, row group
+
+
+def locally(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
+    """The slices in their order, made ahead by threads; in the caller's own where the stream says `prefetch(0)`."""
+    if feed.stream.ahead < 1:
+        yield from _at_once(feed, slices)
+        return
+    workers = max([1, *(operator.workers for operator in feed.stream.operators if isinstance(operator, Map))])
+    readers, makers = (
+        ThreadPoolExecutor(_READERS, "samples-read"),
+        ThreadPoolExecutor(workers, "samples-make"),
+    )
+    try:
+        groups = _Groups(feed, readers)
+        mine, ahead = tee(slices)
+        planned = ((part, feed.parts(part)) for part in ahead)
+        per_thread = local()
+
+        def make(part: Slice, decoded: dict[tuple[int, int], Future[Group]]) -> Raw:
+            if not hasattr(per_thread, "work"):
+                per_thread.work = in_turn(feed.stream.operators)
+            return feed.worked(feed.raw(part, lambda *key: decoded[key].result()), per_thread.work)
+
+        if not feed.works:
+            for part in mine:
+                groups.plan(planned, part)
+                raw = make(part, groups.of(part))
+                groups.made(part)
+                yield raw
+            return
+        waiting: deque[tuple[Slice, Future[Raw]]] = deque()
+        for part in mine:
+            groups.plan(planned, part)
+            waiting.append((part, makers.submit(make, part, groups.of(part))))
+            if len(waiting) > feed.stream.ahead:
+                yield _next(waiting, groups)
+        while waiting:
+            yield _next(waiting, groups)
+    finally:
+        for pool in (makers, readers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _next(waiting: deque[tuple[Slice, Future[Raw]]], groups: _Groups) -> Raw:
+    part, made = waiting.popleft()
+    raw = made.result()
+    groups.made(part)
+    return raw
+
+
+class _Groups:
+    """Decoded row groups, each as long as a planned slice needs it."""
+
+    def __init__(self, feed: Feed, readers: ThreadPoolExecutor):
+        self._feed, self._readers = feed, readers
+        self._decoded: dict[Key, Future[Group]] = {}
+        self._uses: dict[Key, int] = {}
+        self._slices: dict[Slice, list[Key]] = {}
+
+    def plan(self, planned: Iterator, part: Slice) -> None:
+        """Plan slices until `part` is planned and enough groups are on their way."""
+        while part not in self._slices or len(self._decoded) <= _GROUPS:
+            following = next(planned, None)
+            if following is None:
+                return
+            each, parts = following
+            keys = self._slices[each] = list(dict.fromkeys((p.leaf, p.epoch, p.group) for p in parts))
+            for key in keys:
+                if key not in self._decoded:
+                    self._decoded[key] = self._readers.submit(self._feed.leaves[key[0]].read, key[2])
+                self._uses[key] = self._uses.get(key, 0) + 1
+
+    def of(self, part: Slice) -> dict[tuple[int, int], Future[Group]]:
+        """The groups of a planned slice, by leaf and number."""
+        return {(leaf, group): self._decoded[leaf, epoch, group] for leaf, epoch, group in self._slices[part]}
+
+    def made(self, part: Slice) -> None:
+        """A slice is made: groups that no other planned one needs are let go."""
+        for key in self._slices.pop(part):
+            self._uses[key] -= 1
+            if not self._uses[key]:
+                del self._uses[key], self._decoded[key]
+
+
+def _at_once(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
+    """Without threads; the newest group of each leaf is kept."""
+    kept: dict[int, tuple[int, Group]] = {}
+    work = in_turn(feed.stream.operators)
+
+    def read(leaf: int, group: int) -> Group:
+        if leaf not in kept or kept[leaf][0] != group:
+            kept[leaf] = group, feed.leaves[leaf].read(group)
+        return kept[leaf][1]
+
+    for part in slices:
+        yield feed.worked(feed.raw(part, read), work)

@@ -1,0 +1,182 @@
+"""Operators: what a chain does with the rows of a slice, as Arrow batches."""
+
+# Shapes: B rows, N values of a list column, I items, L semantic-id levels.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from nonet.errors import ConfigError, DataError, NonetError
+from nonet.plugins import heavy
+from nonet.samples.tables import matches
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+
+@dataclass(frozen=True)
+class Map:
+    """A function of a batch of at most `batch` rows: a function, a class that is made once a worker, or "file.py:Name".
+
+    It takes an Arrow RecordBatch and gives one back, or a Table, or arrays by column. `workers`: how many work at once.
+    """
+
+    function: Any
+    batch: int
+    workers: int = 1
+
+    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """For one worker."""
+        function = heavy(self.function)
+        function = function() if isinstance(function, type) else function
+        return lambda rows: _joined(
+            [_batch(self._called(function, part)) for part in _parts(rows, self.batch)], rows
+        )
+
+    def _called(self, function: Callable[[pa.RecordBatch], Any], part: pa.RecordBatch) -> Any:
+        try:
+            return function(part)
+        except NonetError:
+            raise
+        except Exception as error:
+            raise DataError(f"{self.title}: {type(error).__name__}: {error}") from error
+
+    @property
+    def title(self) -> str:
+        return f"map({_name(self.function)}, batch={self.batch}, workers={self.workers})"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keeps rows: a condition such as "rating >= 4", or a function of a batch that gives [B] bool."""
+
+    keep: Any
+
+    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        if isinstance(self.keep, str) and ":" not in self.keep:
+            return lambda rows: rows.filter(
+                pa.array(matches(str(self.keep), pa.Table.from_batches([rows]), name="filter"))
+            )
+        function = heavy(self.keep)
+        return lambda rows: rows.filter(pa.array(np.asarray(function(rows), bool)))
+
+    @property
+    def title(self) -> str:
+        return f"filter({self.keep if isinstance(self.keep, str) else _name(self.keep)})"
+
+
+@dataclass(frozen=True)
+class Tokenize:
+    """Adds `sid`: the semantic ids of a column's items, [N, L] int32 for a list column.
+
+    sids: an array [I, L] for a column of dense indices; or the folder of a run's artifacts, for a column of the items' own ids.
+    """
+
+    sids: Any
+    column: str = "item_id"
+    title: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", f"tokenize({self.column} -> sid)")
+
+    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        return self._tokenized
+
+    def _tokenized(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self.column not in rows.schema.names:
+            raise ConfigError(
+                f"{self.title}: there is no such column; there are {', '.join(rows.schema.names)}"
+            )
+        column = rows.column(self.column)
+        nested = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        index = self._index(column.flatten() if nested else column)
+        codes = pa.FixedSizeListArray.from_arrays(
+            pa.array(self._codes[index].reshape(-1)), self._codes.shape[1]
+        )
+        if nested:
+            offsets = column.offsets.to_numpy()
+            codes = type(column).from_arrays(pa.array(offsets - offsets[0]), codes)
+        return rows.append_column("sid", codes)
+
+    def _index(self, items: pa.Array) -> np.ndarray:
+        if self._item_id is None:
+            index = items.to_numpy(zero_copy_only=False)
+            wrong = (index < 0) | (index >= len(self._codes))
+        else:
+            index = pc.index_in(items, value_set=self._item_id.cast(items.type)).fill_null(-1).to_numpy()
+            wrong = index < 0
+        if wrong.any():
+            first = items[int(np.flatnonzero(wrong)[0])].as_py()
+            raise DataError(
+                f"{self.title}: {int(wrong.sum())} items have no semantic id, the first: {first!r}"
+            )
+        return index
+
+    @cached_property
+    def _codes(self) -> np.ndarray:
+        if isinstance(self.sids, np.ndarray):
+            return np.ascontiguousarray(self.sids, np.int32)
+        table = pq.read_table(self._artifact("sids") / "sids.parquet")
+        levels = [name for name in table.column_names if name != "item"]
+        return np.stack([table[name].to_numpy() for name in levels], 1).astype(np.int32)
+
+    @cached_property
+    def _item_id(self) -> pa.Array | None:
+        if isinstance(self.sids, np.ndarray):
+            return None
+        return pq.read_table(self._artifact("sequences") / "items.parquet", columns=["item_id"])[
+            "item_id"
+        ].combine_chunks()
+
+    def _artifact(self, kind: str) -> Path:
+        folders = sorted(Path(os.fspath(self.sids)).glob(f"{kind}-*"))
+        if not folders:
+            raise ConfigError(
+                f"{self.title}: {self.sids} holds no {kind}-*; name the artifacts folder of a run"
+            )
+        return folders[-1]
+
+
+Operator = Map | Filter | Tokenize
+
+
+def in_words(operators: tuple[Operator, ...]) -> list[str]:
+    """A line an operator."""
+    return [operator.title for operator in operators]
+
+
+def _parts(rows: pa.RecordBatch, most: int) -> list[pa.RecordBatch]:
+    return [rows.slice(at, most) for at in range(0, max(1, len(rows)), most)]
+
+
+def _batch(value: Any) -> pa.RecordBatch:
+    if isinstance(value, pa.Table):
+        value = (
+            value.combine_chunks().to_batches()[0]
+            if len(value)
+            else pa.RecordBatch.from_pylist([], value.schema)
+        )
+    elif isinstance(value, Mapping):
+        value = pa.RecordBatch.from_pydict({name: pa.array(column) for name, column in value.items()})
+    if not isinstance(value, pa.RecordBatch):
+        raise DataError(
+            f"a map gave {type(value).__name__}; wanted a RecordBatch, a Table or arrays by column"
+        )
+    return value
+
+
+def _joined(parts: list[pa.RecordBatch], rows: pa.RecordBatch) -> pa.RecordBatch:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def _name(function: Any) -> str:
+    return function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)

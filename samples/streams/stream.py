@@ -1,0 +1,180 @@
+"""Stream: files of rows and what is done with them, as a lazy chain: each step gives a new one, and nothing is read before.
+
+stream = (
+    nonet.samples.read("events/dt=2026-11-*/*.parquet", columns=["user_id", "items"], where="label == 1")
+    .map(features, batch=4096, workers=2)
+    .shuffle(seed=7)
+    .prefetch(8)
+)
+print(stream.explain())
+for batch in stream:
+    learn(batch["items"])        # Jagged: values [N], offsets [B + 1]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nonet.errors import ConfigError
+from nonet.samples.ledger import Manifest
+from nonet.samples.streams.batch import Batch
+from nonet.samples.streams.operators import Filter, Map, Operator, Tokenize
+
+ROWS = 4096
+"""Rows of a slice, and of a batch that nothing else cuts."""
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is read: paths, globs, folders or URIs in their order, the columns and rows of them that are wanted.
+
+    ids: columns that may have no nulls and no numbers above 2^63; by default every column of whole numbers
+    """
+
+    paths: tuple[str, ...]
+    format: str | None = None
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    on_bad_rows: str = "fail"
+    ids: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """See the module. `files` are read, or `mixed` streams with their shares."""
+
+    files: Files | None = None
+    mixed: tuple[tuple[Stream, float], ...] = ()
+    operators: tuple[Operator, ...] = ()
+    seed: int | None = None
+    in_group: bool = True
+    tokens: tuple[str, int] | None = None
+    ahead: int = 4
+    most: int | None = None
+
+    def map(self, function: Any, *, batch: int = ROWS, workers: int = 1) -> Stream:
+        """Change batches of at most `batch` rows, `workers` at once; see `operators.Map`. Rows may become more or fewer."""
+        return self._then(Map(function, batch, workers))
+
+    def filter(self, keep: Any) -> Stream:
+        """Keep rows by a condition ("rating >= 4") or a function. Before any `map`, statistics rule row groups out by it."""
+        leading = self.files is not None and not self.operators and isinstance(keep, str) and ":" not in keep
+        if leading and self.files is not None:
+            where = keep if self.files.where is None else f"({self.files.where}) and ({keep})"
+            return replace(self, files=replace(self.files, where=where))
+        return self._then(Filter(keep))
+
+    def tokenize(self, sids: Any, column: str = "item_id") -> Stream:
+        """Add `sid`, the semantic ids of a column's items; see `operators.Tokenize`."""
+        return self._then(Tokenize(sids, column))
+
+    def pack(self, tokens: int, column: str = "item_id") -> Stream:
+        """Cut batches where the lists of a column add up to `tokens`; a longer list is a batch alone. The last of the chain."""
+        return replace(self, tokens=(column, tokens))
+
+    def shuffle(self, seed: int, *, in_group: bool = True) -> Stream:
+        """Read row groups in an order that the seed gives, and (`in_group`) the rows of each group too."""
+        if self.mixed:
+            raise ConfigError("shuffle what is mixed, not the mixture: a.shuffle(1).mix({b.shuffle(2): 0.3})")
+        return replace(self, seed=seed, in_group=in_group)
+
+    def mix(self, shares: Mapping[Stream, float]) -> Stream:
+        """Rows of several streams by their shares, in thousandths; this one has what the others leave, where it is not among
+        them.
+
+        Each goes round again when it ends; an epoch of the mixture is over when the one that lasts longest was read once.
+        """
+        whole = dict(shares) if self in shares else {self: 1 - sum(shares.values()), **shares}
+        if any(share <= 0 for share in whole.values()) or abs(sum(whole.values()) - 1) > 1e-6:
+            raise ConfigError(
+                f"mix: shares must be above 0 and sum to 1, got {[round(s, 6) for s in whole.values()]}"
+            )
+        if any(stream.mixed or stream.tokens for stream in whole):
+            raise ConfigError(
+                "mix: streams that are mixed or packed themselves cannot be mixed; pack the mixture"
+            )
+        return Stream(mixed=tuple(whole.items()), ahead=self.ahead)
+
+    def prefetch(self, slices: int) -> Stream:
+        """Slices that are made ahead of their reader; 0: none, in the reader's own thread."""
+        return replace(self, ahead=slices)
+
+    def take(self, rows: int) -> Stream:
+        """The first rows of each epoch's order, counted before filters."""
+        return replace(self, most=rows if self.most is None else min(rows, self.most))
+
+    def open(
+        self,
+        *,
+        rows: int = ROWS,
+        step_rows: int | None = None,
+        engine: str | None = None,
+        manifest: Manifest | None = None,
+    ) -> Any:
+        """The files looked at, as a `Feed`. Raises DataError, ConfigError.
+
+        rows: of a slice; step_rows: of a global step, `rows` by default; engine: local, ray, or what their size says;
+        manifest: as an earlier opening found the files, whose footers are then not read again.
+        """
+        from nonet.samples.streams.feed import Feed
+
+        return Feed(self, rows, step_rows or rows, engine, manifest)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches of one epoch."""
+        return iter(self.open().epoch(0))
+
+    def explain(self, engine: str | None = None) -> str:
+        """The plan, in lines: what is read, in which order, by which engine, what is done with it."""
+        from nonet.samples.streams.explain import explain
+
+        return explain(self, engine)
+
+    def _then(self, operator: Operator) -> Stream:
+        if self.tokens:
+            raise ConfigError("pack is the last of a chain: what comes after it would see its batches cut")
+        return replace(self, operators=(*self.operators, operator))
+
+
+def read(
+    paths: Paths,
+    *,
+    format: str | None = None,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    on_bad_rows: str = "fail",
+    ids: Sequence[str] | None = None,
+) -> Stream:
+    """A stream of the rows of files: paths, globs, folders of Parquet, `s3://` and other URIs; one that is named twice is read
+    twice.
+
+    format: parquet, csv, lines (`user item item ...`), by the ending where it is not said · columns: those to read ·
+    where: a condition on them; row groups whose statistics rule it out are not read · on_bad_rows: fail, or skip and count
+    · ids: see `Files`. Nothing is opened yet.
+    """
+    if on_bad_rows not in ("fail", "skip"):
+        raise ConfigError(f"on_bad_rows: {on_bad_rows!r}; there are fail and skip")
+    every = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    names = tuple(os.fspath(path) for path in every)
+    if not names:
+        raise ConfigError("read: no path was given")
+    wanted = None if columns is None else tuple(columns)
+    return Stream(Files(names, format, wanted, where, on_bad_rows, None if ids is None else tuple(ids)))
+
+
+def cycle(shares: Sequence[float]) -> np.ndarray:
+    """Whose turn each of 1,000 rows of a mixture is [1000], spread evenly."""
+    counts = np.floor(np.cumsum(shares) * 1000 + 0.5).astype(int)
+    counts = np.diff(np.concatenate([[0], counts]))
+    if (counts == 0).any():
+        raise ConfigError("mix: a share below 0.0005 is nothing in a thousand rows")
+    due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner[np.argsort(due, kind="stable")]

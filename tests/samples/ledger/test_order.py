@@ -1,0 +1,59 @@
+"""The order of rows: every row once an epoch, whoever reads; large data in groups, small data as one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nonet.samples.ledger.order import GROUP_ROWS, Order, Steps
+
+GROUPS = np.array([50, 3, 17, 100, 1, 29])
+
+
+def rows_of(order, steps, world, epoch=0):
+    """Rows by step as `world` ranks read them."""
+    found = []
+    for step in range(epoch * steps.an_epoch, (epoch + 1) * steps.an_epoch):
+        slices = [part for rank in range(world) for part in steps.slices(step)[rank::world]]
+        slices.sort(key=lambda part: part.part)
+        found.append(
+            np.concatenate([order.rows_at(part.epoch, part.start, part.stop) for part in slices]).tolist()
+        )
+    return found
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+def test_every_row_comes_once_an_epoch_and_epochs_differ(in_group):
+    order, steps = Order(GROUPS, 7, "s", in_group), Steps(200, 32, 5)
+    epochs = [np.concatenate(rows_of(order, steps, 1, epoch)).tolist() for epoch in range(3)]
+    assert all(sorted(rows) == list(range(200)) for rows in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 7])
+def test_the_global_order_is_the_same_for_every_world(world):
+    order, steps = Order(GROUPS, 7, "s"), Steps(200, 32, 5)
+    assert rows_of(order, steps, world) == rows_of(order, steps, 1)
+
+
+def test_without_a_seed_it_is_the_order_of_the_files():
+    assert Order(GROUPS, None).rows_at(3, 10, 120).tolist() == list(range(10, 120))
+
+
+def test_groups_are_permuted_whole_and_a_step_permutes_only_its_own():
+    order = Order.of_rows(GROUP_ROWS * 3 + 10, 5, "s")
+    groups = order.rows_at(0, 0, order.rows) // GROUP_ROWS
+    changes = np.flatnonzero(np.diff(groups))
+    assert len(changes) == 3
+    assert sorted({int(groups[0]), *(int(groups[at + 1]) for at in changes)}) == [0, 1, 2, 3]
+
+
+def test_another_seed_name_or_group_is_another_digest():
+    digests = {
+        Order(GROUPS, 7, "s").digest,
+        Order(GROUPS, 8, "s").digest,
+        Order(GROUPS, 7, "t").digest,
+        Order(GROUPS, 7, "s", False).digest,
+        Order(GROUPS[::-1], 7, "s").digest,
+    }
+    assert len(digests) == 5

@@ -1,0 +1,61 @@
+"""Text: groups are cut at the ends of lines, rows are counted as they are read, columns keep the types of the first group."""
+
+from __future__ import annotations
+
+import pytest
+
+from nonet.errors import DataError
+from nonet.samples.streams import formats
+from nonet.samples.streams.stream import read
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    monkeypatch.setattr(formats, "_GROUP_BYTES", 256)
+
+
+def test_csv_is_read_in_groups_and_in_any_order(tmp_path):
+    for name, first in (("a.csv", 0), ("b.csv", 100)):
+        lines = "".join(f"{n},{n / 2},w{n}\n" for n in range(first, first + 100))
+        (tmp_path / name).write_text("user,price,word\n" + lines + "\n")
+    stream = read(str(tmp_path / "*.csv"))
+    feed = stream.open()
+    assert len(feed.manifest.group_rows) > 6
+    assert feed.rows == 200
+    batches = list(stream.shuffle(5).filter("price < 40"))
+    found = [
+        (user, price)
+        for b in batches
+        for user, price in zip(b["user"].tolist(), b["price"].tolist(), strict=True)
+    ]
+    assert sorted(found) == [(n, n / 2) for n in range(80)]
+
+
+def test_a_line_a_user_is_a_list_of_items(tmp_path):
+    lines = [f"{n} " + " ".join(str(n + i) for i in range(n % 4)) for n in range(100)]
+    (tmp_path / "s.txt").write_text("\r\n".join(lines) + "\n\n")
+    found = {}
+    for batch in read(str(tmp_path / "s.txt")):
+        items = batch["item_id"]
+        found |= {user: items[at].tolist() for at, user in enumerate(batch["user_id"].tolist())}
+    assert found == {n: [n + i for i in range(n % 4)] for n in range(100)}
+
+
+def test_text_ids_stay_text(tmp_path):
+    (tmp_path / "s.txt").write_text("ann a b\nbob c\n")
+    (batch,) = read(str(tmp_path / "s.txt"))
+    assert batch["user_id"].to_pylist() == ["ann", "bob"]
+    assert batch["item_id"].to_pylist() == [["a", "b"], ["c"]]
+
+
+def test_a_value_of_another_type_is_named_by_file_and_group(tmp_path):
+    (tmp_path / "a.csv").write_text("user\n" + "".join(f"{n}\n" for n in range(100)) + "x\n")
+    with pytest.raises(DataError, match=r"a.csv, row group 1: cannot be read: .*invalid value 'x'"):
+        list(read(str(tmp_path / "a.csv")))
+
+
+def test_files_of_unlike_columns_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("user\n1\n")
+    (tmp_path / "b.csv").write_text("usr\n1\n")
+    with pytest.raises(DataError, match=r"b.csv: its columns are usr, those of the first file user"):
+        read(str(tmp_path / "*.csv")).open()

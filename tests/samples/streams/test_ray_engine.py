@@ -1,0 +1,47 @@
+"""The engine on Ray Data gives the rows of the local one, in the same order and with the same account; so do errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from nonet.errors import DataError
+from nonet.samples.streams.stream import read
+
+pytestmark = pytest.mark.slow  # Ray Data takes seconds to start each data set
+
+
+class Doubled:
+    """A map that is made once a worker."""
+
+    def __call__(self, rows):
+        import pyarrow as pa
+
+        return rows.append_column("twice", pa.array(2 * rows.column("user").to_numpy()))
+
+
+def drained(stream, engine):
+    feed = stream.open(rows=40, step_rows=100, engine=engine)
+    ledger, found = feed.ledger(), []
+    for batch in feed.batches((s for step in range(feed.steps.an_epoch) for s in feed.slices(step)), ledger):
+        found.append(
+            (batch.slice, batch["user"].tolist(), batch["twice"].tolist(), batch["items"].values.tolist())
+        )
+        feed.done(batch, ledger)
+    return found, ledger.counts()
+
+
+@pytest.mark.usefixtures("ray_local")
+def test_both_engines_give_the_same_rows_in_the_same_order(files):
+    plain = read(str(files), where="label == 1").shuffle(6).map(Doubled, workers=2).take(700)
+    assert drained(plain, "ray") == drained(plain, "local")
+    mixed = plain.take(300).mix({read(str(files / "part-0.parquet")).map(Doubled): 0.3})
+    assert drained(mixed, "ray") == drained(mixed, "local")
+
+
+@pytest.mark.usefixtures("ray_local")
+def test_an_error_on_ray_is_our_own(files):
+    def broken(rows):
+        raise ValueError("no such thing")
+
+    with pytest.raises(DataError, match=r"map\(broken.*no such thing; in a slice of"):
+        drained(read(str(files)).map(broken), "ray")
