@@ -224,7 +224,7 @@ def validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates:
 
 def evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
     """That not all users are ranked, or that models are ranked by beam alone; `data`: facts of the tokenise stage."""
-    ask, tested = scenario.evaluate, data["users"] - data["users_only_trained"]
+    ask, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
     if not scenario.model.spec.makes_lists:
         return
     if ask.most_users is not None and tested > ask.most_users:
