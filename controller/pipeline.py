@@ -21,6 +21,7 @@ from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
 from nonet.controller.stages import probe_rewards, run_stage, smoke_test_rewards
+from nonet.workers.roles.evaluation import EXHAUSTIVE_ITEMS
 from nonet.workers.runtime import GroupFuture
 
 
@@ -35,6 +36,7 @@ class Pipeline:
 
     def run(self) -> bool:
         """Everything from start to report. False when stopped before the end; the folder is then resumable."""
+        self.session.told = lambda text: self.recorder.event("note", text=text)
         with self.session as session:
             for name, seconds in session.seconds.items():
                 self._timed(name, seconds)
@@ -70,7 +72,8 @@ class Pipeline:
         )
         validates = hasattr(self.session.evaluator, "validate")
         notes = validation_notes(self.session.scenario, self.session.facts, validates=validates)
-        for text in (*data_notes(self.session.facts), *notes):
+        ranked = evaluation_notes(self.session.scenario, data)
+        for text in (*data_notes(self.session.facts), *notes, *ranked):
             self.recorder.event("note", text=text)
         if repeats := repeats_text(data):
             self.recorder.event("note", text=repeats)
@@ -217,6 +220,21 @@ def validation_notes(scenario: Scenario, facts: Mapping[str, Any], *, validates:
     if stages and not (held_out and validates):
         why = "this evaluator has no validate" if held_out else "no validation events (data.split.valid)"
         yield f"{why}: {', '.join(stages)} run all their steps and end with their last commit"
+
+
+def evaluation_notes(scenario: Scenario, data: Mapping[str, Any]) -> Iterator[str]:
+    """That not all users are ranked, or that models are ranked by beam alone; `data`: facts of the tokenise stage."""
+    ask, tested = scenario.evaluate, data["users"] - data.get("users_only_trained", 0)
+    if not scenario.model.spec.makes_lists:
+        return
+    if ask.most_users is not None and tested > ask.most_users:
+        yield f"{ask.most_users:,} of {tested:,} tested users are ranked, drawn by the seed (evaluate.users)"
+    off = data["items"] > EXHAUSTIVE_ITEMS if ask.exhaustive is None else ask.exhaustive == "off"
+    if off:
+        yield (
+            f"models are ranked by beam alone among {data['items']:,} items (evaluate.exhaustive): what a beam does not hold is "
+            "missed, so their metrics are lower bounds"
+        )
 
 
 def data_notes(facts: Mapping[str, Any]) -> Iterator[str]:

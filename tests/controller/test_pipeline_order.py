@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nonet.controller import pipeline
-from nonet.controller.pipeline import Pipeline
+from nonet.controller.pipeline import Pipeline, evaluation_notes
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.worker_setup import baselines_of
@@ -224,3 +224,23 @@ def test_an_evaluator_that_moves_answers_first(made):
     before = log[: log.index("rebound for finetune")]
     for name in (*BASELINES, "pretrain"):
         assert f"showed {name}" in before
+
+
+SMALL = {"users": 900, "users_only_trained": 100, "items": 3500}
+LARGE = {"users": 900_000, "users_only_trained": 100_000, "items": 60_000}
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "said"),
+    [
+        ([], SMALL, []),
+        ([], LARGE, ["20,000 of 800,000 tested users", "beam alone among 60,000 items"]),
+        (["evaluate.users=all", "evaluate.exhaustive='on'"], LARGE, []),
+        (["evaluate.users=500", "evaluate.exhaustive='off'"], SMALL, ["500 of 800", "beam alone"]),
+    ],
+)
+def test_drawn_users_and_beams_alone_are_told(changes, data, said):
+    scenario, _ = load_scenario("quickstart", changes)
+    notes = list(evaluation_notes(scenario, data))
+    assert len(notes) == len(said)
+    assert all(words in note for words, note in zip(said, notes, strict=True))
