@@ -36,6 +36,7 @@ class SidModel(Protocol):
 
     levels: int
     codes: tuple[int, ...]
+    width: int
 
     @property
     def features(self) -> Mapping[str, int]: ...

@@ -125,12 +125,13 @@ MODELS = Registry("model", ModelSpec, "nonet.models", "spec")
 def build_model(config: Options, codes: Sequence[int], features: Mapping[str, int], seed: int) -> Any:
     """The module that `config["use"]` names (sid_decoder when left out), with weights drawn from `seed`.
 
-    codes: K of every level, collision level included. features: sparse feature -> width of its rows. With `memory` it also
-    has the weights of one (`nonet.models.generation.memory`). Raises ConfigError.
+    codes: K of every level, collision level included. features: sparse feature -> width of its rows. With `memory`, the
+    voters of one, it also has its weights (`nonet.models.generation.memory`). Raises ConfigError.
     """
     options = dict(config)
-    memory = options.pop("memory", False)
+    memory = options.pop("memory", None)
     model = heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
     if memory:
-        heavy("nonet.models.generation:attach")(model)
+        row_width = features["item"] if "nearest" in memory else None
+        heavy("nonet.models.generation:attach")(model, seed, row_width)
     return model

@@ -2,6 +2,9 @@ from .activity import Doing as Doing
 from .activity import look as look
 from .activity import waited_in_vain as waited_in_vain
 from .reach import unreachable as unreachable
+from .sparse_batch import PrefetchedRows as PrefetchedRows
+from .sparse_batch import Share as Share
+from .sparse_batch import SparseBatch as SparseBatch
 from .validation import NatsOfTargets as NatsOfTargets
 from .validation import of_some_users as of_some_users
 from .weights import BUCKET_BYTES as BUCKET_BYTES

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nonet.errors import CheckpointError, StaleVersion
-from nonet.models.generation import MEMORY_WEIGHTS
+from nonet.models.generation import MEMORY_WEIGHTS, QUERY
 
 BUCKET_BYTES = 64 << 20
 
@@ -171,11 +171,16 @@ def load_model(model: torch.nn.Module, folder: Path) -> None:
 
 
 def _known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away."""
+    """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away, and its
+    voter by nearness with it."""
     own = model.state_dict()
-    if MEMORY_WEIGHTS in own:
-        return {MEMORY_WEIGHTS: own[MEMORY_WEIGHTS], **tensors}
-    return {name: tensor for name, tensor in tensors.items() if name != MEMORY_WEIGHTS}
+    optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")
+    kept = {name: tensor for name, tensor in tensors.items() if name not in optional}
+    for name in optional:
+        if name in own:
+            given = tensors.get(name)
+            kept[name] = given if given is not None and given.shape == own[name].shape else own[name]
+    return kept
 
 
 def _header(named: Mapping[str, Tensor]) -> bytes:

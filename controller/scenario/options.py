@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from nonet.controller.scenario.replaceable import Replaceable, files_of
 from nonet.deadlines import DEFAULTS
@@ -123,9 +123,17 @@ class Tokenizer(Replaceable):
 
 
 class Memory(StrictModel):
-    """What transitions between items vote for, mixed with what the model says (`nonet.models.generation.memory`)."""
+    """What voters vote for, mixed with what the model says (`nonet.models.generation.memory`)."""
 
-    width: Annotated[Positive, Field(description="best-voted items that a user's memory holds")] = 64
+    voters: Annotated[
+        list[Literal["transitions", "nearest"]],
+        Field(
+            description="transitions between items, and the items whose rows are nearest to a user's state"
+        ),
+    ] = ["transitions"]
+    width: Annotated[
+        Positive, Field(description="best-voted items of each voter that a user's memory holds")
+    ] = 64
     last: Annotated[Positive, Field(description="newest events of a user that vote")] = 5
     fade: Annotated[
         float, Field(gt=0, le=1, description="an event votes this much weaker than the one after it")
@@ -138,6 +146,13 @@ class Memory(StrictModel):
         list[str], Field(description="kinds of events that count and vote; all by default")
     ] = []
     half_life: Annotated[Seconds | None, Field(gt=0, description="age at which a pair counts half")] = None
+
+    @field_validator("voters")
+    @classmethod
+    def _with_transitions(cls, voters: list[str]) -> list[str]:
+        if "transitions" not in voters or len(set(voters)) < len(voters):
+            raise ValueError("voters are transitions, or transitions and nearest, each once")
+        return voters
 
 
 class Model(Replaceable):
@@ -159,7 +174,15 @@ class Model(Replaceable):
     def votes(self) -> dict[str, Any] | None:
         """How they vote; None without a memory."""
         memory = self._memory()
-        return memory and memory.model_dump(include={"width", "last", "fade"})
+        return memory and {
+            **memory.model_dump(include={"width", "last", "fade"}),
+            "nearest": "nearest" in memory.voters,
+        }
+
+    def voters(self) -> list[str]:
+        """Who votes; nobody without a memory."""
+        memory = self._memory()
+        return list(memory.voters) if memory else []
 
     def _memory(self) -> Memory | None:
         if isinstance(self.memory, str):

@@ -64,12 +64,30 @@ def check_tables(scenario: Scenario) -> None:
                     "a feature has one table"
                 )
             readers[feature] = name
+    _check_nearest(scenario, readers)
     untaught = all(body.kind.rolls_out for body in scenario.stages.values())
     timed = [name for name, table in scenario.sparse.tables.items() if table.evict and table.evict.ttl]
     if timed and untaught:
         raise ConfigError(
             f"sparse.tables.{timed[0]}.evict.ttl is counted in steps of the first supervised stage, and there is none: "
             "give ttl_steps, or leave it out"
+        )
+
+
+def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:
+    """The nearest items vote by the rows that items enter with, of every item."""
+    if "nearest" not in scenario.model.voters():
+        return
+    if "item" not in readers:
+        raise ConfigError(
+            "model.memory.voters: nearest compares rows of items, and no table has them; add sparse.tables.item"
+        )
+    name = readers["item"]
+    table = scenario.sparse.tables[name]
+    if table.admit or table.evict or table.budget:
+        raise ConfigError(
+            f"model.memory.voters: nearest asks for the rows of all items, and sparse.tables.{name} refuses or forgets some; "
+            "leave admit, evict and budget out, or nearest"
         )
 
 

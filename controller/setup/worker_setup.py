@@ -74,7 +74,7 @@ def model_options(scenario: Scenario) -> dict[str, Any]:
     """What `build_model` takes."""
     model = scenario.model
     around = Surroundings(0, 0, scenario.data.history)
-    memory = {"memory": True} if model.votes() is not None else {}
+    memory = {"memory": model.voters()} if model.voters() else {}
     return {"use": model.address, **memory, **model.spec.built_with(model.options(), around)}
 
 

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder, row_moves, sequence
 from nonet.controller.predict import StageCosts, StagePrediction, train_cost
 from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
-from nonet.options import Positive, Rate
+from nonet.errors import ConfigError
+from nonet.options import Positive, Rate, Share
+from nonet.suggest import did_you_mean, listed
 
 # A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
 CHUNK_STEPS = 10
@@ -34,6 +36,16 @@ class Supervised(StageOptions):
     ahead: Annotated[
         Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
     ] = 3
+    smoothing: Annotated[
+        Share, Field(description="of a target, given to the legal siblings of its codes: label smoothing")
+    ] = 0.0
+    weight: Annotated[
+        dict[str, Rate],
+        Field(
+            description="what a target counts by its kind of event, e.g. {buy: 5}; kinds left out count 1. On average a "
+            "target counts 1, so rates stay right"
+        ),
+    ] = {}
 
     @model_validator(mode="after")
     def _length(self) -> Supervised:
@@ -58,6 +70,14 @@ class SupervisedKind(StageKind):
     def step_tokens(self, scenario: Any, body: Supervised, size: Any) -> float:
         """Full histories, or the tokens that the stage names."""
         return body.batch.tokens or (body.batch.users or 1) * sequence(scenario, size)
+
+    def check_data(self, name: str, body: Supervised, seq: Any) -> None:
+        for kind in body.weight:
+            if kind not in seq.event_names:
+                known = f"its kinds are {listed(seq.event_names)}" if seq.event_names else "it has no kinds"
+                raise ConfigError(
+                    f"stages.{name}.weight: the data has no event {kind!r}; {known}.{did_you_mean(kind, seq.event_names)}"
+                )
 
     def derived(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
         batch, trainers = body.batch, workers["trainer"]
@@ -118,7 +138,13 @@ class SupervisedKind(StageKind):
         per_epoch = -(-users // per_step)
         by_tokens = max(1, round((body.tokens or 1) / max(1, events) * per_epoch))
         steps = body.steps or (body.epochs * per_epoch if body.epochs else by_tokens)
-        return {"steps": steps, "users": per_step, "ahead": body.ahead}
+        return {
+            "steps": steps,
+            "users": per_step,
+            "ahead": body.ahead,
+            "smoothing": body.smoothing,
+            "weight": dict(body.weight),
+        }
 
 
 # Keys that only this kind has; `steps` alone says nothing.

@@ -100,6 +100,7 @@ def _merged(
     """The best of the model's beams (score [U, V], leaf, logp by level) and the voted leaves, by their mixture."""
     score_UV, leaf_UV, logp_UVL = beams
     memory, voted_UVL, _ = remember(model, cache, trie, votes)
+    votes = memory.votes
     again_UV = (leaf_UV[:, :, None] == votes.leaf[:, None, :]).any(-1) | (score_UV == -torch.inf)
     leaf_UX = torch.cat([leaf_UV, votes.leaf.clamp_min(0)], 1)
     gone_UX = torch.cat([again_UV, votes.leaf < 0], 1)

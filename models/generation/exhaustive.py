@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nonet.errors import DataError
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation.memory import Memory
+from nonet.models.generation.memory import Memory, nearest_share
 from nonet.models.generation.topk import top_k
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
@@ -47,8 +47,12 @@ def score_items(model: SidModel, cache: PromptCache, trie: Trie, *, budget_bytes
     return scores_UI.masked_fill_(leaf_I < 0, -torch.inf)
 
 
-def with_votes(model: nn.Module, trie: Trie, scores_UI: Tensor, votes: Votes) -> Tensor:
-    """The scores [U, I] of the model's mixture with its memory, from the model's own."""
+def with_votes(
+    model: nn.Module, trie: Trie, scores_UI: Tensor, votes: Votes, state_UD: Tensor | None = None
+) -> Tensor:
+    """The scores [U, I] of the model's mixture with its memory, from the model's own; the states are for votes by nearness."""
+    if state_UD is not None:
+        votes = votes.heard(model, state_UD, nearest_share(model))
     item_UV = trie.tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)]
     own_UV = scores_UI.gather(1, item_UV)
     memory = Memory.of(model, votes, own_UV)

@@ -7,13 +7,14 @@ hundreds of events do not overfit, and the same sums give the same weights every
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.models.generation.nearest import mixed_votes
 from nonet.models.generation.votes import Votes
 
 # Shapes: U prompts, V votes, G candidates (l, b, c).
@@ -32,26 +33,44 @@ _MOST = (0.98, 1.5, 2.5)
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a fit knows of held-out events: the model's log-probability of each target [U] and of its voted leaves [U, V],
-    votes [U, V] (0 for none) and where the target is among them [U], -1 for nowhere."""
+    votes [U, V] (0 for none), where the target is among them [U], -1 for nowhere, and what the nearest items say of the same
+    leaves [U, V]."""
 
     target: np.ndarray
     leaves: np.ndarray
     votes: np.ndarray
     place: np.ndarray
+    nearest: np.ndarray
+
+    def heard(self, share: float) -> Held:
+        """The same events with a share of the votes from the nearest items."""
+        if not share:
+            return self
+        votes = mixed_votes(torch.from_numpy(self.votes), torch.from_numpy(self.nearest), share)
+        return replace(self, votes=votes.numpy())
 
     @classmethod
-    def of(cls, target_U: Tensor, leaves_UV: Tensor, votes: Votes, leaf_U1: Tensor) -> Held:
+    def of(
+        cls,
+        target_U: Tensor,
+        leaves_UV: Tensor,
+        votes: Votes,
+        leaf_U1: Tensor,
+        nearest_UV: Tensor | None = None,
+    ) -> Held:
         """From what a model says of targets and of voted leaves, and the leaf of each target."""
+        nearest_UV = torch.zeros_like(votes.weight) if nearest_UV is None else nearest_UV
         hit_UV = (votes.leaf == leaf_U1) & (votes.leaf >= 0)
         place_U = torch.where(hit_UV.any(1), hit_UV.int().argmax(1), -1)
-        held = target_U.double(), leaves_UV.double(), votes.weight.double(), place_U
+        held = target_U.double(), leaves_UV.double(), votes.weight.double(), place_U, nearest_UV.double()
         return cls(*(part.cpu().numpy() for part in held))
 
     @classmethod
     def joined(cls, parts: Sequence[Held]) -> Held:
         """One after the other, with as many columns as the widest."""
         if not parts:
-            return cls(np.empty(0), np.empty((0, 1)), np.empty((0, 1)), np.empty(0, np.int64))
+            none = np.empty((0, 1))
+            return cls(np.empty(0), none, none, np.empty(0, np.int64), none)
         widest = max(part.votes.shape[1] for part in parts)
 
         def wide(array_UV: np.ndarray) -> np.ndarray:
@@ -62,6 +81,7 @@ class Held:
             np.concatenate([wide(part.leaves) for part in parts]),
             np.concatenate([wide(part.votes) for part in parts]),
             np.concatenate([part.place for part in parts]),
+            np.concatenate([wide(part.nearest) for part in parts]),
         )
 
     def likelihood(self, candidates: Sequence[Weights]) -> np.ndarray:
@@ -83,8 +103,8 @@ class Held:
 
     def _remembered(self, power: np.ndarray) -> np.ndarray:
         """q [U] of each target, from the powers of all voted leaves [U, V] in nats."""
-        q = np.exp(power - power.max(1, initial=-1e30)[:, None])
-        q /= q.sum(1, keepdims=True)
+        q = np.exp(power - power.max(1, initial=-1e38)[:, None])
+        q /= np.maximum(q.sum(1, keepdims=True), 1e-300)
         return np.where(self.place >= 0, q[np.arange(len(q)), self.place], 0.0)
 
 

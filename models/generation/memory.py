@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import Leaves, leaves_of, log_prob, path_log_probs
+from nonet.models.generation.nearest import QUERY
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.types import SampleBatch
@@ -26,19 +28,36 @@ from nonet.types import SampleBatch
 # Shapes: U prompts, W paths, V votes, L levels.
 
 MEMORY_WEIGHTS = "memory"
-"""The buffer of a model that holds (l, b, c): part of its weights, so commits and published versions have it."""
-_FIRST = (0.2, 0.75, 1.2)
+"""The buffer of a model that holds (l, b, c), and m where the nearest items vote: part of its weights, so commits and
+published versions have it."""
+_FIRST, _FIRST_SHARE = (0.2, 0.75, 1.2), 0.25
+_QUERY_STD = 0.05
 
 
-def attach(model: nn.Module) -> None:
-    """Give a model a memory's weights (l, b, c), to be fitted."""
-    model.register_buffer(MEMORY_WEIGHTS, torch.tensor(_FIRST, dtype=torch.float32))
+def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
+    """Give a model a memory's weights (l, b, c), to be fitted; with the width of an item's row also a voter by nearness, its
+    matrix drawn from the seed, and its share m of the votes."""
+    first = _FIRST if row_width is None else (*_FIRST, _FIRST_SHARE)
+    model.register_buffer(MEMORY_WEIGHTS, torch.tensor(first, dtype=torch.float32))
+    if row_width is None:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        matrix = nn.Linear(model.width, row_width, bias=False)
+        nn.init.normal_(matrix.weight, std=_QUERY_STD)
+    model.add_module(QUERY, matrix)
 
 
 def memory_weights(model: nn.Module) -> tuple[float, float, float]:
     """(l, b, c) of a model with a memory."""
-    l, b, c = getattr(model, MEMORY_WEIGHTS).tolist()  # noqa: E741
+    l, b, c = getattr(model, MEMORY_WEIGHTS).tolist()[:3]  # noqa: E741
     return l, b, c
+
+
+def nearest_share(model: nn.Module) -> float:
+    """m: how much of the votes is that of the nearest items; 0 where they do not vote."""
+    weights = getattr(model, MEMORY_WEIGHTS).tolist()
+    return weights[3] if len(weights) > 3 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +107,18 @@ def remember(
     model: SidModel, cache: PromptCache, trie: Trie, votes: Votes, leaf_UW: Tensor | None = None
 ) -> tuple[Memory, Tensor, Tensor]:
     """The memory of each prompt in `cache`, with the model's log-probabilities by level of the voted leaves [U, V, L] and
-    of other leaves [U, W, L], all scored as one tree."""
+    of other leaves [U, W, L], all scored as one tree; its votes are those that were heard."""
+    votes = votes.heard(model, cache.state, nearest_share(_module(model)))
     leaf_UX = votes.leaf if leaf_UW is None else torch.cat([votes.leaf, leaf_UW], 1)
     logp_UXL = path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UX))
     voted = votes.leaf.shape[1]
     logp_UVL, logp_UWL = logp_UXL[:, :voted], logp_UXL[:, voted:]
+    return Memory.of(_module(model), votes, logp_UVL.sum(-1)), logp_UVL, logp_UWL
+
+
+def _module(model: SidModel) -> nn.Module:
     assert isinstance(model, nn.Module)
-    return Memory.of(model, votes, logp_UVL.sum(-1)), logp_UVL, logp_UWL
+    return model
 
 
 def policy_log_prob(

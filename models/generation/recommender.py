@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.reading import SparseReader
+from nonet.embedding.reading import LocalReader, SparseReader
 from nonet.models.generation.beams import Beams, beam_search
 from nonet.models.generation.corpus import Corpus
 from nonet.models.generation.exhaustive import score_items, with_votes
@@ -65,7 +65,7 @@ class Recommender:
         history: int,
         voters: Voters | None = None,
     ):
-        self.voters = voters
+        self.voters, self._read_version = voters, None
         self.model, self.reader, self.features, self.corpus, self.history = (
             model,
             reader,
@@ -119,13 +119,27 @@ class Recommender:
         return mixed.cpu(), own.cpu()
 
     def _scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        own = score_items(self.model, self._prefill(batch), self.corpus.trie)
-        votes = self.votes(users, positions)
-        return (own if votes is None else with_votes(self.model, self.corpus.trie, own, votes)), own
+        cache, votes = self._prefill(batch), self.votes(users, positions)
+        own = score_items(self.model, cache, self.corpus.trie)
+        if votes is None:
+            return own, own
+        return with_votes(self.model, self.corpus.trie, own, votes, cache.state), own
 
     def votes(self, users: np.ndarray, positions: np.ndarray) -> Votes | None:
         """What is voted for each prompt, on the model's device; None without a memory."""
-        return self.voters and self.voters.votes(self.corpus.seq, users, positions).to(self.device)
+        if self.voters is None:
+            return None
+        if self.voters.nearest:
+            self._read_items(self.voters)
+        return self.voters.votes(self.corpus.seq, users, positions).to(self.device)
+
+    def _read_items(self, voters: Voters) -> None:
+        """Rows of all items, once a version; those of a process that trains may move under any version."""
+        version = None if isinstance(self.reader, LocalReader) else self.reader.version
+        if version is None or version != self._read_version:
+            keys = torch.from_numpy(self.corpus.seq.keys_of_items(voters.items))
+            voters.read(self.reader.rows(self.features["item"], keys))
+            self._read_version = version
 
     def _prefill(self, batch: SampleBatch) -> Any:
         self.model.eval()

@@ -7,39 +7,61 @@ from the asked position on are taken out first, and their voters' occurrences wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.models.generation.nearest import ItemRows, Nearest, mixed_votes, union
 from nonet.models.generation.trie import Trie
 from nonet.samples.batches import masked, ranges
 from nonet.samples.sequences import Sequences, Transitions, faded, of_kinds
+from nonet.types import Jagged
 
 # Shapes: P prompts, V votes a prompt, Y distinct (prompt, voter) pairs, C (prompt, item) cells, I items.
 
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """leaf [P, V] int64 ascending, then -1 for none; weight [P, V] float32, of a prompt 1 together, or 0 without votes."""
+    """leaf [P, V] int64, each once, -1 for none; weight [P, V] float32, of a prompt 1 together, or 0 without votes.
+
+    `nearest`: the voter that is still to be heard, for it needs the model's states.
+    """
 
     leaf: Tensor
     weight: Tensor
+    nearest: Nearest | None = None
 
     def to(self, device: Any) -> Votes:
         """The same on a device."""
-        return Votes(self.leaf.to(device), self.weight.to(device))
+        return Votes(self.leaf.to(device), self.weight.to(device), self.nearest)
+
+    def heard(self, model: Any, state_PD: Tensor, share: float) -> Votes:
+        """With a share of what the nearest items of the states say, where they are asked; differentiable."""
+        if self.nearest is None or not share:
+            return Votes(self.leaf, self.weight)
+        leaf, transitions, nearest = self.both(model, state_PD)
+        return Votes(leaf, mixed_votes(transitions, nearest, share))
+
+    def both(self, model: Any, state_PD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Leaves [P, X] of both voters, and what transitions and nearest items say of them [P, X]."""
+        if self.nearest is None:
+            return self.leaf, self.weight, torch.zeros_like(self.weight)
+        return union(self, *self.nearest.votes(model, state_PD))
 
 
 @dataclass(frozen=True, slots=True)
 class VoteOptions:
-    """width: leaves that are voted for, at most; last: newest events that vote; fade: weaker than the one after by this."""
+    """width: leaves that each voter votes for, at most; last: newest events that vote; fade: weaker than the one after by
+    this; nearest: whether the items nearest to a user's state vote too."""
 
     width: int = 64
     last: int = 5
     fade: float = 0.6
+    nearest: bool = False
 
 
 class Voters:
@@ -47,6 +69,24 @@ class Voters:
 
     def __init__(self, transitions: Transitions, trie: Trie, options: VoteOptions | None = None):
         self._transitions, self._trie, self._options = transitions, trie, options or VoteOptions()
+        self._rows: ItemRows | None = None
+
+    @property
+    def nearest(self) -> bool:
+        """Whether the items nearest to a user's state vote too."""
+        return self._options.nearest
+
+    @cached_property
+    def items(self) -> np.ndarray:
+        """Items [C] that may be near: those of the catalogue with a counted event, in order of their leaves."""
+        leaf = np.asarray(self._trie.leaf_of_item)
+        some = np.flatnonzero((np.asarray(self._transitions.occurs) > 0) & (leaf >= 0))
+        return some[np.argsort(leaf[some], kind="stable")]
+
+    def read(self, row_CD: Tensor) -> None:
+        """Take the rows of `items` that the next votes are by."""
+        leaf_C = torch.from_numpy(np.asarray(self._trie.leaf_of_item)[self.items].astype(np.int64))
+        self._rows = ItemRows(leaf_C, row_CD)
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
         """The votes for each prompt."""
@@ -55,7 +95,14 @@ class Voters:
         hidden, n_items = masked(seq, users, positions), len(self._transitions)
         barred = np.repeat(np.arange(len(users)), np.diff(hidden.offsets)) * n_items + hidden.values
         chosen = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, barred)
-        return self._cut(prompt[chosen], leaf[chosen], vote[chosen], len(users))
+        votes = self._cut(prompt[chosen], leaf[chosen], vote[chosen], len(users))
+        return replace(votes, nearest=self._nearest(hidden))
+
+    def _nearest(self, hidden: Jagged) -> Nearest | None:
+        if not self.nearest:
+            return None
+        assert self._rows is not None, "the rows of the items are read first"
+        return Nearest.of(self._rows, self._trie.leaf_of_item, hidden, self._options.width)
 
     def cells(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray

@@ -58,6 +58,7 @@ class SidDecoder(nn.Module):
     ):
         super().__init__()
         self.levels, self.codes, self.features = len(codes), tuple(map(int, codes)), dict(features)
+        self.width = width
         self._head_width = width // heads
         self.code = nn.ModuleList(nn.Embedding(k, width) for k in self.codes)
         self.row = nn.ModuleDict(

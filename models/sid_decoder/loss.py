@@ -34,13 +34,19 @@ def sid_loss(
     catalogue: Catalogue | None = None,
     *,
     ahead: int = 1,
+    smoothing: float = 0.0,
+    weight_M: Tensor | None = None,
+    state_TD: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     """Summed nats over the targets of the batch, and how many targets there are.
 
     ahead: an event is also a target of the states 2 .. `ahead` events before it, weighted 1 / distance; the weights of
     one target sum to 1. It teaches what comes soon rather than next, and regularises.
+    smoothing: the share of each level's target that its legal siblings get, evenly (Szegedy et al., 2016).
+    weight_M: what each target counts; all 1 by default. state_TD: the model's, where they are known.
     """
-    state_TD, sid_ML = model.states(batch, rows), model.targets(batch)
+    state_TD = model.states(batch, rows) if state_TD is None else state_TD
+    sid_ML = model.targets(batch)
     position_MA = torch.stack(
         [model.target_positions(batch, distance) for distance in range(1, ahead + 1)], 1
     )
@@ -56,8 +62,22 @@ def sid_loss(
         part_MA = functional.cross_entropy(
             logits_MAK.flatten(0, 1), code_MA.flatten(), reduction="none"
         ).view_as(code_MA)
+        if smoothing:
+            siblings_MA = _evenly(logits_MAK, illegal[level] if catalogue is not None else None)
+            part_MA = (1 - smoothing) * part_MA + smoothing * siblings_MA
         total_MA = total_MA.index_add(0, choice, part_MA)
+    if weight_M is not None:
+        weight_MA = weight_MA * weight_M[:, None]
     return (total_MA * weight_MA).sum(), len(sid_ML)
+
+
+def _evenly(logits_MAK: Tensor, illegal_M1K: Tensor | None) -> Tensor:
+    """Nats [M, A] of a target that is spread evenly over the legal codes."""
+    logp_MAK = logits_MAK.log_softmax(-1)
+    if illegal_M1K is None:
+        return -logp_MAK.mean(-1)
+    legal_M1 = (~illegal_M1K).sum(-1)
+    return -logp_MAK.masked_fill(illegal_M1K, 0.0).sum(-1) / legal_M1
 
 
 def _walk(sid_ML: Tensor, catalogue: Catalogue | None, levels: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -4,8 +4,6 @@ from .rollout import Rollout as Rollout
 from .settings import CHUNK_TOKENS as CHUNK_TOKENS
 from .settings import RunSetup as RunSetup
 from .settings import StageSetup as StageSetup
-from .sparse_batch import PrefetchedRows as PrefetchedRows
-from .sparse_batch import SparseBatch as SparseBatch
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from nonet.embedding.training import ShardedTables
-from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, fit, on, remember
+from nonet.models.generation import MEMORY_WEIGHTS, Corpus, Held, Voters, Votes, fit, on, remember
 from nonet.random import rng
 from nonet.samples.batches import bounded, event_at, listable_events, prompt_batch, prompts_at
 from nonet.samples.sequences import VALID
+from nonet.workers import Share
 from nonet.workers.roles.settings import RunSetup
-from nonet.workers.roles.sparse_batch import Share
 from nonet.workers.runtime import Membership, shares
 
 # Shapes: U prompts, V votes.
 
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the nearest items in the votes
 _MOST = 2048
 _CHUNK = 256
 
@@ -42,13 +43,23 @@ class MemoryFit:
 
     @torch.no_grad()
     def set(self) -> None:
-        """Fit (l, b, c) and put them into the model; without validation events they stay as they are."""
+        """Fit (l, b, c), and m where the nearest items vote, and put them into the model; without validation events they stay
+        as they are."""
         held = self._held()
         if not self.member.total(float(len(held.target)))[0]:
             return
-        weights = fit(lambda candidates: self._summed(held, candidates))
+        found = {
+            share: self._fitted(held.heard(share)) for share in (SHARES if self.voters.nearest else (0.0,))
+        }
+        share = max(found, key=lambda share: found[share][0])
         buffer = getattr(self.model, MEMORY_WEIGHTS)
+        weights = (*found[share][1], share)[: len(buffer)]
         buffer.copy_(torch.tensor(weights, dtype=buffer.dtype))
+
+    def _fitted(self, held: Held) -> tuple[float, tuple[float, float, float]]:
+        """The largest log-likelihood, and the weights that have it."""
+        weights = fit(lambda candidates: self._summed(held, candidates))
+        return float(self._summed(held, [weights])[0]), weights
 
     def _summed(self, held: Held, candidates: Sequence[tuple[float, float, float]]) -> np.ndarray:
         return np.array(self.member.total(*held.likelihood(candidates).tolist()))
@@ -94,5 +105,7 @@ class MemoryFit:
         target = self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
         leaf_U1 = torch.from_numpy(np.asarray(trie.leaf_of_item)[target])[:, None].to(self.device)
         cache = self.model.prefill(on(batch, self.device), rows)
-        _, voted_UVL, target_U1L = remember(self.model, cache, trie, votes, leaf_U1)
-        return Held.of(target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), votes, leaf_U1)
+        leaf_UV, transitions_UV, nearest_UV = votes.both(self.model, cache.state)
+        heard = Votes(leaf_UV, transitions_UV)
+        _, voted_UVL, target_U1L = remember(self.model, cache, trie, heard, leaf_U1)
+        return Held.of(target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), heard, leaf_U1, nearest_UV)

@@ -23,9 +23,9 @@ from nonet.rl import Advantages, PolicyLoss
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, prompt_batch
 from nonet.types import SampleBatch
+from nonet.workers import Share, SparseBatch
 from nonet.workers.engines import EngineRuntime
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.roles.sparse_batch import Share, SparseBatch
 from nonet.workers.runtime import Membership, cut
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.

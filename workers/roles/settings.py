@@ -82,6 +82,8 @@ class StageSetup:
     lr         peak, warmup share and decay of the dense rate
     base       the dense rate at which tables learn at their own: the first stage's peak; sparse rates follow the dense one
     ahead      how many events ahead are targets too, weighted 1 / distance
+    smoothing  share of a target that the legal siblings of its codes get
+    weight     what a target counts by its kind of event, 1 for kinds left out, before they are made 1 on average
     target     name of the stage's target mask in the sequences, None for all events
     algorithm  of RL: `use`, and its options; weights: reward -> weight
     rolls_out  whether rollouts work in it: then its rows are frozen, and what it trains is published to them
@@ -97,6 +99,8 @@ class StageSetup:
     base: float
     target: str | None = None
     ahead: int = 1
+    smoothing: float = 0.0
+    weight: Mapping[str, float] = field(default_factory=dict)
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     chunk: int = CHUNK_TOKENS

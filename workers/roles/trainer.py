@@ -24,8 +24,7 @@ from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
 from nonet.models import build_model
-from nonet.models.generation import Corpus, on
-from nonet.models.sid_decoder import sid_loss
+from nonet.models.generation import Corpus, Voters
 from nonet.random import key
 from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
@@ -38,14 +37,14 @@ from nonet.samples.sources import (
     read_state,
     write_state,
 )
-from nonet.workers import BUCKET_BYTES, buckets, host_copy, load_model, pack, write_tensors
+from nonet.workers import BUCKET_BYTES, Share, buckets, host_copy, load_model, pack, write_tensors
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.memory_fit import MemoryFit
 from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.roles.sparse_batch import Share
+from nonet.workers.roles.supervised_update import SupervisedUpdate
 from nonet.workers.runtime import (
     DistributeWorker,
     Membership,
@@ -79,6 +78,8 @@ class Trainer(DistributeWorker):
         self._pipeline: PrefetchPipeline | None = None
         self._opened: tuple[StageSetup, Samples] | None = None
         self._prompts: tuple[StageSetup, RlPrompts] | None = None
+        self._update: SupervisedUpdate | None = None
+        self._near = False  # whether nearest items vote by the rows of the stage under way
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
@@ -129,7 +130,8 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the frozen reference."""
-        self._opened = self._prompts = None
+        self._opened = self._prompts = self._update = None
+        self._near = False
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
 
@@ -161,6 +163,8 @@ class Trainer(DistributeWorker):
         Its record: loss, kl, clipped, ratio, flat_groups, prompts, each reward's mean score a beam as `reward.<name>`, the
         weighted sum of them as `reward`, lr, norm and seconds.
         """
+        if not self._near:
+            self._read_items()
         policy = PolicyUpdate(
             self.run,
             stage,
@@ -180,6 +184,7 @@ class Trainer(DistributeWorker):
     def fit_memory(self) -> None:
         """Fit the memory's weights to validation events; all ranks take part."""
         if self._voters is not None:
+            self._read_items()
             MemoryFit(
                 self.run, self.corpus, self.model, self.sparse, self._member, self._voters, self.device
             ).set()
@@ -233,6 +238,7 @@ class Trainer(DistributeWorker):
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
         """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
+        self._near = False
         if stage is not None and has_states(folder):
             self._opened = None
             self._samples(stage).restore(read_state(folder, self.rank, self.world))
@@ -293,31 +299,25 @@ class Trainer(DistributeWorker):
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
         makes = self._samples(stage).batch(step, self.rank, self.world)
-        return Share(makes, self.run.features, self.device)
+        return Share(makes, self.run.features, self.device, self._supervised(stage).negatives(step))
 
     def _computed(
         self, stage: StageSetup, step: int, read: Any, rows: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """One dense step on rows [M, D] by table; their gradients, and the step's record."""
         self.model.train()
-        leaves = {
-            table: table_rows.detach().to(self.device).requires_grad_() for table, table_rows in rows.items()
-        }
-        total, mine = self._member.total(float(read.targets))[0], 0.0
-        for number, chunk in enumerate(read):
-            self._draw_dropout(stage, step, number)
-            if not bool(chunk.batch.loss_mask.values.any()):
-                continue  # a rank's share may hold no target; it still meets the others
-            batch = on(chunk.batch, self.device)
-            loss, _ = sid_loss(self.model, batch, chunk.spread(leaves), self.corpus.trie, ahead=stage.ahead)
-            self.dense.backward(loss / max(total, 1.0))
-            mine += float(loss.detach())
-        loss_sum = self._member.total(mine)[0]
-        grads = {
-            table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
-            for table, leaf in leaves.items()
-        }
-        return grads, self._stepped(stage, step, loss_sum / max(total, 1.0), total)
+        grads, sums = self._supervised(stage).gradients(
+            read, rows, lambda number: self._draw_dropout(stage, step, number)
+        )
+        return grads, sums | self._stepped(stage, step, sums["loss"], sums["events"])
+
+    def _supervised(self, stage: StageSetup) -> SupervisedUpdate:
+        """The updates of the stage under way."""
+        if self._update is None or self._update.stage != stage:
+            self._update = SupervisedUpdate(
+                self.run, stage, self.corpus, self.dense, self._member, self._voters, self.device
+            )
+        return self._update
 
     def _stepped(self, stage: StageSetup, step: int, loss: float, events: float) -> dict[str, float]:
         """Take the dense step; the step's record. Its seconds are since the record before."""
@@ -341,8 +341,16 @@ class Trainer(DistributeWorker):
         return self.run.tables[table]["lr"] * LearningRate(**stage.lr).at(step, stage.steps) / stage.base
 
     @cached_property
-    def _voters(self) -> Any:
+    def _voters(self) -> Voters | None:
         return self.run.voters(self.corpus)
+
+    def _read_items(self) -> None:
+        """The rows that the nearest items vote by, as they are now; every rank asks at once."""
+        self._near = True
+        if self._voters is not None and self._voters.nearest:
+            keys = torch.from_numpy(self.corpus.seq.keys_of_items(self._voters.items))
+            rows = self.sparse.pull(self.run.features["item"], keys, train=False)
+            self._voters.read(rows.detach().clone())
 
     def _samples(self, stage: StageSetup) -> Samples:
         """The source of the samples, opened for the stage under way."""

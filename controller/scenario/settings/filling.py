@@ -58,9 +58,21 @@ def fill(document: Document, folder: Path, stages: Stages, put: Put) -> dict[str
         add(setting)
         split = cast("Document", setting.value)
     evaluate = _part(document, "evaluate") or {}
-    for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics")):
+    all_rows = _holds_all_items(_part(document, "sparse") or {})
+    for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics"), all_rows):
         add(setting)
     return reasons
+
+
+def _holds_all_items(sparse: Document) -> bool:
+    """Whether the tables that a scenario names have a row of every item; one that names none leaves them to the rule."""
+    tables = _part(sparse, "tables")
+    if tables is None:
+        return True
+    of_items = [
+        table or {} for name, table in tables.items() if "item" in ((table or {}).get("features") or [name])
+    ]
+    return any(not {"admit", "evict", "budget"} & set(table) for table in of_items)
 
 
 def take_from(document: Document, stored: Mapping[str, Any], put: Put) -> dict[str, str]:

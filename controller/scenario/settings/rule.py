@@ -9,11 +9,14 @@ tokenizer       Vectors from cooccurrence, and from the title, the categories an
                 64 codes a level up to 5,000 items, 128 up to 30,000, 256 above; fewer where there are fewer items than
                 4 a code; 3 levels, more where the codes would not reach 16 times the items.
 model           Width 64, 128 from 2 M training events on; 3 layers where the median user is long, else 2;
-                dropout 0.1 where an item has 20 events, else 0.3. A memory of transitions, which validation weighs.
-sparse.tables   An `item` row; a `user` row where the median user has 20 training events: with fewer it is learnt by heart.
+                dropout 0.1 where an item has 20 events, else 0.3. A memory of transitions, which validation weighs; where the
+                median user has fewer than 30 events, the items nearest to a user's state vote too.
+sparse.tables   An `item` row of 64 numbers, of 32 where the median user has 30 events; a `user` row where the median user has 20
+                training events: with fewer it is learnt by heart.
 batch           Events a step: the power of two between 512 and 2,048 that leaves an epoch 47 steps.
 epochs          A bound: the first stage has about 800 steps, from 4 to 10 epochs; later ones 2 epochs.
 lr              3e-3 in the first stage, 3e-4 in later ones.
+ahead           1 where the median user has fewer than 5 events, else 3. smoothing: 0.1 of every target goes to its siblings.
 evaluate        recall and NDCG at 5 and 10; beams as wide as the largest k, 20 at least.
 
 The machine is not asked, so that a scenario means the same everywhere; what does not fit one, its plan refuses.
@@ -35,7 +38,8 @@ CODES, ITEMS_A_CODE, REACH = ((5_000, 64), (30_000, 128), (1 << 62, 256)), 4, 16
 WIDTHS = ((2_000_000, 64), (1 << 62, 128))  # by training events
 LONG_LAYERS, SHORT_LAYERS = 3, 2
 DENSE_ITEM_EVENTS, DENSE_DROPOUT, SPARSE_DROPOUT = 20, 0.1, 0.3  # of the mean item
-USER_ROW_EVENTS, ROW_WIDTH = 20, 32
+USER_ROW_EVENTS, ROW_WIDTH, NEAREST_WIDTH = 20, 32, 64
+SHORT_SESSION, AHEAD, SMOOTHING = 5, 3, 0.1
 EPOCH_STEPS, LEAST_TOKENS, MOST_TOKENS = 47, 512, 2048
 FIRST_STEPS, LEAST_EPOCHS, MOST_EPOCHS, LATER_EPOCHS = 800, 4, 10, 2
 FIRST_LR, LATER_LR = 3e-3, 3e-4
@@ -79,17 +83,22 @@ def choose_split(profile: Profile, rolls_out: bool) -> Setting:
 
 
 def choose_rest(
-    profile: Profile, split: Mapping[str, Any], supervised: Sequence[str], metrics: Sequence[str] | None
+    profile: Profile,
+    split: Mapping[str, Any],
+    supervised: Sequence[str],
+    metrics: Sequence[str] | None,
+    all_rows: bool = True,
 ) -> Iterator[Setting]:
     """Every other key, from the profile of what is kept and the split.
 
-    supervised: stages that learn next events, in order; metrics: of the scenario, where it names some.
+    supervised: stages that learn next events, in order; metrics: of the scenario, where it names some; all_rows: whether its
+    tables hold a row of every item, or are the rule's to say.
     """
     held_out = held_out_of(split)
     yield _history(profile)
     yield from _tokenizer(profile)
     yield from _model(profile, held_out)
-    yield _memory(split)
+    yield _memory(profile, split, all_rows)
     yield _tables(profile, held_out)
     yield from _stages(profile, held_out, supervised)
     yield from _evaluate(profile, metrics)
@@ -146,24 +155,25 @@ def _model(profile: Profile, held_out: int) -> Iterator[Setting]:
     yield Setting("model.dropout", DENSE_DROPOUT if dense else SPARSE_DROPOUT, said)
 
 
-def _memory(split: Mapping[str, Any]) -> Setting:
+def _memory(profile: Profile, split: Mapping[str, Any], all_rows: bool) -> Setting:
     validates = split.get("valid", 1) not in (0, None)
-    said = (
-        "validation decides what transitions count"
-        if validates
-        else "nothing validates what transitions count"
-    )
-    return Setting("model.memory", "on" if validates else "off", said)
+    if not validates:
+        return Setting("model.memory", "off", "nothing validates what voters count")
+    median = profile.length(0.5)
+    if median >= LONG_USER_EVENTS or not all_rows:
+        return Setting("model.memory", "on", "validation decides what transitions count")
+    said = f"the median user has {median} events: the items nearest to a user's state vote too"
+    return Setting("model.memory", {"voters": ["transitions", "nearest"]}, said)
 
 
 def _tables(profile: Profile, held_out: int) -> Setting:
     median = profile.trained_length(held_out)
-    row = {"dim": ROW_WIDTH}
     has = median >= USER_ROW_EVENTS
+    width = ROW_WIDTH if profile.length(0.5) >= LONG_USER_EVENTS else NEAREST_WIDTH
     said = "yes" if has else "none"
     return Setting(
         "sparse.tables",
-        {"item": row, **({"user": dict(row)} if has else {})},
+        {"item": {"dim": width}, **({"user": {"dim": ROW_WIDTH}} if has else {})},
         f"user table: {said} (the median user has {median} training events; {USER_ROW_EVENTS} are needed)",
     )
 
@@ -189,6 +199,13 @@ def _stages(profile: Profile, held_out: int, supervised: Sequence[str]) -> Itera
         yield Setting(
             f"{path}.lr", LATER_LR if i else FIRST_LR, "later stages go gently" if i else "the first stage"
         )
+        median = profile.length(0.5)
+        yield Setting(
+            f"{path}.ahead",
+            1 if median < SHORT_SESSION else AHEAD,
+            f"the median user has {median} events, {'under' if median < SHORT_SESSION else 'at least'} {SHORT_SESSION}",
+        )
+        yield Setting(f"{path}.smoothing", SMOOTHING, "a target's siblings are likely too")
 
 
 def _evaluate(profile: Profile, metrics: Sequence[str] | None) -> Iterator[Setting]:

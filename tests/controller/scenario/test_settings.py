@@ -218,7 +218,7 @@ def test_a_plan_says_what_the_data_chose_and_why(tmp_path):
     write(tmp_path, 200, 8, 40)
     text = plan(made(tmp_path), this_machine()).text()
     assert (
-        "sparse.tables: {item: {dim: 32}} (user table: none (the median user has 6 training events; 20 are needed))"
+        "sparse.tables: {item: {dim: 64}} (user table: none (the median user has 6 training events; 20 are needed))"
         in text
     )
     assert "data.split: {use: leave_last_out, test: 1, valid: 1, rl: 0} (the median user has 8 events" in text

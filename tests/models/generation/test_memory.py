@@ -165,12 +165,12 @@ def test_the_fit_finds_the_weights_that_made_the_events():
     chance[:, :12] += l * q / q.sum(1, keepdims=True)
     target = np.array([draw.choice(items, p=row / row.sum()) for row in chance])
     place = np.where(target < 12, target, -1)
-    held = Held(logp[np.arange(users), target], logp[:, :12], votes, place)
+    held = Held(logp[np.arange(users), target], logp[:, :12], votes, place, np.zeros_like(votes))
     found = fit(held.likelihood)
     assert held.likelihood([found])[0] >= held.likelihood([(l, b, c)])[0]
     assert found[0] == pytest.approx(l, abs=0.06)
     halves = [
-        Held(held.target[s], held.leaves[s], held.votes[s], held.place[s])
+        Held(held.target[s], held.leaves[s], held.votes[s], held.place[s], held.nearest[s])
         for s in (slice(0, 999), slice(999, None))
     ]
     summed = fit(lambda candidates: sum(half.likelihood(candidates) for half in halves))

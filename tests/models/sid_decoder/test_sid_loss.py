@@ -1,5 +1,7 @@
 """The supervised loss: a sum over targets, constrained by the catalogue when there is one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -162,3 +164,37 @@ def test_a_few_steps_learn_a_fixed_sequence(depth):
         optimizer.step()
     assert first > 1.5
     assert float(loss.detach()) / count < 0.2
+
+
+@every_depth
+def test_smoothing_gives_a_share_of_each_level_to_the_legal_siblings(depth):
+    model, (batch, rows) = model_of(depth), batch_of([0, 3, 4], [3], [False, False, True])
+    trie = Trie.build(SIDS, CODES)
+    states, sid = model.states(batch, rows), model.targets(batch)
+    taught = model.teacher_forced_logits(
+        batch, states, torch.tensor([[2]]), sid, [torch.arange(1)] * len(CODES)
+    )
+    expected, node = 0.0, torch.zeros(1, dtype=torch.long)
+    for level, logits_MAK in enumerate(taught):
+        child = trie.children(level, node)[0]
+        logp = logits_MAK[0, 0].masked_fill(child < 0, -torch.inf).log_softmax(-1)
+        expected -= 0.8 * logp[sid[0, level]] + 0.2 * logp[child >= 0].mean()
+        node = child[sid[0, level]][None]
+    loss, _ = sid_loss(model, batch, rows, trie, smoothing=0.2)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+
+
+@every_depth
+def test_a_target_counts_as_its_weight_says(depth):
+    model, trie = model_of(depth), Trie.build(SIDS, CODES)
+    batch, rows = two_users()
+    targets = int(batch.loss_mask.values.sum())
+    weight = torch.arange(1.0, targets + 1)
+    loss, _ = sid_loss(model, batch, rows, trie, weight_M=weight)
+    each = []
+    for number, event in enumerate(batch.loss_mask.values.nonzero().squeeze(1).tolist()):
+        mask = torch.zeros_like(batch.loss_mask.values)
+        mask[event] = True
+        one = replace(batch, loss_mask=Jagged(mask, batch.loss_mask.offsets))
+        each.append((number + 1) * sid_loss(model, one, rows, trie)[0])
+    torch.testing.assert_close(loss, sum(each), atol=1e-4, rtol=1e-5)

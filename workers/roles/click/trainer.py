@@ -18,7 +18,8 @@ from nonet.models.generation import as_array, read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import Sequences
 from nonet.samples.sources import SampleRequest
-from nonet.workers.roles import PrefetchedRows, RunSetup, SparseBatch, StageSetup, Trainer
+from nonet.workers import PrefetchedRows, SparseBatch
+from nonet.workers.roles import RunSetup, StageSetup, Trainer
 from nonet.workers.runtime import Replicate, method
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import update_of
 from nonet.models import build_model
-from nonet.models.generation import Corpus, Recommender, memory_weights
+from nonet.models.generation import Corpus, Recommender, memory_weights, nearest_share
 from nonet.workers import load_model
 from nonet.workers.devices import HOST
 from nonet.workers.roles import RunSetup
@@ -34,8 +34,10 @@ class ModelScores:
         self.own: np.ndarray | None = None
 
     def weights(self) -> dict[str, float]:
-        """The fitted weights of the memory: l, b and c."""
-        return dict(zip("lbc", memory_weights(self._recommender.model), strict=True))
+        """The fitted weights of the memory: l, b and c, and m where the nearest items vote."""
+        model, voters = self._recommender.model, self._recommender.voters
+        share = {"m": nearest_share(model)} if voters is not None and voters.nearest else {}
+        return dict(zip("lbc", memory_weights(model), strict=True)) | share
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         batch = self._recommender.batch(users, positions)

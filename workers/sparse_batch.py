@@ -46,12 +46,18 @@ class Share:
     """A rank's part of a step, in chunks: what it asks of the tables over all of them, and how many targets it has.
 
     A chunk is made when its turn comes, so that memory holds one at a time: once for its keys, and again to be computed. One
-    chunk alone is made once.
+    chunk alone is made once. `also`: keys by table that are asked for besides, ascending.
     """
 
-    def __init__(self, makes: Sequence[Callable[[], SampleBatch]], features: Mapping[str, str], device: str):
+    def __init__(
+        self,
+        makes: Sequence[Callable[[], SampleBatch]],
+        features: Mapping[str, str],
+        device: str,
+        also: Mapping[str, Tensor] | None = None,
+    ):
         self._makes, self._features, self._device = list(makes), dict(features), device
-        self.targets = 0
+        self.targets, self.also = 0, dict(also or {})
         parts: dict[str, list[Tensor]] = {table: [] for table in features.values()}
         for make in self._makes:
             part = asked(make(), features, device)
@@ -59,7 +65,13 @@ class Share:
             for table, keys in part.keys.items():
                 parts[table].append(keys)
         self._only = part if len(self._makes) == 1 else None
-        self.keys = self._only.keys if self._only else {t: torch.cat(k).unique() for t, k in parts.items()}
+        if self._only and not self.also:
+            self.keys = self._only.keys
+            return
+        for table, keys in self.also.items():
+            parts[table].append(keys)
+        self.keys = {table: torch.cat(keys).unique() for table, keys in parts.items()}
+        self._only = self._only and self._placed(self._only.batch)
 
     def __len__(self) -> int:
         return len(self._makes)
@@ -76,12 +88,20 @@ class Share:
             yield self._only
             return
         for make in self._makes:
-            batch = make()
-            places = {
-                name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))
-                for name, table in self._features.items()
-            }
-            yield SparseBatch(batch, self.keys, places)
+            yield self._placed(make())
+
+    def others(self, table: str, rows: Mapping[str, Tensor]) -> Tensor:
+        """The rows of the keys asked for besides [n, D], out of those of the table [M, D]."""
+        place = torch.searchsorted(self.keys[table], self.also[table]).to(rows[table].device)
+        return rows[table].index_select(0, place)
+
+    def _placed(self, batch: SampleBatch) -> SparseBatch:
+        """A batch whose places are among the keys of all."""
+        places = {
+            name: (table, torch.searchsorted(self.keys[table], keys_of(batch, name)).to(self._device))
+            for name, table in self._features.items()
+        }
+        return SparseBatch(batch, self.keys, places)
 
 
 class PrefetchedRows:

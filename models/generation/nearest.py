@@ -1,0 +1,130 @@
+"""Nearest: a second voter of a memory, the items whose rows are nearest to a user's state.
+
+    s(y) = (A h) . r(y)
+
+h is the state after a user's newest event, r(y) the row that item y also enters with (tied, as in SASRec: Kang and McAuley,
+2018), A a square or narrow matrix of the model's. It learns beside the semantic ids by sampled softmax, whose negatives stand
+for all items of training (log-q correction). Its best items then vote as transitions do, so dense retrieval and generation
+are one distribution. Items without a training event get no such votes: what is said of them comes from their codes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nonet.models.generation.topk import top_k
+from nonet.types import Jagged, SampleBatch
+
+if TYPE_CHECKING:
+    from nonet.models.generation.votes import Votes
+
+# Shapes: P prompts, V votes, X votes of both voters, C items of training, n negatives, M targets, D width of a row.
+
+QUERY = "nearest"
+"""The matrix A of a model whose memory hears this voter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRows:
+    """Items that occur in training and are in the catalogue: leaf [C] int64 ascending, row [C, D] in that order."""
+
+    leaf: Tensor
+    row: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """What is still to be asked of the model for P prompts: the rows of the items, and which (prompt, place among the items)
+    are hidden [H]; at most `width` items vote."""
+
+    rows: ItemRows
+    prompt: Tensor
+    place: Tensor
+    width: int
+
+    @classmethod
+    def of(cls, rows: ItemRows, leaf_of_item: np.ndarray, hidden: Jagged, width: int) -> Nearest:
+        """`hidden`: dense item indices that each prompt may not list."""
+        leaf = torch.from_numpy(np.asarray(leaf_of_item)[hidden.values].astype(np.int64))
+        prompt = torch.repeat_interleave(torch.from_numpy(np.diff(hidden.offsets)))
+        place = torch.searchsorted(rows.leaf, leaf).clamp_max(max(0, len(rows.leaf) - 1))
+        there = rows.leaf[place] == leaf if len(rows.leaf) else torch.zeros_like(leaf, dtype=torch.bool)
+        return cls(rows, prompt[there], place[there], width)
+
+    def votes(self, model: nn.Module, state_PD: Tensor) -> tuple[Tensor, Tensor]:
+        """Leaves [P, V] and the votes for them [P, V], of a prompt 1 together; differentiable."""
+        asked_PD = query(model, state_PD)
+        asked_PD = asked_PD.to(torch.promote_types(asked_PD.dtype, torch.float32))
+        leaf_C, row_CD = self.rows.leaf.to(asked_PD.device), self.rows.row.to(asked_PD)
+        logits_PC = asked_PD @ row_CD.T
+        logits_PC = logits_PC.index_put(
+            (self.prompt.to(state_PD.device), self.place.to(state_PD.device)),
+            logits_PC.new_tensor(-torch.inf),
+        )
+        best_PV = top_k(logits_PC.detach(), min(self.width, len(leaf_C)))[1]
+        chosen_PV = logits_PC.gather(1, best_PV)
+        legal_PV = chosen_PV > -torch.inf
+        vote_PV = chosen_PV.masked_fill(~legal_PV, -1e30).softmax(1)
+        return leaf_C[best_PV].masked_fill(~legal_PV, -1), vote_PV.masked_fill(~legal_PV, 0.0)
+
+
+def query(model: nn.Module, state_D: Tensor) -> Tensor:
+    """A h [..., D] of states."""
+    return getattr(model, QUERY)(state_D)
+
+
+def union(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The leaves of both voters [P, X], each once, then -1; what transitions and what nearest items say of them [P, X]."""
+    none_PV, last = torch.zeros_like(vote_PV), torch.iinfo(torch.int64).max
+    leaf_PX = torch.cat([votes.leaf, leaf_PV], 1)
+    leaf_PX, order_PX = leaf_PX.masked_fill(leaf_PX < 0, last).sort(dim=1, stable=True)
+    said = torch.stack(
+        [
+            torch.cat([votes.weight, none_PV], 1).gather(1, order_PX),
+            torch.cat([torch.zeros_like(votes.weight), vote_PV], 1).gather(1, order_PX),
+        ]
+    )
+    again_PX = torch.zeros_like(leaf_PX, dtype=torch.bool)
+    again_PX[:, 1:] = (leaf_PX[:, 1:] == leaf_PX[:, :-1]) & (leaf_PX[:, 1:] < last)
+    second = said.masked_fill(~again_PX, 0.0)
+    first = said.masked_fill(again_PX, 0.0)
+    said = first + torch.cat([second[..., 1:], torch.zeros_like(second[..., :1])], -1)
+    return leaf_PX.masked_fill(again_PX | (leaf_PX == last), -1), said[0], said[1]
+
+
+def mixed_votes(transitions_PX: Tensor, nearest_PX: Tensor, share: float) -> Tensor:
+    """(1 - m) of what transitions and m of what nearest items say [P, X]; all of the latter where transitions say nothing."""
+    some_P1 = transitions_PX.sum(1, keepdim=True) > 0
+    return torch.where(some_P1, (1 - share) * transitions_PX + share * nearest_PX, nearest_PX)
+
+
+def nearest_loss(
+    model: nn.Module,
+    batch: SampleBatch,
+    state_MD: Tensor,
+    own_MD: Tensor,
+    negative_key_n: Tensor,
+    negative_nD: Tensor,
+    items: int,
+    weight_M: Tensor | None = None,
+) -> Tensor:
+    """Summed nats of the batch's targets among `items` items, each asked from the state before it.
+
+    own_MD: rows of the targets. Negatives are drawn evenly from the items, once for all targets, and each stands for
+    items / n of them; a target that was drawn stands for none. weight_M: what each target counts.
+    """
+    asked_MD = query(model, state_MD)
+    key_M = batch.context["item"].values[batch.loss_mask.values]
+    own_M = (asked_MD * own_MD).sum(1)
+    place_M = torch.searchsorted(negative_key_n, key_M).clamp_max(len(negative_key_n) - 1)
+    drawn = (negative_key_n[place_M] == key_M).nonzero().squeeze(1)
+    logits_Mn = (asked_MD @ negative_nD.T).index_put((drawn, place_M[drawn]), asked_MD.new_tensor(-torch.inf))
+    others_M = logits_Mn.logsumexp(1) + math.log(items / len(negative_key_n))
+    nats_M = torch.logaddexp(own_M, others_M) - own_M
+    return (nats_M if weight_M is None else nats_M * weight_M).sum()

@@ -1,0 +1,85 @@
+"""Items nearest to a user's state learn beside the semantic ids and vote in rollouts, updates and rankings alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ring_world import Ring, scores_of
+
+from nonet.controller.scenario import check_tables, load_scenario
+from nonet.errors import ConfigError
+from nonet.samples.batches import prompts
+from nonet.samples.sequences import TEST, TRAIN
+from nonet.workers.roles.evaluation.model_of_commit import load_recommender
+
+BOTH = "model.memory={voters: [transitions, nearest], width: 6}"
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+@pytest.fixture(scope="module")
+def trained(ring):
+    world = ring.world(BOTH)
+    world.records = world.train("pretrain")
+    return world
+
+
+def test_nearness_is_learnt_beside_the_semantic_ids(trained):
+    losses = [record["nearest_loss"] for record in trained.records]
+    assert min(losses[-3:]) < losses[0] - 0.05
+    assert trained.records[-1]["loss"] < trained.records[0]["loss"]
+
+
+def test_the_fit_gives_the_voter_a_share_and_a_commit_answers_as_the_live_model(trained, ring, tmp_path):
+    trained.trainer.fit_memory()
+    assert len(trained.trainer.model.memory) == 4
+    trained.trainer.model.memory[3] = 0.5
+    commit = trained.save(tmp_path / "commit")
+    trained.beams()  # the rollout moves to the newest version
+    users, positions = prompts(trained.trainer.corpus.seq, TEST)
+    live = trained.rollout._recommender
+    again = load_recommender(trained.run, ring.corpus(), commit)
+    mine, theirs = (r.scores(r.batch(users, positions), users, positions) for r in (live, again))
+    assert mine.tolist() == theirs.tolist()
+    again.model.memory[3] = 0.0
+    assert again.scores(again.batch(users, positions), users, positions).tolist() != theirs.tolist()
+
+
+def test_an_update_scores_beams_as_the_rollout_did(trained):
+    trained.trainer.begin(trained.stages["rl"])
+    trained.trainer.model.memory.copy_(trained.trainer.model.memory.new_tensor([0.4, 0.5, 1.0, 0.5]))
+    beams = trained.beams()
+    record = trained.update(beams, scores_of(beams))
+    assert record["ratio"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["sparse.tables={user: {dim: 8}}"], "no table has them; add sparse.tables.item"),
+        (["sparse.tables.item.evict={ttl_steps: 9}"], "refuses or forgets some"),
+        (["model.memory={voters: [nearest]}"], "voters are transitions, or transitions and nearest"),
+    ],
+)
+def test_a_voter_without_rows_of_all_items_is_refused_at_once(ring, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        check_tables(load_scenario(ring.scenario, [BOTH, *changes])[0])
+
+
+def test_kinds_of_events_count_as_the_stage_says_and_one_on_average(ring):
+    world = ring.world()
+    trainer, stage = world.trainer, world.stages["pretrain"]
+    seq = trainer.corpus.seq
+    kind = (np.arange(len(seq.item)) % 4 == 0).astype(np.int32)
+    trainer.corpus.__dict__["seq"] = replace(seq, event=kind, event_names=("view", "buy"))
+    trainer.begin(stage)
+    update = trainer._supervised(replace(stage, weight={"buy": 5.0}))
+    of_view, of_buy = update._of_kinds.tolist()
+    assert of_buy == pytest.approx(5 * of_view)
+    taught = kind[seq.split == TRAIN]
+    assert np.array([of_view, of_buy])[taught].mean() == pytest.approx(1.0, abs=1e-5)

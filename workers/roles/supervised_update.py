@@ -1,0 +1,124 @@
+"""SupervisedUpdate: what one rank's share of a supervised step adds to the gradients, of semantic ids and of nearest items.
+
+Losses are divided by the global count of targets, so the share of every rank and every chunk adds up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.models.generation import Corpus, Voters, nearest_loss, on
+from nonet.models.sid_decoder import sid_loss
+from nonet.random import rng
+from nonet.samples.sequences import TRAIN
+from nonet.types import SampleBatch
+from nonet.workers import Share
+from nonet.workers.engines import EngineRuntime
+from nonet.workers.roles.settings import RunSetup, StageSetup
+from nonet.workers.runtime import Membership
+
+# Shapes: T positions, M targets, C items that may be near, D width.
+
+NEGATIVES = 2048  # of the sampled softmax over items, where the nearest of them vote
+
+
+@dataclass(frozen=True)
+class SupervisedUpdate:
+    """What the steps of a stage work on; `voters`: of the model's memory, None without one."""
+
+    run: RunSetup
+    stage: StageSetup
+    corpus: Corpus
+    dense: EngineRuntime
+    member: Membership
+    voters: Voters | None
+    device: str
+
+    def negatives(self, step: int) -> dict[str, Tensor]:
+        """Keys of items for the sampled softmax, by table, ascending; the same on every rank. None where nobody is near."""
+        if self.voters is None or not self.voters.nearest:
+            return {}
+        draw = rng(self.run.seed, self.stage.name, step, "negatives")
+        items = self.voters.items
+        drawn = items[draw.choice(len(items), min(NEGATIVES, len(items)), replace=False, shuffle=False)]
+        keys = torch.from_numpy(self.corpus.seq.keys_of_items(drawn))
+        return {self.run.features["item"]: keys.sort().values}
+
+    def gradients(
+        self, read: Share, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Gradients of the rows [M, D] by table, those of the model in it; and over all ranks loss (nats a target), events
+        and, of nearest items, nearest_loss."""
+        leaves = {
+            table: table_rows.detach().to(self.device).requires_grad_() for table, table_rows in rows.items()
+        }
+        total, sums = self.member.total(float(read.targets))[0], (0.0, 0.0)
+        for number, chunk in enumerate(read):
+            begin_chunk(number)
+            if not bool(chunk.batch.loss_mask.values.any()):
+                continue  # a rank's share may hold no target; it still meets the others
+            losses = self._losses(read, leaves, on(chunk.batch, self.device), chunk.spread(leaves))
+            self.dense.backward(sum(losses) / max(total, 1.0))
+            own, near = (float(loss.detach()) for loss in (*losses, torch.zeros(()))[:2])
+            sums = sums[0] + own, sums[1] + near
+        loss, near = (each / max(total, 1.0) for each in self.member.total(*sums))
+        grads = {
+            table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
+            for table, leaf in leaves.items()
+        }
+        return grads, {"loss": loss, "events": total} | ({"nearest_loss": near} if read.also else {})
+
+    def _losses(
+        self, read: Share, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Summed nats of a chunk's targets: of their semantic ids and, where the nearest vote, of them among all items."""
+        model, weight_M = self.dense.model, self._weights(batch)
+        state_TD = model.states(batch, spread)
+        loss, _ = sid_loss(
+            model,
+            batch,
+            spread,
+            self.corpus.trie,
+            ahead=self.stage.ahead,
+            smoothing=self.stage.smoothing,
+            weight_M=weight_M,
+            state_TD=state_TD,
+        )
+        if not read.also:
+            return (loss,)
+        assert self.voters is not None
+        table, taught = self.run.features["item"], batch.loss_mask.values
+        near = nearest_loss(
+            model,
+            batch,
+            state_TD[model.target_positions(batch)],
+            spread["item"][taught],
+            read.also[table].to(self.device),
+            read.others(table, leaves),
+            len(self.voters.items),
+            weight_M,
+        )
+        return loss, near
+
+    def _weights(self, batch: SampleBatch) -> Tensor | None:
+        """What each target of a batch counts [M]; None where all count 1."""
+        if not self.stage.weight:
+            return None
+        return self._of_kinds[batch.event.values[batch.loss_mask.values]]
+
+    @cached_property
+    def _of_kinds(self) -> Tensor:
+        """What a target of each kind of event counts, 1 on average over the stage's training events."""
+        seq = self.corpus.seq
+        weights = np.array([self.stage.weight.get(kind, 1.0) for kind in seq.event_names], np.float32)
+        taught = seq.split == TRAIN
+        if self.stage.target:
+            taught &= seq.targets[self.stage.target]
+        mean = float(weights[seq.event[taught]].mean()) if taught.any() else 1.0
+        return torch.from_numpy(weights / max(mean, 1e-12)).to(self.device)
