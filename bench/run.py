@@ -59,6 +59,7 @@ BENCHES = {
         "samples.suite:samples",
         "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
     ),
+    "scale": ("runs.scale:scale", "a log of any size: prepared, trained on and ranked; seconds and memory"),
     "startup": ("cluster.startup:startup", "seconds of `import nonet` and of `nonet --help`"),
     "sync": ("embedding.sync:measure", "moving a replica by a delta and whole"),
     "tiers": (

@@ -35,6 +35,7 @@ class Pipeline:
 
     def run(self) -> bool:
         """Everything from start to report. False when stopped before the end; the folder is then resumable."""
+        self.session.told = lambda text: self.recorder.event("note", text=text)
         with self.session as session:
             for name, seconds in session.seconds.items():
                 self._timed(name, seconds)

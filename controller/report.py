@@ -81,7 +81,8 @@ def _receipt(
 
 def headline(result: Mapping[str, Any]) -> dict[str, float]:
     """The numbers a subject is known by: test, exhaustive, all held-out events."""
-    return result["detail"].get("test", {}).get("exhaustive", {}).get("all", {})
+    test = result["detail"].get("test", {})
+    return test.get("exhaustive", test.get("beam", {})).get("all", {})
 
 
 def _data(facts: Mapping[str, Any]) -> dict[str, Any]:

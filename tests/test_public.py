@@ -23,6 +23,7 @@ ROOMS = {
         "tables",
         "ledger",
         "sequences",
+        "preparation",
         "profiles",
         "batches",
         "streams",

@@ -71,6 +71,8 @@ class RunGroups:
             next(iter(targets(scenario)), None),
             baselines=baselines_of(scenario),
             shuffle_ties=ask.shuffle_ties,
+            users=ask.most_users,
+            exhaustive=None if ask.exhaustive is None else ask.exhaustive == "on",
         )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = role_specs(scenario, run, evaluate_setup)

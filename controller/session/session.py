@@ -13,7 +13,7 @@ Entering plans, binds, tokenises and opens; leaving stops every process. A kille
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -47,6 +47,7 @@ from nonet.controller.scenario import (
     with_values,
 )
 from nonet.controller.session.open_commit import OpenCommit
+from nonet.controller.session.preparation_progress import told_of_rows
 from nonet.controller.session.stage_validation import StageValidation, stage_validation
 from nonet.controller.setup import (
     data_setup,
@@ -105,6 +106,7 @@ class Session:
         self.restored: Manifest | None = None
         self.seconds: dict[str, float] = {}
         self.dead: list[str] = []
+        self.told: Callable[[str], None] = lambda text: None
         self._stage: str | None = None
         self.validation: StageValidation | None = None
         self._open_commit: OpenCommit | None = None
@@ -181,7 +183,9 @@ class Session:
             data = data_setup(self.scenario, self.folder, start and start.known)
             group = self.groups.group("tokenise")
             group.hosts.ready()
-            facts = group.prepare(data, str(self.run.path)).get(self.deadlines.tokenise)
+            facts = told_of_rows(
+                group.prepare(data, str(self.run.path)), self.run, self.deadlines.tokenise, self.told
+            )
             if start is not None:
                 facts["init"] = start.as_dict() | facts.get("init", {})
             self.run.write_json("results/tokenise.json", facts)

@@ -31,6 +31,7 @@ from nonet.rl.rewards import check_options, columns_of, find_reward
 from nonet.samples.profiles import measure
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.suggest import did_you_mean
+from nonet.workers.roles import DataSetup
 
 
 def check(scenario: Scenario, folder: Path) -> list[str]:
@@ -79,6 +80,8 @@ def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple
     """`reward_columns`: (reward, column of the items). What is dangerous in the data, in sentences."""
     start = warm_start(scenario)
     data = data_setup(scenario, folder, start and start.known)
+    if data.on_disk():
+        return _check_sample(scenario, data, folder, reward_columns)
     seq, items = data.build()
     if data.known and not data.known.counts(seq)["known_items"]:
         raise DataError(
@@ -90,12 +93,7 @@ def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple
             f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have "
             f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
-    for name, column in reward_columns:
-        if column not in items.column_names:
-            there = items.column_names
-            raise ConfigError(
-                f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
-            )
+    _check_columns(reward_columns, items.column_names)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items, data.tokenizer, folder)
     for name, mask in seq.targets.items():
@@ -110,3 +108,22 @@ def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple
         body.kind.check_data(name, body, seq)
     profile = measure(seq.offsets, seq.item, seq.time, len(items))
     return list(data_warnings(profile, data.split, feature_dims(scenario)))
+
+
+def _check_sample(
+    scenario: Scenario, data: DataSetup, folder: Path, reward_columns: Sequence[tuple[str, str]]
+) -> list[str]:
+    """What one row group and the columns of the items tell; the tokenise stage checks all of them where it reads them."""
+    _, items = data.sampled()
+    _check_columns(reward_columns, items.names)
+    if scenario.model.spec.makes_lists and data.tokenizer["use"] != "file":
+        check_tokenizer(items.empty_table(), data.tokenizer, folder)
+    return []
+
+
+def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[str]) -> None:
+    for name, column in reward_columns:
+        if column not in there:
+            raise ConfigError(
+                f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
+            )

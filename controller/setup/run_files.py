@@ -32,6 +32,7 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         known=known,
         repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
         transitions=scenario.model.counts(),
+        prepare=data.prepare,
     )
 
 

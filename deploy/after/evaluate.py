@@ -105,6 +105,7 @@ def _evaluator(scenario: Scenario, facts: dict[str, Any], metrics: Sequence[str]
         scenario.evaluate.width,
         next(iter(targets(scenario)), None),
         baselines=baselines_of(scenario),
+        users=scenario.evaluate.most_users,
     )
     evaluator = Evaluator(run_setup(scenario), setup)
     with tempfile.TemporaryDirectory() as results:
@@ -153,4 +154,4 @@ def _test(result: dict[str, Any]) -> dict[str, float]:
     detail = result["detail"]
     if "test" not in detail:
         raise DataError("no event is left to test: data.split holds out more events than these users have")
-    return dict(detail["test"]["exhaustive"]["all"])
+    return dict(detail["test"].get("exhaustive", detail["test"].get("beam"))["all"])

@@ -10,7 +10,8 @@ import numpy as np
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import load_scenario
 from nonet.errors import ConfigError
-from nonet.samples.batches import event_at, prompts
+from nonet.models.ranking import ranks_of_test
+from nonet.samples.batches import event_at, some_prompts
 from nonet.samples.sequences import TEST, Sequences
 from nonet.suggest import did_you_mean, listed
 
@@ -39,7 +40,7 @@ class Tested:
         scenario, _ = load_scenario(run.scenario)
         folder = Path(facts["artifacts"]["sequences"]["path"])
         seq = Sequences.load(folder)
-        users, positions = prompts(seq, TEST)
+        users, positions = some_prompts(seq, TEST, scenario.evaluate.most_users, scenario.seed)
         at = event_at(seq, users, positions)
         items = seq.item[at] if seq.item_key is None else seq.item_key[seq.item[at]]
         events = list(
@@ -62,8 +63,7 @@ class Tested:
             raise ConfigError(
                 f"{self.run.id} has no ranks of {subject!r}; it ranked {listed(there)}.{did_you_mean(subject, there)}"
             )
-        with np.load(path) as arrays:
-            return arrays["test.exhaustive"]
+        return ranks_of_test(path)
 
     def last_stage(self) -> str:
         """The newest stage that was ranked. Raises ConfigError where none was."""

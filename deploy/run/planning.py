@@ -63,13 +63,37 @@ def data_facts(scenario: Scenario, folder: Path) -> DataFacts:
     from nonet.controller.setup import data_setup
     from nonet.samples.sequences import TEST, TRAIN, VALID
 
-    seq, items = data_setup(scenario, folder).build()
+    data = data_setup(scenario, folder)
+    if data.on_disk():
+        return _facts_of_sample(scenario, folder)
+    seq, items = data.build()
     train = seq.split == TRAIN
     lengths = np.add.reduceat(train, seq.offsets[:-1]) if len(seq) else np.ones(1)
     shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}
     spread = float(lengths.std() / max(1e-9, lengths.mean()))
     prompts = int(((seq.split == VALID) | (seq.split == TEST)).sum())
     return DataFacts(len(seq), int(train.sum()), spread, shares, len(items), prompts)
+
+
+def _facts_of_sample(scenario: Scenario, folder: Path) -> DataFacts:
+    """As `data_facts`, of data that are too many to read: from a profile of some of the users."""
+    import numpy as np
+
+    from nonet.controller.scenario.settings import held_out_of, profile_of
+    from nonet.controller.setup import targets
+
+    data = scenario.data
+    profile = profile_of(data.model_dump(exclude_none=True), folder, data.keep.model_dump())
+    split = {"use": data.split.use, **data.split.options()}
+    held_out = held_out_of(split)
+    lengths = np.arange(len(profile.users_of))
+    lengths = np.where(lengths > held_out, lengths - held_out, lengths)
+    mean = np.average(lengths, weights=profile.users_of)
+    spread = float(np.sqrt(np.average((lengths - mean) ** 2, weights=profile.users_of)) / max(1e-9, mean))
+    asked = int(split.get("test", 1) or 0) + int(split.get("valid", 0) or 0) if held_out else 0
+    prompts = asked * profile.users_above(held_out)
+    shares = dict.fromkeys(targets(scenario), 1.0)
+    return DataFacts(profile.users, profile.trained(held_out), spread, shares, profile.items, prompts)
 
 
 def data_warnings(source: Any) -> list[str]:

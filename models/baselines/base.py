@@ -6,8 +6,10 @@
         def scores(self, seq, users, positions): ...    # float32 [P, n_items], higher is better
 
 Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that
-names them. A baseline may say in `trained` how it came about: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that
-trains for minutes may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers others.
+names them, `transitions` a function that gives the run's counted ones. A baseline whose answers differ between prompts in
+few items alone may have `votes(seq, users, positions)` -> Votes, which is ranked without [P, I]. A baseline may say in
+`trained` how it came about: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that trains for minutes may also have
+`fit_in_parts(seq)`, a generator: between its parts the evaluator answers others.
 """
 
 from __future__ import annotations
@@ -27,11 +29,21 @@ from nonet.samples.sequences import TRAIN
 if TYPE_CHECKING:
     import numpy as np
 
-    from nonet.samples.sequences import Sequences
+    from nonet.samples.sequences import Sequences, Transitions
 
 # Shapes: P prompts, I items.
 
-_GIVEN = ("seed", "history")
+_GIVEN = ("seed", "history", "transitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """Scores that differ from `prior` [I] in the cells (prompt, item) [C], ascending, by `weight` [C], which adds to it."""
+
+    prior: np.ndarray
+    prompt: np.ndarray
+    item: np.ndarray
+    weight: np.ndarray
 
 
 class Baseline(Protocol):
@@ -79,13 +91,24 @@ class _Registry(Registry[BaselineSpec]):
 BASELINES = _Registry("baseline", BaselineSpec, "nonet.models.baselines")
 
 
-def make_baseline(config: Mapping[str, Any], n_items: int, *, seed: int, history: int) -> Baseline:
-    """The baseline that `config["use"]` names, with the other keys as its options. Raises ConfigError."""
+def make_baseline(
+    config: Mapping[str, Any],
+    n_items: int,
+    *,
+    seed: int,
+    history: int,
+    transitions: Callable[[], Transitions] | None = None,
+) -> Baseline:
+    """The baseline that `config["use"]` names, with the other keys as its options. Raises ConfigError.
+
+    transitions: gives those that the run has counted.
+    """
     options = dict(config)
     use = options.pop("use")
     cls = heavy(BASELINES.get(use).build)
     named = inspect.signature(cls).parameters
-    given = {key: value for key, value in zip(_GIVEN, (seed, history), strict=True) if key in named}
+    there = zip(_GIVEN, (seed, history, transitions), strict=True)
+    given = {key: value for key, value in there if key in named}
     try:
         return cls(n_items, **given, **options)
     except Exception as error:

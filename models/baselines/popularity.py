@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nonet.models.baselines.base import BaselineSpec
+from nonet.models.baselines.base import BaselineSpec, Votes
 from nonet.samples.sequences import TRAIN
 
 if TYPE_CHECKING:
@@ -23,9 +23,16 @@ class Popularity:
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Popularity:
         """Counts events of the given splits; returns itself."""
-        chosen = np.isin(seq.split, splits)
-        self.popularity = np.bincount(seq.item[chosen], minlength=len(self.popularity)).astype(np.float64)
+        self.popularity = np.zeros(len(self.popularity))
+        for part in seq.parts():
+            chosen = np.isin(part.split, splits)
+            self.popularity += np.bincount(part.item[chosen], minlength=len(self.popularity))
         return self
+
+    def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
+        """Nobody has an item of their own."""
+        nothing = np.empty(0, np.int64)
+        return Votes(self.popularity, nothing, nothing, np.empty(0))
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """[P, I] float32, a read-only view of one row."""

@@ -10,3 +10,6 @@ from .metrics import rank_of_target_np as rank_of_target_np
 from .metrics import significant as significant
 from .metrics import tie_order as tie_order
 from .scoreboard import Scoreboard as Scoreboard
+from .scoreboard import ranks_of_test as ranks_of_test
+from .sparse_scores import Shared as Shared
+from .sparse_scores import SparseScores as SparseScores

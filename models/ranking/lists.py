@@ -6,7 +6,8 @@ each list count. Categories are the item table's; without them diversity and cal
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,28 +22,43 @@ _MIXED = 0.01  # of the history's share in the list's, so that the divergence is
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """The categories of items as shares [I, C] float32, rows that sum to 1 or hold nothing."""
+    """The categories of items: those of item i are code[first[i]:first[i + 1]], C of all together."""
 
-    share: np.ndarray
+    first: np.ndarray
+    code: np.ndarray
+    count: int
 
     @classmethod
-    def of(cls, names: list[list[str]]) -> Categories | None:
+    def of(cls, names: Iterable[Sequence[str]]) -> Categories | None:
         """From the category names of each item, the 256 most frequent ones; None where there are none."""
-        often = Counter(name for row in names for name in row)
-        if not often:
+        number: dict[str, int] = {}
+        met, lengths = array("i"), array("q", [0])
+        for row in names:
+            met.extend(number.setdefault(name, len(number)) for name in row)
+            lengths.append(len(row))
+        if not number:
             return None
-        place = {
-            name: column for column, (name, _) in enumerate(sorted(often.items(), key=_most_first)[:_MOST])
-        }
-        share = np.zeros((len(names), len(place)), np.float32)
-        for item, row in enumerate(names):
-            share[item, [place[name] for name in row if name in place]] = 1
-        return cls(share / np.maximum(share.sum(1, keepdims=True), 1))
+        often = np.bincount(met)
+        chosen = sorted(number, key=lambda name: (-often[number[name]], name))[:_MOST]
+        place = np.full(len(number), -1, np.int16)
+        place[[number[name] for name in chosen]] = np.arange(len(chosen))
+        code, row = place[np.frombuffer(met, np.int32)], np.repeat(np.arange(len(lengths) - 1), lengths[1:])
+        there = code >= 0
+        cell = np.unique(row[there] * len(chosen) + code[there])
+        first = np.searchsorted(cell // len(chosen), np.arange(len(lengths)))
+        return cls(first, (cell % len(chosen)).astype(np.int16), len(chosen))
 
-
-def _most_first(entry: tuple[str, int]) -> tuple[int, str]:
-    name, count = entry
-    return -count, name
+    def shares(self, items: np.ndarray) -> np.ndarray:
+        """The categories of items [...] as shares [..., C] float32, rows that sum to 1 or hold nothing."""
+        flat = items.reshape(-1)
+        lengths = self.first[flat + 1] - self.first[flat]
+        row = np.repeat(np.arange(len(flat)), lengths)
+        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(flat) else lengths
+        place = np.arange(len(row)) - begins[row] + self.first[flat][row]
+        share = np.zeros((len(flat), self.count), np.float32)
+        share[row, self.code[place]] = 1
+        share /= np.maximum(share.sum(1, keepdims=True), 1)
+        return share.reshape(*items.shape, self.count)
 
 
 class ListQuality:
@@ -64,7 +80,7 @@ class ListQuality:
         self._shown_I += np.bincount(shown, minlength=len(self._shown_I))
         self._add("novelty", self._bits_I[shown])
         if self._categories is not None:
-            share_PkC = self._categories.share[np.maximum(lists_Pk, 0)] * there[:, :, None]
+            share_PkC = self._categories.shares(np.maximum(lists_Pk, 0)) * there[:, :, None]
             self._add("diversity", _diversity(share_PkC > 0, there))
             self._add("calibration", _divergence(self._of_histories(history), share_PkC.sum(1)))
 
@@ -85,14 +101,11 @@ class ListQuality:
     def _of_histories(self, history: Jagged) -> np.ndarray:
         """Summed category shares [P, C] of each history."""
         assert self._categories is not None
-        offsets, items, share_IC = (
-            np.asarray(history.offsets),
-            np.asarray(history.values),
-            self._categories.share,
-        )
-        out = np.zeros((len(offsets) - 1, share_IC.shape[1]))
+        offsets, items = np.asarray(history.offsets), np.asarray(history.values)
+        out = np.zeros((len(offsets) - 1, self._categories.count))
         for row in range(len(out)):  # a history at a time: np.add.at over all of them takes ten times as long
-            out[row] = share_IC[items[offsets[row] : offsets[row + 1]]].sum(0, dtype=np.float64)
+            own = items[offsets[row] : offsets[row + 1]]
+            out[row] = self._categories.shares(own).sum(0, dtype=np.float64)
         return out
 
 

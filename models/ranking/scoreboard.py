@@ -6,6 +6,7 @@ It keeps a rank an event and a place an item: what coverage needs of the lists, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -49,3 +50,9 @@ class Scoreboard:
             for name, member in self._groups.items()
             if member.any()
         }
+
+
+def ranks_of_test(file: Path) -> np.ndarray:
+    """The ranks of a subject's test events in its file of results: exhaustive ones, by beam where there are none."""
+    with np.load(file) as arrays:
+        return arrays["test.exhaustive" if "test.exhaustive" in arrays else "test.beam"]

@@ -10,7 +10,9 @@ like with like whatever the width. The SVD is randomised (Halko et al. 2011) fro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +24,7 @@ import torch
 
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.sequences import TRAIN, Pairs, Sequences, best_neighbours
 from nonet.suggest import did_you_mean
 
 # Shapes: I items, F features (words, or items), D width of a block, n nonzeros.
@@ -36,6 +38,11 @@ _NOT_TASTE = (
     "events",
 )  # columns of items.parquet that say which item, not what it is like
 _NEAR = 5  # events this far apart still count as together, weighted 1 / sqrt(distance)
+_MOST_NEIGHBOURS = 24_000_000  # of all items together, where co-occurrence is counted by ranges of items
+_COMPRESSED = (
+    1 << 23
+)  # nonzeros above which a matrix is multiplied by rows: twice as fast, a third of the memory
+_DOCUMENTS = 1 << 16  # texts at once
 _SMOOTH = 0.75  # exponent of the context counts: keeps PMI from preferring rare items
 _OVERSAMPLE, _POWER = 10, 4  # of the randomised SVD
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
@@ -45,7 +52,7 @@ Spec = str | Mapping[str, float] | Sequence[str | Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Nonzeros:
-    """A sparse [rows, columns] float32 matrix: row, column, value [n]."""
+    """A sparse [rows, columns] float32 matrix: row, column, value [n], in the order of rows, then columns."""
 
     row: np.ndarray
     column: np.ndarray
@@ -53,11 +60,25 @@ class Nonzeros:
     shape: tuple[int, int]
 
     def tensor(self) -> torch.Tensor:
-        """As a torch sparse tensor."""
+        """As a torch sparse tensor; one of very many nonzeros by rows."""
+        if len(self.value) > _COMPRESSED:
+            first = np.searchsorted(self.row, np.arange(self.shape[0] + 1)).astype(np.int64)
+            rows, columns = torch.from_numpy(first), torch.from_numpy(self.column.astype(np.int64))
+            value = torch.from_numpy(self.value.astype(np.float32))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that torch's sparse rows are in beta
+                return torch.sparse_csr_tensor(rows, columns, value, self.shape, check_invariants=False)
         index = torch.from_numpy(np.stack([self.row, self.column]).astype(np.int64))
         return torch.sparse_coo_tensor(
             index, torch.from_numpy(self.value.astype(np.float32)), self.shape, check_invariants=False
         ).coalesce()
+
+    def transposed(self) -> Nonzeros:
+        """Columns as rows, in their order."""
+        order = np.lexsort((self.row, self.column))
+        return Nonzeros(
+            self.column[order], self.row[order], self.value[order], (self.shape[1], self.shape[0])
+        )
 
 
 def item_vectors(
@@ -107,31 +128,42 @@ def weights_of(spec: Spec) -> dict[str, float]:
 
 
 def cooccurrence(seq: Sequences, n_items: int) -> Nonzeros:
-    """Positive PMI [I, I] of items near each other in users' TRAIN events; symmetric."""
-    chosen = seq.split == TRAIN
-    item, user = seq.item[chosen].astype(np.int64), seq.user[chosen]
-    pair, near = [], []
-    for distance in range(1, _NEAR + 1):
-        same = user[distance:] == user[:-distance]
-        one, other = item[:-distance][same], item[distance:][same]
-        pair += [one * n_items + other, other * n_items + one]
-        near.append(np.full(2 * len(one), distance**-0.5))
-    code, place = np.unique(np.concatenate(pair), return_inverse=True)
-    count = np.bincount(place, weights=np.concatenate(near), minlength=len(code))
-    row, column = code // n_items, code % n_items
-    total = np.bincount(row, weights=count, minlength=n_items)
+    """Positive PMI [I, I] of items near each other in users' TRAIN events; symmetric.
+
+    Pairs of more events than fit one range are counted by ranges of items, and of each item the most frequent neighbours stay:
+    their PMI is exact, and together they are 24 M at most.
+    """
+    pairs = Pairs(n_items, _NEAR, np.arange(1, _NEAR + 1) ** -0.5, both=True)
+    most, total = max(1, _MOST_NEIGHBOURS // n_items), np.zeros(n_items)
+    rows, columns, counts = [], [], []
+    for sources, code, count in pairs.counted(seq, lambda part: part.split == TRAIN):
+        total += np.bincount(code // n_items, weights=count, minlength=n_items)
+        if len(sources) < n_items:
+            first = sources.start * n_items
+            code, count = best_neighbours(code - first, count, n_items, most, len(sources))
+            code = code + first
+        rows.append((code // n_items).astype(np.int32))
+        columns.append((code % n_items).astype(np.int32))
+        counts.append(count)
+    row, column, count = (np.concatenate(each) for each in (rows, columns, counts))
     context = total**_SMOOTH / max((total**_SMOOTH).sum(), 1e-12)
     value = np.log(count / (total[row] * context[column]))
     keep = value > 0
     return Nonzeros(row[keep], column[keep], value[keep], (n_items, n_items))
 
 
-def tfidf(documents: Sequence[Sequence[str]]) -> Nonzeros:
+def tfidf(texts: Iterable[Sequence[str]]) -> Nonzeros:
     """TF-IDF [I, F] with rows of length 1, of words in at least two documents (all words when none is)."""
-    words = sorted({word for document in documents for word in document})
-    number = {word: i for i, word in enumerate(words)}
-    row = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
-    column = np.array([number[word] for document in documents for word in document], np.int64)
+    number: dict[str, int] = {}
+    met, lengths = array("q"), array("q")
+    for document in texts:
+        met.extend(number.setdefault(word, len(number)) for word in document)
+        lengths.append(len(document))
+    words, documents = sorted(number), np.frombuffer(lengths, np.int64)
+    place = np.empty(len(words), np.int64)
+    place[[number[word] for word in words]] = np.arange(len(words))
+    row = np.repeat(np.arange(len(documents)), documents)
+    column = place[np.frombuffer(met, np.int64)]
     cell, count = np.unique(row * max(len(words), 1) + column, return_counts=True)
     row, column = cell // max(len(words), 1), cell % max(len(words), 1)
     documents_of = np.bincount(column, minlength=len(words))
@@ -145,8 +177,7 @@ def tfidf(documents: Sequence[Sequence[str]]) -> Nonzeros:
 
 def svd(matrix: Nonzeros, dim: int, seed: int, name: str, *, power: float = 1.0) -> np.ndarray:
     """Left singular vectors times singular values ** power, [I, min(dim, rank bound)] float32."""
-    a = matrix.tensor()
-    at = a.t().coalesce()
+    a, at = matrix.tensor(), matrix.transposed().tensor()
     width = min(dim + _OVERSAMPLE, *matrix.shape)
     start = rng(seed, "tokenise", "svd", name).standard_normal((matrix.shape[1], width), dtype=np.float32)
     basis, _ = torch.linalg.qr(torch.sparse.mm(a, torch.from_numpy(start)))
@@ -194,11 +225,12 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
     kind = column.type
     if pa.types.is_floating(kind) or pa.types.is_integer(kind):
         return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
-    values = column.to_pylist()
+    blocks = (column.slice(at, _DOCUMENTS).to_pylist() for at in range(0, len(column), _DOCUMENTS))
+    values = (value for block in blocks for value in block)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return svd(tfidf([_WORD.findall((value or "").lower()) for value in values]), dim, seed, name)
+        return svd(tfidf(_WORD.findall((value or "").lower()) for value in values), dim, seed, name)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return svd(tfidf([[str(word).lower() for word in value or ()] for value in values]), dim, seed, name)
+        return svd(tfidf([str(word).lower() for word in value or ()] for value in values), dim, seed, name)
     raise DataError(
         f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, or a number."
     )

@@ -19,6 +19,7 @@ from .prompt_rows import prompts_at as prompts_at
 from .prompt_rows import ranges as ranges
 from .prompt_rows import rl_events as rl_events
 from .prompt_rows import seen as seen
+from .prompt_rows import some_prompts as some_prompts
 from .steps import prompt_step as prompt_step
 from .steps import row_order as row_order
 from .steps import step_rows as step_rows

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from nonet.random import rng
+from nonet.samples.batches.chunks import bounded
 from nonet.samples.sequences import ALLOW, RL, Sequences
 from nonet.types import Jagged
 
 # Shapes: P prompts, N events of all users, M gathered events.
+_FEW_EVENTS = 1 << 22  # up to which all events are looked at once and the answer is kept
+_GATHERED = 1 << 20  # events looked at at once
 
 
 def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -20,18 +24,45 @@ def prompts(seq: Sequences, split: int, among: np.ndarray | None = None) -> tupl
     return prompts_at(seq, events_of(seq, split, among))
 
 
+def some_prompts(seq: Sequences, split: int, users: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `prompts` of at most so many users, drawn by the seed among those that have some; of all for None.
+
+    Splits whose users are the same have the same drawn.
+    """
+    asked, positions = prompts(seq, split)
+    there = np.unique(asked)
+    if users is None or len(there) <= users:
+        return asked, positions
+    drawn = rng(seed, "evaluated users").choice(there, users, replace=False)
+    mine = np.isin(asked, drawn)
+    return asked[mine], positions[mine]
+
+
 def events_of(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:
     """Indices into the N events, ascending."""
-    chosen = seq.split == split
-    return np.flatnonzero(chosen if among is None else chosen & among)
+    events = seq.events_of_split(split)
+    return events if among is None else events[among[events]]
 
 
 def listable_events(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:
     """Those events of a split that a list may hold, as indices, ascending: under `repeats: mask` none that returns to an
     item."""
-    if seq.repeats == ALLOW:
-        return events_of(seq, split, among)
-    return events_of(seq, split, ~seq.repeated if among is None else among & ~seq.repeated)
+    events = events_of(seq, split, among)
+    return events if seq.repeats == ALLOW else events[~returning(seq, events)]
+
+
+def returning(seq: Sequences, events: np.ndarray) -> np.ndarray:
+    """Whether these events [n] return to an item of their user [n] bool, in memory that does not grow with all events."""
+    if len(seq.item) <= _FEW_EVENTS:
+        return seq.repeated[events]
+    users = seq.user_of(events)
+    back = np.zeros(len(events), bool)
+    for part in bounded(events - seq.offsets[users], _GATHERED):
+        index, offsets = ranges(seq.offsets[users[part]], events[part])
+        same = seq.item[index] == np.repeat(seq.item[events[part]], np.diff(offsets))
+        before = np.concatenate([[0], np.cumsum(same)])
+        back[part] = before[offsets[1:]] > before[offsets[:-1]]
+    return back
 
 
 def rl_events(seq: Sequences, among: np.ndarray | None = None) -> np.ndarray:
@@ -41,7 +72,7 @@ def rl_events(seq: Sequences, among: np.ndarray | None = None) -> np.ndarray:
 
 def prompts_at(seq: Sequences, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The (users, positions) of given event indices."""
-    users = seq.user[events]
+    users = seq.user_of(events)
     return users, events - seq.offsets[users]
 
 

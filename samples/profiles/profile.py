@@ -7,7 +7,7 @@ a histogram of the users' lengths, so no split has to be made to ask.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -127,6 +127,21 @@ def measure(
         kinds=dict(kinds or {}),
         ratings=dict(ratings or {}),
         columns=columns,
+    )
+
+
+def scaled(profile: Profile, every: int, occurs: np.ndarray) -> Profile:
+    """The profile of one user in `every` as that of all; occurs [I]: events of each item among all users'."""
+    return replace(
+        profile,
+        users=profile.users * every,
+        events=profile.events * every,
+        users_of=profile.users_of * every,
+        items_of=np.bincount(occurs),
+        tied_ends=profile.tied_ends * every,
+        duplicates=profile.duplicates * every,
+        kinds={name: n * every for name, n in profile.kinds.items()},
+        ratings={value: n * every for value, n in profile.ratings.items()},
     )
 
 

@@ -1,4 +1,8 @@
-"""Profiles of tables: only the columns that a profile is of are read, and once a process for what did not change."""
+"""Profiles of tables: only the columns that a profile is of are read, and once a process for what did not change.
+
+Of more than five million events the profile is that of some of the users, drawn by a hash of their ids, all their events with
+them, and counts are scaled up; how often an item occurs is counted over all. Memory does not grow with the events.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,24 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.errors import DataError
-from nonet.samples.profiles.profile import ItemColumn, Profile, measure
-from nonet.samples.sequences import catalogue_index, kept_events
-from nonet.samples.tables import condition, find_parquet, parquet_schema, read_interactions, read_items
+from nonet.samples.preparation import EventLog, ItemIndex, distinct_items
+from nonet.samples.profiles.profile import ItemColumn, Profile, measure, scaled
+from nonet.samples.sequences import catalogue_index, kept_events, least_events
+from nonet.samples.tables import (
+    as_numbers,
+    condition,
+    count_rows,
+    find_parquet,
+    keys_in,
+    parquet_schema,
+    read_interactions,
+    read_items,
+)
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 _ROLES = ("user_id", "item_id", "timestamp", "event", "rating")
+MOST_EVENTS, SAMPLED_EVENTS = 5_000_000, 2_000_000  # that are read whole; that a sample has, about
 _MANY = 100  # distinct ratings above which they are counted by their quantiles
 _cache: dict[Any, tuple[Any, ...]] = {}  # tables as arrays, the newest read alone
 
@@ -33,13 +48,17 @@ def read_profile(
 
     The tables are read once a process for their paths and times of change; another `keep` reads nothing.
     """
-    user, item, time, kind, rating, catalogue, item_columns = _arrays(interactions, items, columns, where)
-    events, kept = kept_events(user, item, int(user.max()) + 1, catalogue, keep or {})
+    arrays = _arrays(interactions, items, columns, where)
+    user, item, time, kind, rating, catalogue, item_columns, every, occurs = arrays
+    if occurs is None:
+        events, kept = kept_events(user, item, int(user.max()) + 1, catalogue, keep or {})
+    else:
+        events, kept = _kept_of_sample(user, item, occurs, keep or {})
     events = events[np.lexsort((time[events], user[events]))]
     lengths = np.bincount(user[events])
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[lengths > 0])])
     place = np.cumsum(kept) - 1
-    return measure(
+    profile = measure(
         offsets,
         place[item[events]],
         time[events],
@@ -48,6 +67,20 @@ def read_profile(
         ratings=_counts(rating, events),
         columns=item_columns,
     )
+    return profile if occurs is None else scaled(profile, every, occurs[kept])
+
+
+def _kept_of_sample(
+    user: np.ndarray, item: np.ndarray, occurs: np.ndarray, keep: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `kept_events` in one round: items by how often they occur among all events, then users."""
+    item_least, user_least = least_events(keep)
+    kept = occurs >= item_least
+    events = np.flatnonzero(kept[item])
+    events = events[np.bincount(user[events], minlength=int(user.max()) + 1)[user[events]] >= user_least]
+    if not len(events):
+        raise DataError(f"keep {dict(keep)} leaves none of the events of a sample. Ask for fewer events.")
+    return events, kept
 
 
 def _arrays(
@@ -71,22 +104,58 @@ def _stamp(path: str, what: str) -> tuple[Any, ...]:
 def _read(
     interactions: str, items: str | None, columns: Mapping[str, str] | None, where: str | None
 ) -> tuple[Any, ...]:
+    if count_rows(interactions, "interactions") > MOST_EVENTS:
+        return _read_sample(interactions, items, columns, where)
     only = None if where else _ROLES
     table = read_interactions(interactions, columns, only)
     if where:
         table = table.filter(condition(where, table.schema, name="data.where"))
         if not len(table):
             raise DataError(f"data.where: {where!r} matches no interaction.")
-    user = _codes(table["user_id"])[0]
     if items is None:
         item, ids = _codes(table["item_id"])
         size, item_columns = len(ids), ()
     else:
         catalogue, item_columns = _items(items, columns)
         item, size = catalogue_index(table["item_id"], catalogue["item_id"]), len(catalogue)
+    return *_of_events(table, item), size, item_columns, 1, None
+
+
+def _of_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
+    """Codes of users, catalogue rows, times, and codes of kinds and ratings with their values."""
+    user = _codes(table["user_id"])[0]
     kind = _codes(table["event"].cast(pa.string())) if "event" in table.column_names else None
     rating = _ratings(table["rating"]) if "rating" in table.column_names else None
-    return user, item, table["timestamp"].to_numpy(), kind, rating, size, item_columns
+    return user, item, table["timestamp"].to_numpy(), kind, rating
+
+
+def _read_sample(
+    interactions: str, items: str | None, columns: Mapping[str, str] | None, where: str | None
+) -> tuple[Any, ...]:
+    """As `_read`, of the events of one user in `every`; and how often each item occurs among all events."""
+    log = EventLog(interactions, columns)
+    catalogue, item_columns = (distinct_items(log, where), ()) if items is None else _items(items, columns)
+    index = ItemIndex(catalogue["item_id"].combine_chunks())
+    occurs, every = np.zeros(len(catalogue), np.int64), -(-log.rows // SAMPLED_EVENTS)
+    parts: list[Any] = []
+    rows: list[np.ndarray] = []
+    for part in log.slices:
+        table, finer = log.read(part, log.needed(where))
+        if finer is not None:
+            table = table.take(pa.array(np.argsort(finer, kind="stable")))
+        if where:
+            table = table.filter(condition(where, table.schema, name="data.where"))
+        item = index.rows(table["item_id"], f"interactions {part.file}")
+        occurs += np.bincount(item, minlength=len(occurs))
+        mine = keys_in("user", as_numbers(table["user_id"])).view(np.uint64) % np.uint64(every) == 0
+        parts.append(
+            table.select([name for name in _ROLES if name in table.column_names]).filter(pa.array(mine))
+        )
+        rows.append(item[mine])
+    table = pa.concat_tables(parts)
+    if not len(table):
+        raise DataError(f"data.where: {where!r} matches no interaction.")
+    return *_of_events(table, np.concatenate(rows)), len(catalogue), item_columns, every, occurs
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:

@@ -1,9 +1,22 @@
+from .build import carried_columns as carried_columns  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import catalogue_index as catalogue_index  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .build import column_values as column_values  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .build import item_table as item_table  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import kept_events as kept_events
+from .build import least_events as least_events
+from .flat import FLAT_FORMAT as FLAT_FORMAT
+from .flat import FLAT_META as FLAT_META
+from .flat import USER_IDS as USER_IDS
+from .flat import FlatFiles as FlatFiles
+from .flat import Mapped as Mapped
+from .pairs import Pairs as Pairs
+from .pairs import best_neighbours as best_neighbours
 from .repeats import ALLOW as ALLOW
 from .repeats import MASK as MASK
+from .repeats import policy as policy
+from .repeats import repeat_shares as repeat_shares
 from .repeats import repeated as repeated
-from .repeats import shares as shares
+from .sequences import ITEM_KEYS as ITEM_KEYS
 from .sequences import Sequences as Sequences
 from .sequences import build_sequences as build_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .sequences import item_keys as item_keys
@@ -12,6 +25,10 @@ from .split import RL as RL
 from .split import TEST as TEST
 from .split import TRAIN as TRAIN
 from .split import VALID as VALID
+from .split import SplitFacts as SplitFacts
+from .split import check_split as check_split
+from .split import split_codes as split_codes
+from .sums import Sums as Sums
 from .ties import shuffle_ties as shuffle_ties
 from .transitions import CountOptions as CountOptions
 from .transitions import Transitions as Transitions

@@ -64,7 +64,7 @@ def build(
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     renumber = np.cumsum(kept_items) - 1
     event, event_names = _event_types(interactions)
-    carried, dropped = _carried(interactions, columns)
+    carried, dropped = carried_columns(interactions.schema, columns)
     arrays = {
         "user_id": user_id[user_rows],
         "offsets": offsets,
@@ -72,7 +72,7 @@ def build(
         "time": time[order].astype(np.int64),
         "event": event[order],
         "split": split_events(offsets, time[order], split),
-        "columns": {name: _values(interactions[name])[order] for name in carried},
+        "columns": {name: column_values(interactions[name])[order] for name in carried},
         "targets": {
             stage: matches(text, interactions, name=f"stages.{stage}.target")[order]
             for stage, text in (targets or {}).items()
@@ -83,7 +83,7 @@ def build(
         "dropped": dropped,
     }
     trained = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
-    return Built(arrays, _item_table(catalogue, kept_items, trained))
+    return Built(arrays, item_table(catalogue, kept_items, trained))
 
 
 def _distinct_items(interactions: pa.Table) -> pa.Table:
@@ -128,15 +128,7 @@ def kept_events(
     user: np.ndarray, item: np.ndarray, users: int, items: int, keep: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the kept events [n], and which items are kept [I] bool."""
-    for name, least in keep.items():
-        if name not in ("item_events", "user_events"):
-            known = ("item_events", "user_events")
-            raise ConfigError(
-                f"keep: unknown key {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
-            )
-        if isinstance(least, bool) or not isinstance(least, int) or least < 0:
-            raise ConfigError(f"keep: {name}: {least!r} is no count; it wants a whole number, 0 or more.")
-    item_least, user_least = keep.get("item_events", 0), keep.get("user_events", 0)
+    item_least, user_least = least_events(keep)
     events = np.arange(len(user))
     while True:
         item_ok = np.bincount(item[events], minlength=items) >= item_least
@@ -148,6 +140,19 @@ def kept_events(
     if not len(events):
         raise DataError(f"keep {dict(keep)} leaves none of {len(user)} interactions. Ask for fewer events.")
     return events, item_ok
+
+
+def least_events(keep: Mapping[str, int]) -> tuple[int, int]:
+    """The events that an item and a user must have. Raises ConfigError for another key, or what is no count."""
+    for name, least in keep.items():
+        if name not in ("item_events", "user_events"):
+            known = ("item_events", "user_events")
+            raise ConfigError(
+                f"keep: unknown key {name!r}; there are {listed(known)}.{did_you_mean(name, known)}"
+            )
+        if isinstance(least, bool) or not isinstance(least, int) or least < 0:
+            raise ConfigError(f"keep: {name}: {least!r} is no count; it wants a whole number, 0 or more.")
+    return keep.get("item_events", 0), keep.get("user_events", 0)
 
 
 def _sorted(events: np.ndarray, user: np.ndarray, time: np.ndarray, tie_seed: int | None) -> np.ndarray:
@@ -164,22 +169,18 @@ def _event_types(interactions: pa.Table) -> tuple[np.ndarray, tuple[str, ...]]:
     return code.astype(np.int32), tuple(names)
 
 
-def _carried(interactions: pa.Table, columns: Sequence[str] | None) -> tuple[list[str], tuple[str, ...]]:
-    """The columns that sequences carry, and of those that they cannot hold name and type."""
+def carried_columns(schema: pa.Schema, columns: Sequence[str] | None) -> tuple[list[str], tuple[str, ...]]:
+    """The columns of interactions that sequences carry, and of those that they cannot hold name and type."""
     if columns is not None:
         for name in columns:
-            if name not in interactions.column_names:
-                near = did_you_mean(name, interactions.column_names)
-                raise ConfigError(
-                    f"no interaction column {name!r}.{near} There are: {listed(interactions.column_names)}."
-                )
-            kind = interactions.schema.field(name).type
+            if name not in schema.names:
+                near = did_you_mean(name, schema.names)
+                raise ConfigError(f"no interaction column {name!r}.{near} There are: {listed(schema.names)}.")
+            kind = schema.field(name).type
             if not _fits(kind):
                 raise ConfigError(f"interaction column {name!r} is {kind}; it must hold numbers or text.")
         return list(columns), ()
-    others = {
-        name: interactions.schema.field(name).type for name in interactions.column_names if name not in _KEYS
-    }
+    others = {field.name: field.type for field in schema if field.name not in _KEYS}
     fits = [name for name, kind in others.items() if _fits(kind)]
     return fits, tuple(f"{name} ({kind})" for name, kind in others.items() if not _fits(kind))
 
@@ -193,14 +194,14 @@ def _is_id(kind: pa.DataType) -> bool:
     return text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
 
 
-def _values(column: pa.ChunkedArray) -> np.ndarray:
-    """Ids (whole numbers, text) as int64, NONE for null; other numbers as float32, NaN for null."""
+def column_values(column: pa.ChunkedArray) -> np.ndarray:
+    """A carried column [N]: ids (whole numbers, text) as int64, NONE for null; other numbers as float32, NaN for null."""
     if _is_id(column.type):
         return as_numbers(column)
     return column.cast(pa.float32(), safe=False).to_numpy().astype(np.float32)
 
 
-def _item_table(items: pa.Table, keep_I: np.ndarray, trained: np.ndarray) -> pa.Table:
+def item_table(items: pa.Table, keep_I: np.ndarray, trained: np.ndarray) -> pa.Table:
     """Kept items with `item` (dense index) and `events` (TRAIN events); title and categories always there."""
     table = items.filter(pa.array(keep_I))
     out = {"item": pa.array(np.arange(len(table))), "item_id": table["item_id"]}

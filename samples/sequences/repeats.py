@@ -26,23 +26,33 @@ between 0 and 1 % is events logged twice.
 
 def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Whether a user had an event's item before [N] bool; `user` [N] ascending, its events in time order."""
-    pair = user.astype(np.int64) * (int(item.max(initial=0)) + 1) + item
-    first = np.unique(pair, return_index=True)[1]
+    if not len(user):
+        return np.zeros(0, bool)
+    pair = (user.astype(np.int64) - int(user[0])) * (int(item.max(initial=0)) + 1) + item
+    bits = len(pair).bit_length()
     repeated_N = np.ones(len(user), bool)
-    repeated_N[first] = False
+    if int(pair.max()).bit_length() + bits > 63:
+        repeated_N[np.unique(pair, return_index=True)[1]] = False
+        return repeated_N
+    ordered = np.sort(
+        pair << bits | np.arange(len(pair))
+    )  # of numbers alone: ten times as fast as an argsort
+    pair = ordered >> bits
+    first = np.concatenate([[True], pair[1:] != pair[:-1]])
+    repeated_N[ordered[first] & (1 << bits) - 1] = False
     return repeated_N
 
 
-def policy(repeated_N: np.ndarray, split: np.ndarray, asked: str | None = None) -> str:
-    """`asked`, or what the share of repeats says. TEST events are never looked at; RL and VALID events are, since users
-    with few events train on their first ones, which return to nothing."""
+def policy(counts: np.ndarray, asked: str | None = None) -> str:
+    """`asked`, or what the share of repeats says, from events that repeat and all events by split, [2, 4]. TEST events are never
+    looked at; RL and VALID events are, since users with few events train on their first ones, which return to nothing."""
     if asked is not None:
         return asked
-    known = split != TEST
-    return ALLOW if known.any() and float(repeated_N[known].mean()) > LIMIT else MASK
+    back, known = (int(row.sum() - row[TEST]) for row in counts)
+    return ALLOW if known and back / known > LIMIT else MASK
 
 
-def shares(repeated_N: np.ndarray, split: np.ndarray) -> dict[str, float]:
-    """The share of each split's events that return to an item; splits without events are left out."""
-    members = {name: split == code for code, name in enumerate(NAMES)}
-    return {name: float(repeated_N[chosen].mean()) for name, chosen in members.items() if chosen.any()}
+def repeat_shares(counts: np.ndarray) -> dict[str, float]:
+    """The share of each split's events that return to an item, from counts as `policy` takes them; splits without events are
+    left out."""
+    return {name: float(back / n) for name, back, n in zip(NAMES, *counts, strict=True) if n}

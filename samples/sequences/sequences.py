@@ -3,7 +3,8 @@
 A training row is a user: one physical row of `part-0.parquet`, users in the order of their ids. Inside a user
 events are sorted by time, ties in file order, so TRAIN events are a prefix of each user. On disk every column is
 raw little-endian bytes a user, `binary lz4`: 90,000 events load in 2.4 ms, as `list<int64> zstd` in 6 ms (one core).
-The same sequences give the same bytes, so a hash of the file names the artifact.
+The same sequences give the same bytes, so a hash of the file names the artifact. What was prepared on disk is one .npy a
+field instead, memory-mapped (`flat.py`): who reads few users holds few pages.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ import pyarrow.parquet as pq
 from nonet.atomic import replacing
 from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
-from nonet.samples.sequences.repeats import MASK, policy, repeated
+from nonet.samples.sequences.flat import Mapped, is_flat, let_go
+from nonet.samples.sequences.repeats import MASK, policy, repeat_shares, repeated
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
 
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FILE = "part-0.parquet"
-_ITEM_KEYS = "item_keys.npy"
+ITEM_KEYS = "item_keys.npy"
 _FORMAT = 2
 _ROW_NUMBERS = (
     1  # the format whose sparse keys are the places of users and items, and whose columns are all float32
 )
 _GROUP_EVENTS = 1 << 26  # keeps every binary column of a row group far under Arrow's 2 GiB of 32-bit offsets
+_PART_EVENTS = 1 << 22
 _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 
 
@@ -102,6 +105,56 @@ class Sequences:
         """Whether an event's item was among its user's earlier ones, [N] bool."""
         return repeated(self.user, self.item)
 
+    @cached_property
+    def repeat_shares(self) -> dict[str, float]:
+        """The share of each split's events that return to an item of their user; splits without events are left out."""
+        return repeat_shares(repeat_counts(self))
+
+    def parts(self, events: int = _PART_EVENTS) -> Iterator[Sequences]:
+        """All users, some at a time, with about so many events together; pages of a part are let go after it.
+
+        For sums over the events of users, in memory that does not grow with them. At least one part; it may be empty.
+        """
+        start = 0
+        while start < len(self) or start == 0:
+            limit = int(self.offsets[start]) + events
+            stop = max(start + 1, int(np.searchsorted(self.offsets, limit, "right")) - 1)
+            yield self.part(start, min(stop, len(self)))
+            start = max(1, stop)
+            if start < len(self):
+                let_go(*self._fields().values())
+
+    def part(self, start: int, stop: int) -> Sequences:
+        """The users [start, stop) alone; items keep their places. Nothing is copied."""
+        if start == 0 and stop == len(self):
+            return self
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        some = replace(
+            self,
+            user_id=self.user_id[start:stop],
+            offsets=self.offsets[start : stop + 1] - first,
+            item=self.item[first:last],
+            time=self.time[first:last],
+            event=self.event[first:last],
+            split=self.split[first:last],
+            columns={name: values[first:last] for name, values in self.columns.items()},
+            targets={name: values[first:last] for name, values in self.targets.items()},
+            user_key=None if self.user_key is None else self.user_key[start:stop],
+        )
+        if "train_lengths" in self.__dict__:
+            some.__dict__["train_lengths"] = self.train_lengths[start:stop]
+        return some
+
+    def events_of_split(self, split: int) -> np.ndarray:
+        """Indices of the events of a split, ascending; without a mask of all events."""
+        blocks = range(0, len(self.split), _PART_EVENTS)
+        chosen = [np.flatnonzero(self.split[at : at + _PART_EVENTS] == split) + at for at in blocks]
+        return np.concatenate([np.empty(0, np.int64), *chosen])
+
+    def user_of(self, events: np.ndarray) -> np.ndarray:
+        """The user rows [n] of events [n] by index, without those of all events."""
+        return np.searchsorted(self.offsets, events, "right") - 1
+
     def counts(self) -> dict[str, int]:
         """users, events, events of each split, users that only train, TEST events that have no history."""
         by_split = np.bincount(self.split, minlength=len(NAMES))
@@ -125,11 +178,14 @@ class Sequences:
             for table in self._groups():
                 writer.write_table(table, row_group_size=max(1, len(table)))
         if self.item_key is not None:
-            np.save(path.with_name(_ITEM_KEYS), self.item_key)
+            np.save(path.with_name(ITEM_KEYS), self.item_key)
         return path
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Sequences:
+        """Raises DataError where the folder holds no sequences that this version reads."""
+        if is_flat(Path(folder)):
+            return cls._mapped(Path(folder))
         path = Path(folder) / _FILE
         if not path.is_file():
             raise DataError(
@@ -159,6 +215,14 @@ class Sequences:
             dropped=tuple(meta.get("dropped", ())),
             repeats=meta.get("repeats", MASK),
         )
+
+    @classmethod
+    def _mapped(cls, folder: Path) -> Sequences:
+        mapped = Mapped(folder)
+        seq = cls(**mapped.fields(), item_key=item_keys(folder))
+        seq.__dict__["train_lengths"] = mapped.array("train_lengths")
+        seq.__dict__["repeat_shares"] = dict(mapped.meta["repeat_shares"])
+        return seq
 
     def _count(self, mask_N: np.ndarray) -> np.ndarray:
         total = np.concatenate([[0], np.cumsum(mask_N)])
@@ -234,17 +298,29 @@ def build_sequences(
         tie_seed=tie_seed,
     )
     seq = Sequences(**built.arrays)
-    return replace(seq, repeats=policy(seq.repeated, seq.split, repeats)), built.items
+    return replace(seq, repeats=policy(repeat_counts(seq), repeats)), built.items
+
+
+def repeat_counts(seq: Sequences) -> np.ndarray:
+    """Of each split how many events return to an item of their user, and how many there are, [2, 4] int64."""
+    counts = np.zeros((2, len(NAMES)), np.int64)
+    for some in seq.parts():
+        back = some.repeated if some is seq else repeated(some.user, some.item)
+        counts[0] += np.bincount(some.split[back], minlength=len(NAMES))
+        counts[1] += np.bincount(some.split, minlength=len(NAMES))
+    return counts
 
 
 def item_keys(folder: Path) -> np.ndarray | None:
     """The sparse keys [I] of a sequences folder's items, memory-mapped; None where keys are places."""
-    path = folder / _ITEM_KEYS
+    path = folder / ITEM_KEYS
     return np.load(path, mmap_mode="r") if path.is_file() else None
 
 
 def user_keys(folder: Path) -> np.ndarray:
     """The sparse keys [U] of a sequences folder's users, without the sequences; none where keys are places."""
+    if is_flat(folder):
+        return Mapped(folder).array("user_key")
     file = pq.ParquetFile(folder / _FILE)
     if "user_key" not in file.schema_arrow.names:
         return np.empty(0, np.int64)

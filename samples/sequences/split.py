@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -29,7 +30,17 @@ _UNIT_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
-    """Codes [N] int8 for events cut into users by offsets [U + 1] and sorted by time [N] inside each user."""
+    """Codes [N] int8 for events cut into users by offsets [U + 1] and sorted by time [N] inside each user.
+
+    Raises DataError where nothing is left to train on, or nobody to test.
+    """
+    codes = split_codes(offsets, time, split)
+    check_split(split, SplitFacts.of(offsets, time, codes))
+    return codes
+
+
+def split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    """As `split_events`, of some of the users: what holds of all of them together is left to `check_split`."""
     use = split.get("use", "leave_last_out")
     if use not in _SPLITS:
         raise ConfigError(
@@ -41,13 +52,61 @@ def split_events(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]
             raise ConfigError(
                 f"split: unknown key {name!r}; {use} takes {listed(known)}.{did_you_mean(name, known)}"
             )
-    codes = _SPLITS[use](offsets, time, split)
-    if not (codes == TRAIN).any():
+    return _SPLITS[use](offsets, time, split)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFacts:
+    """Users, events of the longest of them, unix seconds of the oldest and the newest event, and events by split."""
+
+    users: int = 0
+    longest: int = 0
+    first: int = np.iinfo(np.int64).max
+    last: int = np.iinfo(np.int64).min
+    events: tuple[int, ...] = (0,) * len(NAMES)
+
+    @classmethod
+    def of(cls, offsets: np.ndarray, time: np.ndarray, codes: np.ndarray) -> SplitFacts:
+        """Of events as `split_events` takes them."""
+        limits = np.iinfo(np.int64)
+        return cls(
+            len(offsets) - 1,
+            int(np.diff(offsets).max(initial=0)),
+            int(time.min(initial=limits.max)),
+            int(time.max(initial=limits.min)),
+            tuple(np.bincount(codes, minlength=len(NAMES)).tolist()),
+        )
+
+    def __add__(self, other: SplitFacts) -> SplitFacts:
+        events = tuple(a + b for a, b in zip(self.events, other.events, strict=True))
+        return SplitFacts(
+            self.users + other.users,
+            max(self.longest, other.longest),
+            min(self.first, other.first),
+            max(self.last, other.last),
+            events,
+        )
+
+
+def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
+    """Raise DataError where a split leaves nothing to train on, or nobody to test."""
+    if split.get("use", "leave_last_out") == "leave_last_out":
+        test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
+        if 0 < facts.longest <= test + valid + rl:
+            raise DataError(
+                f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {test + valid + rl + 1} events; "
+                f"the longest of {facts.users} users has {facts.longest}. Hold out fewer events, or keep more of the data."
+            )
+    elif sum(facts.events) and not facts.events[TEST]:
         raise DataError(
-            f"split {dict(split)} leaves no event to train on, of {len(codes)}. Hold out less, or a "
+            f"split: test: {split['test']} leaves nobody to evaluate: the events run from "
+            f"{_iso(facts.first)} to {_iso(facts.last)}. Choose an earlier moment."
+        )
+    if not facts.events[TRAIN]:
+        raise DataError(
+            f"split {dict(split)} leaves no event to train on, of {sum(facts.events)}. Hold out less, or a "
             "shorter time."
         )
-    return codes
 
 
 def seconds(duration: str | int | float, name: str = "duration") -> int:
@@ -91,12 +150,6 @@ def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, A
     codes[from_end < test + valid] = VALID
     codes[from_end < test] = TEST
     codes[np.repeat(lengths <= held_out, lengths)] = TRAIN
-    if held_out and len(lengths) and not (lengths > held_out).any():
-        raise DataError(
-            f"split test: {test}, valid: {valid}, rl: {rl} needs users with at least {held_out + 1} events; "
-            "the longest of "
-            f"{len(lengths)} users has {lengths.max()}. Hold out fewer events, or keep more of the data."
-        )
     return codes
 
 
@@ -109,12 +162,6 @@ def _time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np
     codes = np.full(len(time), TRAIN, np.int8)
     for start, code in ((rl_from, RL), (valid_from, VALID), (test_from, TEST)):
         codes[time >= start] = code
-    if len(time) and not (codes == TEST).any():
-        raise DataError(
-            f"split: test: {split['test']} leaves nobody to evaluate: the events run from "
-            f"{_iso(time.min())} to "
-            f"{_iso(time.max())}. Choose an earlier moment."
-        )
     return codes
 
 

@@ -8,14 +8,17 @@ artifact serves the transition counter and the memory of models. 100 neighbours 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError, DataError
+from nonet.samples.sequences.flat import GrowingFile
+from nonet.samples.sequences.pairs import Pairs, best_neighbours
 from nonet.samples.sequences.sequences import Sequences
 from nonet.samples.sequences.split import TRAIN
 from nonet.suggest import did_you_mean, listed
@@ -60,26 +63,43 @@ class Transitions:
     ) -> Transitions:
         """Count the events of the given splits. Raises ConfigError for a kind of event that is not there."""
         options = options or CountOptions()
-        chosen = np.flatnonzero(np.isin(seq.split, splits) & of_kinds(seq, options))
-        until = int(seq.time[chosen].max(initial=0))
-        item, user = seq.item[chosen].astype(np.int64), seq.user[chosen]
-        weight = faded(seq.time[chosen], until, options)
-        keys, weights = [], []
-        for step in range(1, options.reach + 1):
-            same = user[step:] == user[:-step]
-            keys.append(item[:-step][same] * n_items + item[step:][same])
-            weights.append(weight[step:][same] / step)
-        key, place = np.unique(np.concatenate(keys), return_inverse=True)
-        count = np.bincount(place, weights=np.concatenate(weights), minlength=len(key))
-        key, count = _best(key, count, n_items, options.neighbours)
-        return cls(
-            row=np.searchsorted(key // n_items, np.arange(n_items + 1)),
-            item=(key % n_items).astype(np.int32),
-            count=count.astype(np.float32),
-            occurs=np.bincount(item, weights=weight, minlength=n_items).astype(np.float32),
-            options=options,
-            until=until,
-        )
+        rows, items, counts = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
+        until, occurs = _occurs(seq, n_items, options, splits)
+        for row, item, count in _ranges(seq, n_items, options, splits, until):
+            rows.append(row + rows[-1][-1])
+            items.append(item)
+            counts.append(count)
+        arrays = (np.concatenate(each) for each in (rows, items, counts))
+        return cls(*arrays, occurs=occurs.astype(np.float32), options=options, until=until)
+
+    @classmethod
+    def write(
+        cls,
+        folder: str | Path,
+        seq: Sequences,
+        n_items: int,
+        options: CountOptions | None = None,
+        splits: Sequence[int] = (TRAIN,),
+    ) -> Transitions:
+        """As `fit`, straight into the files of a folder: in memory are a count an item and one range of pairs."""
+        folder, options = Path(folder), options or CountOptions()
+        folder.mkdir(parents=True, exist_ok=True)
+        until, occurs = _occurs(seq, n_items, options, splits)
+        last = 0
+        with (
+            GrowingFile(folder / "row.npy", np.int64) as rows,
+            GrowingFile(folder / "item.npy", np.int32) as items,
+            GrowingFile(folder / "count.npy", np.float32) as counts,
+        ):
+            rows.add(np.zeros(1, np.int64))
+            for row, item, count in _ranges(seq, n_items, options, splits, until, folder):
+                rows.add(row + last)
+                last += len(item)
+                items.add(item)
+                counts.add(count)
+        np.save(folder / "occurs.npy", occurs.astype(np.float32))
+        _write_meta(folder, until, options)
+        return cls.load(folder)
 
     def __len__(self) -> int:
         """Items."""
@@ -91,8 +111,7 @@ class Transitions:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _ARRAYS:
             np.save(folder / f"{name}.npy", getattr(self, name))
-        meta = {"until": self.until, **asdict(self.options)}
-        write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
+        _write_meta(folder, self.until, self.options)
 
     @classmethod
     def load(cls, folder: str | Path) -> Transitions:
@@ -107,6 +126,54 @@ class Transitions:
             ) from None
         until = meta.pop("until")
         return cls(**arrays, options=CountOptions(**{**meta, "events": tuple(meta["events"])}), until=until)
+
+
+def _write_meta(folder: Path, until: int, options: CountOptions) -> None:
+    meta = {"until": until, **asdict(options)}
+    write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
+
+
+def _ranges(
+    seq: Sequences,
+    n_items: int,
+    options: CountOptions,
+    splits: Sequence[int],
+    until: int,
+    folder: Path | None = None,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Of the items of one range after the other: where the neighbours of each end among those of the range [items of the
+    range], the neighbours int32, and their counts float32."""
+    pairs = Pairs(
+        n_items,
+        options.reach,
+        1 / np.arange(1, options.reach + 1),
+        fade=None if options.half_life_s is None else lambda time: faded(time, until, options),
+    )
+    chosen = partial(_counts, options=options, splits=splits)
+    for items, key, count in pairs.counted(seq, chosen, folder=folder):
+        key, count = best_neighbours(
+            key - items.start * n_items, count, n_items, options.neighbours, len(items)
+        )
+        ends = np.searchsorted(key // n_items, np.arange(1, len(items) + 1))
+        yield ends, (key % n_items).astype(np.int32), count.astype(np.float32)
+
+
+def _counts(seq: Sequences, options: CountOptions, splits: Sequence[int]) -> np.ndarray:
+    """Which events are counted [N] bool."""
+    return np.isin(seq.split, splits) & of_kinds(seq, options)
+
+
+def _occurs(
+    seq: Sequences, n_items: int, options: CountOptions, splits: Sequence[int]
+) -> tuple[int, np.ndarray]:
+    """The newest of the counted events, unix seconds, and how often each item is among them [I]."""
+    until = max(int(part.time[_counts(part, options, splits)].max(initial=0)) for part in seq.parts())
+    occurs = np.zeros(n_items)
+    for part in seq.parts():
+        chosen = _counts(part, options, splits)
+        weight = faded(part.time[chosen], until, options)
+        occurs += np.bincount(part.item[chosen], weights=weight, minlength=n_items)
+    return until, occurs
 
 
 def of_kinds(seq: Sequences, options: CountOptions) -> np.ndarray:
@@ -129,14 +196,3 @@ def faded(time_F: np.ndarray, until: int, options: CountOptions) -> np.ndarray:
     if options.half_life_s is None:
         return np.ones(len(time_F))
     return np.exp2(-np.maximum(until - time_F, 0) / options.half_life_s)
-
-
-def _best(key: np.ndarray, count: np.ndarray, n_items: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `most` largest counts of each source, ties to the lower item; in order of source, then item."""
-    source = key // n_items
-    first = np.searchsorted(source, np.arange(n_items + 1))
-    if np.diff(first).max(initial=0) <= most:
-        return key, count
-    order = np.lexsort((key, -count, source))
-    chosen = np.sort(order[np.arange(len(key)) - first[source] < most])
-    return key[chosen], count[chosen]

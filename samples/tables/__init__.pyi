@@ -9,13 +9,21 @@ from .guesses import guess_roles as guess_roles
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
+from .paths import count_rows as count_rows
 from .paths import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import parquet_footer as parquet_footer  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import parquet_schema as parquet_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import read_groups as read_groups  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import write_parquet as write_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import ROLES as ROLES
+from .tables import check_columns as check_columns
+from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .times import is_plain as is_plain  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .times import unit_by_name as unit_by_name
+from .times import unit_by_size as unit_by_size

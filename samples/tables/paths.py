@@ -47,6 +47,33 @@ def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
         raise _unlike(path, files, what, error) from None
 
 
+def count_rows(path: str | os.PathLike[str], what: str) -> int:
+    """Rows of the files behind `path`, from their footers."""
+    system, files = find_parquet(path, what)
+    return sum(parquet_footer(system, file, what).num_rows for file in files)
+
+
+def parquet_footer(system: pafs.FileSystem, file: str, what: str) -> pq.FileMetaData:
+    """Row groups and columns of one file, without its rows."""
+    with _opened(system, file, what) as parquet:
+        return parquet.metadata
+
+
+def read_groups(
+    system: pafs.FileSystem, file: str, groups: Collection[int], what: str, only: Collection[str]
+) -> pa.Table:
+    """Some row groups of one file, those of the columns `only` that it has. Raises DataError that names file and row group."""
+    with _opened(system, file, what) as parquet:
+        names = [name for name in parquet.schema_arrow.names if name in only]
+        tables = []
+        for group in groups:
+            try:
+                tables.append(parquet.read_row_group(group, columns=names, use_threads=False))
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{what} {file}: row group {group} cannot be read: {_first(error)}") from None
+        return pa.concat_tables(tables)
+
+
 def find_parquet(path: str | os.PathLike[str], what: str) -> tuple[pafs.FileSystem, list[str]]:
     """The filesystem and the Parquet files behind `path`, sorted by name; none is an error."""
     text = os.fspath(path)

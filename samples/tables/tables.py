@@ -4,13 +4,6 @@ interactions: user_id, item_id (int64 or text), timestamp (int64 unix seconds), 
 column. items: item_id (unique), title?, categories? (list of text), any other column. Everything wrong with a
 file is found here, before a worker starts, as one line that says what the table has, what is wanted and what
 to do.
-
-Times of any usual form as unix seconds.
-
-The rule, first match wins: an Arrow timestamp or date has its own unit (without a zone it is UTC); a column
-whose name ends in _s, _ms, _us or _ns is in that unit; else the largest absolute value decides: below 1e11
-seconds (the year 5138), below 1e14 milliseconds, below 1e17 microseconds, else nanoseconds.
-Values of a coarser unit among them are an error, not the year 1970.
 """
 
 from __future__ import annotations
@@ -23,6 +16,7 @@ import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.paths import read_parquet
+from nonet.samples.tables.times import unix_seconds
 from nonet.suggest import did_you_mean, listed
 
 ROLES = {"user": "user_id", "item": "item_id", "time": "timestamp", "event": "event", "rating": "rating"}
@@ -37,16 +31,21 @@ def read_tables(
     raw = read_parquet(interactions, "interactions")
     raw_items = None if items is None else read_parquet(items, "items")
     there = [*raw.column_names, *(raw_items.column_names if raw_items is not None else [])]
+    check_columns(columns, there)
+    return (
+        check_interactions(raw, columns, f"interactions {interactions}"),
+        None if raw_items is None else check_items(raw_items, columns, f"items {items}"),
+    )
+
+
+def check_columns(columns: Mapping[str, str] | None, there: Collection[str]) -> None:
+    """Raise DataError where `columns` names one that is in neither table; `there`: those of both."""
     for name, source in (columns or {}).items():
         if source not in there:
             near = did_you_mean(source, there)
             raise DataError(
                 f"columns: {name}: {source!r} is in neither table.{near} There are: {listed(there)}."
             )
-    return (
-        check_interactions(raw, columns, f"interactions {interactions}"),
-        None if raw_items is None else check_items(raw_items, columns, f"items {items}"),
-    )
 
 
 def read_interactions(
@@ -77,11 +76,31 @@ def _given(only: Collection[str] | None, columns: Mapping[str, str] | None) -> s
 
 def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
     """Renames, checks and normalises; `what` opens every error."""
+    table = _with_roles(table, columns, what)
+    _not_empty(table, what)
+    table, finer = _checked_events(table, columns, what, None)
+    return table if finer is None else table.take(pa.array(np.argsort(finer, kind="stable")))
+
+
+def check_events(
+    table: pa.Table, columns: Mapping[str, str] | None, what: str, unit: str | None = None
+) -> tuple[pa.Table, np.ndarray | None]:
+    """As `check_interactions`, of some of the rows, which may be none, in the order they have; and where times are finer than
+    seconds, times [N] to order them by. `unit` of plain numbers where it is known from more rows than these."""
+    return _checked_events(_with_roles(table, columns, what), columns, what, unit)
+
+
+def _with_roles(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
     source_of = _sources(columns)
     table = _plain(_renamed(table, source_of))
     for role in ("user", "item", "time"):
         _need(table, ROLES[role], role, source_of, what)
-    _not_empty(table, what)
+    return table
+
+
+def _checked_events(
+    table: pa.Table, columns: Mapping[str, str] | None, what: str, unit: str | None
+) -> tuple[pa.Table, np.ndarray | None]:
     for name in ("user_id", "item_id", "timestamp"):
         _no_nulls(table, name, what)
     table = _with_ids(table, "user_id", what)
@@ -90,7 +109,7 @@ def check_interactions(table: pa.Table, columns: Mapping[str, str] | None, what:
         _event_type(table, what)
     if "rating" in table.column_names:
         table = _with_rating(table, what)
-    return _with_seconds(table, source_of.get("timestamp", "timestamp"), what)
+    return _with_seconds(table, _sources(columns).get("timestamp", "timestamp"), what, unit)
 
 
 def check_items(table: pa.Table, columns: Mapping[str, str] | None, what: str) -> pa.Table:
@@ -159,13 +178,16 @@ def _not_empty(table: pa.Table, what: str) -> None:
 
 def _no_nulls(table: pa.Table, name: str, what: str) -> None:
     column = table[name]
-    missing = column.null_count
     if pa.types.is_floating(column.type):
-        missing = len(column) - int(np.isfinite(column.to_numpy()).sum())
-    if missing:
+        bad = ~np.isfinite(column.to_numpy())
+    elif column.null_count:
+        bad = column.is_null().to_numpy()
+    else:
+        return
+    if bad.any():
         raise DataError(
-            f"{what}: {missing} of {len(column)} rows have no {name}; every row needs one. Drop or fill "
-            "those rows."
+            f"{what}: {int(bad.sum())} of {len(column)} rows have no {name}; every row needs one; the first is row "
+            f"{int(bad.argmax())}. Drop or fill those rows."
         )
 
 
@@ -198,9 +220,11 @@ def _with_rating(table: pa.Table, what: str) -> pa.Table:
     return _replaced(table, "rating", table["rating"].cast(pa.float32(), safe=False))
 
 
-def _with_seconds(table: pa.Table, source: str, what: str) -> pa.Table:
+def _with_seconds(
+    table: pa.Table, source: str, what: str, unit: str | None
+) -> tuple[pa.Table, np.ndarray | None]:
     try:
-        seconds, finer = unix_seconds(table["timestamp"], source)
+        seconds, finer = unix_seconds(table["timestamp"], source, unit)
     except TypeError as error:
         raise DataError(
             f"{what}: column {source!r} is {error}; wanted a timestamp, or a number of seconds or "
@@ -210,8 +234,7 @@ def _with_seconds(table: pa.Table, source: str, what: str) -> pa.Table:
         raise DataError(
             f"{what}: column {source!r}: {error}. Write one unit; a name that ends in _s, _ms, _us or _ns says which."
         ) from None
-    table = _replaced(table, "timestamp", pa.chunked_array([pa.array(seconds)]))
-    return table if finer is None else table.take(pa.array(np.argsort(finer, kind="stable")))
+    return _replaced(table, "timestamp", pa.chunked_array([pa.array(seconds)])), finer
 
 
 def _no_duplicates(table: pa.Table, what: str) -> None:
@@ -256,45 +279,3 @@ def _with_categories(table: pa.Table, what: str) -> pa.Table:
 
 def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, column)
-
-
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_LARGEST = (("s", 1e11), ("ms", 1e14), ("us", 1e17))
-
-
-def unix_seconds(column: pa.ChunkedArray, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Seconds [N] int64, and the raw values [N] when they are finer than that, to order events in a second.
-
-    The column has no nulls. A type that is no time raises TypeError; one that mixes units ValueError.
-    """
-    kind = column.type
-    if pa.types.is_date(kind):
-        column, kind = column.cast(pa.timestamp("s")), pa.timestamp("s")
-    if pa.types.is_timestamp(kind):
-        raw, unit = column.cast(pa.int64()).to_numpy(), kind.unit
-    elif pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        raw = column.cast(pa.float64()).to_numpy() if not pa.types.is_integer(kind) else column.to_numpy()
-        unit = _unit(raw, name)
-    else:
-        raise TypeError(str(kind))
-    if unit == "s" and np.issubdtype(raw.dtype, np.integer):
-        return raw.astype(np.int64), None
-    return np.floor_divide(raw, _PER_SECOND[unit]).astype(np.int64), raw
-
-
-def _unit(raw: np.ndarray, name: str) -> str:
-    ending = name.lower().rsplit("_", 1)[-1]
-    if "_" in name and ending in _PER_SECOND:
-        return ending
-    size = np.abs(raw.astype(np.float64))
-    largest = float(size.max(initial=0))
-    unit = next((unit for unit, limit in _LARGEST if largest < limit), "ns")
-    finer = list(_PER_SECOND).index(unit)
-    if finer:
-        coarse = (size > 0) & (size < _LARGEST[finer - 1][1])
-        if coarse.any():
-            raise ValueError(
-                f"{int(coarse.sum())} of {len(size)} values look like {_LARGEST[finer - 1][0]} and the others like {unit} "
-                f"(the first: {raw[coarse][0]:.15g}, {raw[~coarse & (size > 0)][0]:.15g})"
-            )
-    return unit

@@ -20,23 +20,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nonet.atomic import write_whole
+from nonet.errors import DataError
 from nonet.models.generation import Trie
 from nonet.models.tokenizer import KnownSids, tokenise
+from nonet.samples.preparation import BuildOptions, Prepared, Report, prepare, sample_of
 from nonet.samples.sequences import (
-    RL,
     TEST,
     TRAIN,
-    VALID,
     CountOptions,
     Sequences,
+    Sums,
     Transitions,
     build_sequences,
     item_keys,
-    shares,
     user_keys,
 )
-from nonet.samples.tables import notice, read_tables
+from nonet.samples.tables import count_rows, notice, read_tables
 from nonet.workers.runtime import DistributeWorker, Replicate, method
+
+MEMORY_EVENTS = (
+    5_000_000  # above which sequences are prepared on disk; in memory they peak at 93 bytes an event
+)
+PREPARING, PREPARED = "preparing.json", "prepared.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,27 @@ class DataSetup:
     known: KnownRun | None = None
     repeats: str | None = None
     transitions: Mapping[str, Any] = field(default_factory=dict)
+    prepare: str | None = None
+
+    def on_disk(self) -> bool:
+        """Whether sequences are prepared on disk: as `prepare` says, else where there are more than five million events."""
+        if self.prepare is not None:
+            return self.prepare == "disk"
+        return count_rows(self.interactions, "interactions") > MEMORY_EVENTS
+
+    def prepared(self, root: Path, tell: Callable[[Report], None] | None = None) -> Prepared:
+        """Sequences on disk under root, in memory that does not grow with the events. Raises DataError."""
+        options = BuildOptions(
+            self.interactions,
+            self.items,
+            dict(self.columns),
+            dict(self.keep),
+            dict(self.split),
+            dict(self.targets),
+            self.where,
+            self.repeats,
+        )
+        return prepare(options, root, tell=tell)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables; sequences and the items they are over. Raises DataError."""
@@ -101,12 +128,18 @@ class DataSetup:
             repeats=self.repeats,
         )
 
-    def counted(self, seq: Sequences, n_items: int) -> Transitions:
-        """The transitions of the training events. Raises ConfigError for a kind of event that is not there."""
-        options = dict(self.transitions)
-        return Transitions.fit(
-            seq, n_items, CountOptions(**{**options, "events": tuple(options.get("events", ()))})
+    def sampled(self) -> tuple[pa.Table, pa.Schema]:
+        """Checked interactions of one row group, and the columns of the items, without rows: what a driver looks at where all
+        is too much. Raises DataError and ConfigError for files, columns, rows and conditions that cannot be."""
+        return sample_of(
+            self.interactions, self.items, dict(self.columns), (self.where, *self.targets.values())
         )
+
+    def count(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
+        """Write the transitions of the training events. Raises ConfigError for a kind of event that is not there."""
+        options = dict(self.transitions)
+        options = CountOptions(**{**options, "events": tuple(options.get("events", ()))})
+        return Transitions.write(folder, seq, n_items, options)
 
 
 class Tokeniser(DistributeWorker):
@@ -117,46 +150,77 @@ class Tokeniser(DistributeWorker):
         """Write the artifacts under run_folder/artifacts; {"artifacts": {kind: {path, sha256}}, "data", "tokenizer"}."""
         if self.rank:
             return {}
-        seq, items = data.build()
+        root = Path(run_folder) / "artifacts"
+        seq, items, sequences = sequences_of(data, root)
         known = data.known and data.known.tokens()
         tokens = tokenise(
             items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder), known=known
         )
         trie = Trie.build(tokens.sids, tokens.codes)
-        root = Path(run_folder) / "artifacts"
         written = {
-            "sequences": keep(root, "sequences", lambda folder: write_sequences(folder, seq, items)),
+            "sequences": sequences,
             "sids": keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
             "catalogue": keep(root, "catalogue", trie.save),
-            "transitions": keep(root, "transitions", data.counted(seq, len(items)).save),
+            "transitions": keep(root, "transitions", lambda folder: data.count(folder, seq, len(items))),
         }
         facts = facts_of(seq, items, data)
         facts["data"]["repeats"] = _repeats(seq, data)
         return {"artifacts": written, "tokenizer": tokens.report, **facts}
 
 
-def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
+def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict[str, str]]:
+    """Sequences, the items they are over, and the artifact under root that holds both. Raises DataError.
+
+    How far a preparation on disk is stands in root/preparing.json meanwhile.
+    """
+    if not data.on_disk():
+        seq, items = data.build()
+        return seq, items, keep(root, "sequences", lambda folder: write_sequences(folder, seq, items))
+    root.mkdir(parents=True, exist_ok=True)
+    told = root / PREPARING
+
+    def tell(report: Report) -> None:
+        write_whole(told, json.dumps({"text": report.text(), "rows": report.rows}).encode())
+
+    try:
+        prepared = data.prepared(root, tell)
+    finally:
+        told.unlink(missing_ok=True)
+    artifact = {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}
+    facts = {"seconds": prepared.seconds, "cpu_s": prepared.cpu_s}
+    write_whole(root / PREPARED, json.dumps(facts).encode())
+    seq, items = prepared.open()
+    _check(seq, data)
+    return seq, items, artifact
+
+
+def _check(seq: Sequences, data: DataSetup) -> None:
+    """Raises DataError for what the driver finds in data that it can read whole."""
+    sums = Sums.of(seq)
+    if not sums.events[TEST]:
+        raise DataError(
+            f"no user is left to test: data.split {dict(data.split)} holds out more events than the {len(seq)} users have; "
+            "lower data.split or data.keep"
+        )
+    for name, events in sums.taught.items():
+        if not events:
+            raise DataError(
+                f"stages.{name}.target: {data.targets[name]!r} holds for none of the {sums.events[TRAIN]} training events: the "
+                "stage would train on nothing. Widen it, or leave it out"
+            )
+
+
+def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]:
     """{"data": what the run's report and predictions say of it, "init": what is known to the run that weights start from}."""
-    held_out = {
-        name: int((seq.split == split).sum())
-        for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
-    }
-    for mask in list(seq.targets.values())[:1]:
-        held_out["test_target"] = int((mask & (seq.split == TEST)).sum())
+    sums = Sums.of(seq)
     facts = {
         "users": len(seq),
         "items": len(items),
         "events": len(seq.item),
-        "trained_events": int((seq.split == TRAIN).sum()),
-        "users_only_trained": int(
-            sum(
-                1
-                for u in range(len(seq))
-                if not (seq.split[seq.offsets[u] : seq.offsets[u + 1]] == TEST).any()
-            )
-        ),
-        **_lengths(seq),
-        "held_out": held_out,
+        "trained_events": sums.events[TRAIN],
+        "users_only_trained": len(seq) - sums.tested,
+        **sums.lengths(seq),
+        "held_out": sums.held_out(),
         "dropped": list(seq.dropped),
         "notice": notice(data.interactions) or "",
     }
@@ -166,24 +230,10 @@ def facts_of(seq: Any, items: pa.Table, data: DataSetup) -> dict[str, Any]:
 def _repeats(seq: Sequences, data: DataSetup) -> dict[str, Any]:
     """The policy, whether the data or the scenario chose it, and the share of each split's events that are repeats."""
     chosen_by = "data" if data.repeats is None else "scenario"
-    return {"policy": seq.repeats, "chosen_by": chosen_by, "share": shares(seq.repeated, seq.split)}
+    return {"policy": seq.repeats, "chosen_by": chosen_by, "share": seq.repeat_shares}
 
 
-def _lengths(seq: Any) -> dict[str, Any]:
-    """What predictions need: how unequal users' training lengths are, and what share of events each target keeps."""
-    train = seq.split == TRAIN
-    lengths = np.add.reduceat(train.astype(np.int64), seq.offsets[:-1])
-    shares = {name: float(mask[train].mean()) for name, mask in seq.targets.items()}
-    times = seq.time[train]
-    span_s = int(times.max() - times.min()) if len(times) else 0
-    return {
-        "train_span_s": span_s,
-        "train_spread": float(lengths.std() / max(1e-9, lengths.mean())),
-        "trained_share": shares,
-    }
-
-
-def write_sequences(folder: Path, seq: Any, items: pa.Table) -> None:
+def write_sequences(folder: Path, seq: Sequences, items: pa.Table) -> None:
     seq.save(folder)
     pq.write_table(items, folder / "items.parquet")
 

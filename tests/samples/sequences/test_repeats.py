@@ -105,9 +105,8 @@ def test_a_file_keeps_what_holds_and_one_that_says_nothing_masks(tmp_path):
 
 
 def test_shares_are_of_each_splits_events():
-    from nonet.samples.sequences.repeats import shares
 
     seq = _build([[1, 2, 1, 3, 4, 1], [5, 6, 7, 8, 9, 10]])
-    assert shares(seq.repeated, seq.split) == {"train": 0.0, "rl": 0.25, "valid": 0.0, "test": 0.5}
+    assert seq.repeat_shares == {"train": 0.0, "rl": 0.25, "valid": 0.0, "test": 0.5}
     only = _build([[1, 1, 2]], split={"test": 1, "valid": 0})
-    assert set(shares(only.repeated, only.split)) == {NAMES[TRAIN], NAMES[TEST]}
+    assert set(only.repeat_shares) == {NAMES[TRAIN], NAMES[TEST]}

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.samples.tables.tables import unix_seconds
+from nonet.samples.tables.times import unix_seconds
 
 WHEN = dt.datetime(2026, 11, 19, 12, 0, 0)
 UNIX = 1795089600

@@ -399,3 +399,34 @@ def test_of_many_users_some_are_validated_with_all_their_events_and_the_same_eac
     np.testing.assert_array_equal(few, of_some_users(users, 7, most=10))
     assert (few != of_some_users(users, 8, most=10)).any()
     assert of_some_users(users, 7).all()
+
+
+def test_drawn_users_are_the_seeds_and_all_of_their_events_are_ranked(evaluator):
+    whole, some, again = evaluator(), evaluator(users=20, name="some"), evaluator(users=20, name="again")
+    for split in ("valid", "test"):
+        asked, drawn = whole._prompts[split], some._prompts[split]
+        assert len(np.unique(drawn[0])) == 20
+        assert np.array_equal(drawn[0], again._prompts[split][0])
+        mine = np.isin(asked[0], drawn[0])
+        assert np.array_equal(asked[1][mine], drawn[1])
+    assert np.array_equal(*(np.unique(some._prompts[split][0]) for split in ("valid", "test")))
+
+
+def test_a_catalogue_that_is_not_scored_is_ranked_by_beam_and_compared_with_baselines(evaluator, planted):
+    made = evaluator(exhaustive=False)
+    detail = planted(made, right_where_liked, name="beamed")
+    assert set(detail["test"]) == {"beam"}
+    made.baseline("popularity")
+    assert set(made.compare([("beamed", "popularity")])["beamed-popularity"]) == set(METRICS)
+
+
+def test_a_baselines_votes_rank_as_its_dense_scores(evaluator):
+    sparse = evaluator(name="sparse").baseline("transition_counter")
+    dense = evaluator(name="dense")
+    counter = dense._fitting.fitted("transition_counter")
+    answer = dense._evaluate(
+        "dense", lambda users, positions: counter.scores(dense.corpus.seq, users, positions), None
+    )
+    assert answer["detail"] == sparse["detail"]
+    assert answer["lists"] == sparse["lists"]
+    assert answer["shown"] == sparse["shown"]

@@ -10,9 +10,10 @@ from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
+from nonet.errors import DataError
 from nonet.models.generation.corpus import Corpus
-from nonet.samples.sequences.sequences import TEST, TRAIN
-from nonet.workers.roles.tokenizer import keep
+from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences
+from nonet.workers.roles.tokenizer import Tokeniser, keep
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +90,32 @@ def test_the_same_content_lands_in_the_same_folder_and_other_content_does_not(tm
 def test_a_corpus_is_opened_from_its_artifacts(ring):
     assert set(ring.folders) == {"sequences", "sids", "catalogue", "transitions"}
     assert Corpus.load(ring.folders).trie.version == ring.corpus().trie.version
+
+
+@pytest.mark.parametrize("name", ["quickstart"])
+def test_a_shipped_scenario_has_the_same_artifacts_prepared_on_disk_as_in_memory(tmp_path, name):
+    """The same sequences, to the bit, mapped; so the same ids, catalogue and counts, and whatever a run does with them."""
+    facts = {}
+    for how in ("memory", "disk"):
+        changes = [f"data.prepare={how}", "tokenizer.vectors=[categories]", "tokenizer.codes=16"]
+        scenario, beside = load_scenario(name, changes)
+        facts[how] = Tokeniser().prepare(data_setup(scenario, beside), str(tmp_path / how))
+    memory, disk = facts["memory"], facts["disk"]
+    for kind in ("sids", "catalogue", "transitions"):
+        assert disk["artifacts"][kind]["sha256"] == memory["artifacts"][kind]["sha256"], kind
+    assert disk["data"] == memory["data"]
+    built, mapped = (Sequences.load(facts[how]["artifacts"]["sequences"]["path"]) for how in facts)
+    assert isinstance(mapped.item, np.memmap)
+    for field in ("user_id", "offsets", "item", "time", "split", "user_key", "item_key", "train_lengths"):
+        np.testing.assert_array_equal(getattr(mapped, field), getattr(built, field), field)
+    assert mapped.repeats == built.repeats
+    for stage, mask in built.targets.items():
+        np.testing.assert_array_equal(mapped.targets[stage], mask)
+
+
+def test_what_the_driver_does_not_read_is_refused_where_it_is_read(ring, tmp_path):
+    scenario, beside = load_scenario(
+        ring.scenario, ["data.prepare=disk", "stages.finetune.target='rating > 99'"]
+    )
+    with pytest.raises(DataError, match=r"stages.finetune.target: .* holds for none of the 720 training"):
+        Tokeniser().prepare(data_setup(scenario, beside), str(tmp_path))

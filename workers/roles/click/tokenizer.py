@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nonet.workers.roles import DataSetup, facts_of, keep, write_sequences
+from nonet.workers.roles import DataSetup, facts_of, sequences_of
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 
@@ -17,7 +17,5 @@ class ClickTokeniser(DistributeWorker):
         """Write run_folder/artifacts/sequences-<sha8>; {"artifacts", "data", "tokenizer": {}}."""
         if self.rank:
             return {}
-        seq, items = data.build()
-        root = Path(run_folder) / "artifacts"
-        written = {"sequences": keep(root, "sequences", lambda folder: write_sequences(folder, seq, items))}
-        return {"artifacts": written, "tokenizer": {}, **facts_of(seq, items, data)}
+        seq, items, sequences = sequences_of(data, Path(run_folder) / "artifacts")
+        return {"artifacts": {"sequences": sequences}, "tokenizer": {}, **facts_of(seq, items, data)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from nonet.models.baselines import BASELINES, Baseline, make_baseline, rehearse
-from nonet.samples.sequences import Sequences
+from nonet.samples.sequences import Sequences, Transitions
 
 
 @dataclass(slots=True)
@@ -21,13 +21,20 @@ class _Begun:
 
 
 class Fitting:
-    """configs: baselines by name, `use` and options; seq: the events they learn from."""
+    """configs: baselines by name, `use` and options; seq: the events they learn from; transitions: gives the run's."""
 
     def __init__(
-        self, configs: Mapping[str, Mapping[str, Any]], seq: Sequences, n_items: int, seed: int, history: int
+        self,
+        configs: Mapping[str, Mapping[str, Any]],
+        seq: Sequences,
+        n_items: int,
+        seed: int,
+        history: int,
+        transitions: Callable[[], Transitions],
     ):
         self._configs, self._seq, self._items = configs, seq, n_items
         self._seed, self._history = seed, history
+        self._transitions = transitions
         self._begun: dict[str, _Begun] = {}
 
     def rehearse(self) -> None:
@@ -51,4 +58,10 @@ class Fitting:
         return self._begun.pop(name).baseline
 
     def _made(self, name: str) -> Baseline:
-        return make_baseline(self._configs[name], self._items, seed=self._seed, history=self._history)
+        return make_baseline(
+            self._configs[name],
+            self._items,
+            seed=self._seed,
+            history=self._history,
+            transitions=self._transitions,
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from nonet.models.generation import Corpus
 
@@ -25,7 +26,6 @@ class ShownUsers:
         if len(first):
             first = first[np.linspace(0, len(first) - 1, min(most, len(first))).round().astype(int)]
         self._corpus, self.users, self.positions = corpus, users[first], positions[first]
-        self._title = [str(text) for text in corpus.items["title"].to_pylist()]
 
     def rows(self) -> list[dict[str, Any]]:
         """Id, titles of the newest history and of the held-out events."""
@@ -35,8 +35,8 @@ class ShownUsers:
             rows.append(
                 {
                     "user_id": _plain(seq.user_id[user]),
-                    "history": [self._title[i] for i in items[max(0, position - _HISTORY) : position]],
-                    "target": [self._title[i] for i in items[position:]],
+                    "history": self._titles(items[max(0, position - _HISTORY) : position]),
+                    "target": self._titles(items[position:]),
                 }
             )
         return rows
@@ -46,7 +46,10 @@ class ShownUsers:
         if not len(self.users):
             return []
         best_Pk = best(self.users, self.positions)
-        return [[self._title[i] for i in row if i >= 0] for row in best_Pk.tolist()]
+        return [self._titles(row[row >= 0]) for row in best_Pk]
+
+    def _titles(self, items: np.ndarray) -> list[str]:
+        return [str(text) for text in self._corpus.items["title"].take(pa.array(items)).to_pylist()]
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,99 @@
+"""SparseScores: scores of a whole catalogue that differ from one list for all prompts in few items, ranked without [P, I].
+
+Ranks and lists are those of the dense scores, to the bit: equals stand by the same order, what is masked is in nobody's list.
+A rank is that of the target among what all prompts share, corrected by the items that are the prompt's own or masked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nonet.models.ranking.metrics import MISSED
+from nonet.types import Jagged
+
+# Shapes: P prompts, I items, C (prompt, item) cells with a score of their own, S cells that are special: those and masked ones.
+
+
+class Shared:
+    """What all prompts share: scores [I] float32 and the order of equals [I], sorted once."""
+
+    def __init__(self, score_I: np.ndarray, tie_I: np.ndarray):
+        self.score, self.tie = np.asarray(score_I, np.float32), tie_I
+        self.order = np.lexsort((tie_I, -self.score))
+        self._sorted, self._ties = -self.score[self.order], tie_I[self.order]
+
+    def ahead(self, score_P: np.ndarray, tie_P: np.ndarray) -> np.ndarray:
+        """How many items come before one of this score and place among equals [P]."""
+        left = np.searchsorted(self._sorted, -score_P, "left")
+        right = np.searchsorted(self._sorted, -score_P, "right")
+        for row in np.flatnonzero(right > left):
+            left[row] += np.searchsorted(self._ties[left[row] : right[row]], tie_P[row])
+        return left
+
+
+class SparseScores:
+    """prompt, item [C] ascending as pairs, and score [C] float32 of each; every other item has its shared score."""
+
+    def __init__(self, prompts: int, shared: Shared, prompt: np.ndarray, item: np.ndarray, score: np.ndarray):
+        self._prompts, self._shared = prompts, shared
+        self._cell = prompt * len(shared.score) + item
+        self._score = np.asarray(score, np.float32)
+
+    def ranks(self, target_P: np.ndarray, masked: Jagged) -> np.ndarray:
+        """Ranks [P] int64 of the targets, as `rank_of_target_np` gives them for the dense scores."""
+        shared, items = self._shared, len(self._shared.score)
+        own_P = self._of(np.arange(self._prompts) * items + target_P)
+        tie_P = shared.tie[target_P]
+        hidden = self._hidden(masked)
+        special = np.union1d(self._cell, hidden)
+        prompt, item = special // items, special % items
+        rank_P = shared.ahead(own_P, tie_P)
+        before = _before(shared.score[item], shared.tie[item], own_P[prompt], tie_P[prompt])
+        rank_P = rank_P - np.bincount(prompt, weights=before, minlength=self._prompts).astype(np.int64)
+        left = ~np.isin(self._cell, hidden)
+        prompt, item = self._cell[left] // items, self._cell[left] % items
+        before = _before(self._score[left], shared.tie[item], own_P[prompt], tie_P[prompt])
+        rank_P = rank_P + np.bincount(prompt, weights=before, minlength=self._prompts).astype(np.int64)
+        rank_P[np.isin(np.arange(self._prompts) * items + target_P, hidden)] = MISSED
+        rank_P[np.isneginf(own_P)] = MISSED
+        return rank_P
+
+    def best(self, k: int, masked: Jagged) -> np.ndarray:
+        """The k best items of each prompt that are not masked [P, k]; -1 where none is left."""
+        shared, items = self._shared, len(self._shared.score)
+        hidden = self._hidden(masked)
+        out = np.full((self._prompts, k), -1, np.int64)
+        cuts = np.arange(self._prompts + 1) * items
+        own, gone = np.searchsorted(self._cell, cuts), np.searchsorted(hidden, cuts)
+        for row in range(self._prompts):
+            voted = self._cell[own[row] : own[row + 1]] - row * items
+            score = self._score[own[row] : own[row + 1]]
+            barred = hidden[gone[row] : gone[row + 1]] - row * items
+            first = shared.order[: k + len(voted) + len(barred)]
+            first = first[~np.isin(first, np.concatenate([voted, barred]))][:k]
+            there = ~np.isin(voted, barred)
+            item = np.concatenate([voted[there], first])
+            score = np.concatenate([score[there], shared.score[first]])
+            best = np.lexsort((shared.tie[item], -score))[:k]
+            best = best[~np.isneginf(score[best])]
+            out[row, : len(best)] = item[best]
+        return out
+
+    def _of(self, cell: np.ndarray) -> np.ndarray:
+        """The score of any cells."""
+        score = self._shared.score[cell % len(self._shared.score)].copy()
+        if len(self._cell):
+            place = np.searchsorted(self._cell, cell).clip(max=len(self._cell) - 1)
+            own = self._cell[place] == cell
+            score[own] = self._score[place[own]]
+        return score
+
+    def _hidden(self, masked: Jagged) -> np.ndarray:
+        """Distinct masked cells, ascending."""
+        lengths = np.diff(np.asarray(masked.offsets, np.int64))
+        prompt = np.repeat(np.arange(len(lengths)), lengths)
+        return np.unique(prompt * len(self._shared.score) + np.asarray(masked.values))
+
+
+def _before(score: np.ndarray, tie: np.ndarray, own: np.ndarray, own_tie: np.ndarray) -> np.ndarray:
+    return (score > own) | ((score == own) & (tie < own_tie))

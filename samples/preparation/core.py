@@ -1,0 +1,85 @@
+"""KCore: the largest set of events whose items and users all have enough of them, by passes over sorted partitions.
+
+A pass takes out what has too few by the counts so far, and counts what it took out; the first pass that takes nothing out
+ends it. What is left does not depend on the order. In memory: a count an item, and one partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nonet.errors import DataError
+from nonet.samples.preparation.gather import Partition
+from nonet.samples.sequences import least_events
+
+# Shapes: N events of a partition, I items of the catalogue.
+_KEPT = "kept.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What is left: items [I] bool, and of each partition how many users and events."""
+
+    items: np.ndarray
+    sizes: list[tuple[int, int]]
+
+
+def k_core(
+    partitions: Sequence[Partition], n_items: int, keep: Mapping[str, int], tell: Callable[[int], None]
+) -> Core:
+    """Filter, without writing to the partitions but for a mask beside each. `tell` hears of events as they are looked at.
+
+    Raises DataError where nothing is left, ConfigError for what `keep` cannot be.
+    """
+    item_least, user_least = least_events(keep)
+    counts, events = np.zeros(n_items, np.int64), 0
+    for part in partitions:
+        _mask_of(part).unlink(missing_ok=True)
+        item = part.column("item", "<i4")
+        counts += np.bincount(item, minlength=n_items)
+        events += len(item)
+        tell(len(item))
+    sizes: list[tuple[int, int]] = []
+    took = item_least > 0 or user_least > 1
+    while took:
+        took = False
+        for part in partitions:
+            item = part.column("item", "<i4")
+            before = kept_of(part, len(item))
+            after = _enough(part.offsets(), before & (counts >= item_least)[item], user_least)
+            gone = before & ~after
+            if gone.any():
+                took = True
+                counts -= np.bincount(item[gone], minlength=n_items)
+                np.packbits(after).tofile(_mask_of(part))
+            tell(len(item))
+    for part in partitions:
+        offsets = part.offsets()
+        kept = kept_of(part, int(offsets[-1]))
+        users = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
+        sizes.append((int(users.sum()), int(kept.sum())))
+    if not sum(n for _, n in sizes):
+        raise DataError(f"keep {dict(keep)} leaves none of {events} interactions. Ask for fewer events.")
+    return Core(counts >= item_least, sizes)
+
+
+def kept_of(part: Partition, events: int) -> np.ndarray:
+    """Which events of a partition are left [N] bool."""
+    if not _mask_of(part).exists():
+        return np.ones(events, bool)
+    return np.unpackbits(np.fromfile(_mask_of(part), np.uint8), count=events).astype(bool)
+
+
+def _enough(offsets: np.ndarray, kept: np.ndarray, user_least: int) -> np.ndarray:
+    if not len(kept):
+        return kept
+    events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64)
+    return kept & np.repeat(events >= user_least, np.diff(offsets))
+
+
+def _mask_of(part: Partition) -> Path:
+    return part.folder / _KEPT

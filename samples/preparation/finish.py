@@ -1,0 +1,138 @@
+"""Finish: what the k-core left of sorted partitions, written as flat files (`nonet.samples.sequences.flat`).
+
+Each partition has its place in them, so that they may be written in any order and again. A note beside the partition, with the
+hash of what was written, says that it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.atomic import write_whole
+from nonet.samples.preparation.core import Core, kept_of
+from nonet.samples.preparation.gather import Layout, Partition
+from nonet.samples.sequences import TRAIN, USER_IDS, FlatFiles, SplitFacts, repeated, split_codes
+from nonet.samples.tables import as_numbers, keys_in
+
+# Shapes: N events that are left of a partition, U users.
+_NOTE = "done.json"
+SPLITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was written of a partition: facts of its split, how many events of each split return to an item, and a hash."""
+
+    facts: SplitFacts
+    repeats: tuple[int, ...]
+    sha256: str
+
+    @classmethod
+    def load(cls, part: Partition) -> Note | None:
+        """None where the partition was not written whole."""
+        path = part.folder / _NOTE
+        if not path.exists():
+            return None
+        note = json.loads(path.read_text())
+        facts = SplitFacts(**{**note["facts"], "events": tuple(note["facts"]["events"])})
+        return cls(facts, tuple(note["repeats"]), note["sha256"])
+
+    def save(self, part: Partition) -> None:
+        """Beside the partition."""
+        facts = {name: getattr(self.facts, name) for name in SplitFacts.__dataclass_fields__}
+        text = json.dumps({"facts": facts, "repeats": self.repeats, "sha256": self.sha256})
+        write_whole(part.folder / _NOTE, text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Writes partitions to their places: their layout, what is left of them, the split, and the folder."""
+
+    layout: Layout
+    core: Core
+    split: Mapping[str, Any]
+    folder: Path
+
+    def files(self) -> FlatFiles:
+        """The files, with room for all that is left. Raises OSError where there is none."""
+        users, events = (sum(column) for column in zip(*self.core.sizes, strict=True))
+        fields = {name: (kind, events) for name, kind in self.layout.fields().items()}
+        fields |= {"split": ("|i1", events), "offsets": ("<i8", users + 1)}
+        fields |= {"train_lengths": ("<i8", users), "user_key": ("<i8", users)}
+        if not self.layout.text:
+            fields["user_id"] = ("<i8", users)
+        return FlatFiles(self.folder, fields)
+
+    def write(self, files: FlatFiles, partitions: Sequence[Partition], number: int) -> None:
+        """Put one partition to its place, where its note does not say that it is there."""
+        part = partitions[number]
+        if Note.load(part) is not None:
+            return
+        before = [sum(column) for column in zip(*self.core.sizes[:number], strict=True)] or [0, 0]
+        offsets = part.offsets()
+        kept = kept_of(part, int(offsets[-1]))
+        of_user = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) if len(kept) else np.empty(0, np.int64)
+        there = of_user > 0
+        lengths = of_user[there]
+        own = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        digest = hashlib.sha256()
+
+        def put(name: str, at: int, values: np.ndarray) -> None:
+            digest.update(files.write(name, at, values))
+
+        time = part.column("time", "<i8")[kept]
+        codes = split_codes(own, time, self.split)
+        item = self._renumbered(part.column("item", "<i4")[kept])
+        put("item", before[1], item)
+        put("time", before[1], time)
+        put("split", before[1], codes)
+        for name, kind in self.layout.fields().items():
+            if name not in ("item", "time"):
+                put(name, before[1], part.column(name, kind)[kept])
+        put("offsets", before[0] + 1, own[1:] + before[1])
+        trained = np.add.reduceat(codes == TRAIN, own[:-1], dtype=np.int64) if len(item) else lengths
+        put("train_lengths", before[0], trained)
+        users = part.users(self.layout.text)
+        users = users.filter(pa.array(there)) if self.layout.text else users[there]
+        put("user_key", before[0], keys_in("user", as_numbers(users)))
+        if not self.layout.text:
+            put("user_id", before[0], users)
+        back = repeated(np.repeat(np.arange(len(lengths)), lengths), item)
+        repeats = tuple(np.bincount(codes[back], minlength=SPLITS).tolist())
+        Note(SplitFacts.of(own, time, codes), repeats, digest.hexdigest()).save(part)
+
+    def write_texts(self, partitions: Sequence[Partition]) -> None:
+        """The text ids of users, in their order; nothing where ids are numbers."""
+        if not self.layout.text:
+            return
+        schema = pa.schema({"user_id": pa.large_string()})
+        with pa.ipc.new_file(str(self.folder / USER_IDS), schema) as out:
+            for part in partitions:
+                offsets = part.offsets()
+                kept = kept_of(part, int(offsets[-1]))
+                there = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
+                ids = part.users(True).filter(pa.array(there)).cast(pa.large_string())
+                out.write_batch(pa.record_batch([ids], schema=schema))
+
+    def _renumbered(self, item: np.ndarray) -> np.ndarray:
+        return (np.cumsum(self.core.items) - 1).astype(np.int32)[item]
+
+
+def trained_events(
+    item: np.ndarray, split: np.ndarray, n_items: int, tell: Callable[[int], None]
+) -> np.ndarray:
+    """TRAIN events of each item [I], of mapped events, a block at a time."""
+    counts, block = np.zeros(n_items, np.int64), 1 << 22
+    for start in range(0, len(item), block):
+        rows = slice(start, start + block)
+        counts += np.bincount(item[rows][split[rows] == TRAIN], minlength=n_items)
+        tell(len(item[rows]))
+    return counts

@@ -1,0 +1,159 @@
+"""EventLog: the interactions behind a path as slices of row groups, checked where they are read.
+
+Opening it reads footers alone: the schema of all files, rows by row group, and from their statistics the unit of times that
+are plain numbers. A slice is whole row groups of one file, about two million rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import DataError
+from nonet.samples.sequences import carried_columns
+from nonet.samples.tables import (
+    check_events,
+    find_parquet,
+    is_plain,
+    parquet_footer,
+    parquet_schema,
+    read_groups,
+    unit_by_name,
+    unit_by_size,
+)
+
+# Shapes: N rows of a slice.
+
+_WHAT = "interactions"
+_SLICE_ROWS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Consecutive row groups of a file; first_row: where they begin in it."""
+
+    file: str
+    groups: tuple[int, ...]
+    first_row: int
+    rows: int
+
+
+class EventLog:
+    """The interactions behind a path, glob, folder, URI or builtin: name. Raises DataError where they cannot be events.
+
+    schema: of what `read` gives · slices: in the order of files and rows · rows: of all of them
+    """
+
+    def __init__(self, path: str, columns: Mapping[str, str] | None, slice_rows: int = _SLICE_ROWS):
+        self.path, self._columns = path, dict(columns or {})
+        self._system, self.files = find_parquet(path, _WHAT)
+        self._given: pa.Schema = parquet_schema(path, _WHAT)
+        self._footers = {file: parquet_footer(self._system, file, _WHAT) for file in self.files}
+        empty, _ = check_events(self._given.empty_table(), self._columns, f"{_WHAT} {path}")
+        self.schema: pa.Schema = empty.schema
+        self.slices = list(self._cut(slice_rows))
+        self.rows = sum(part.rows for part in self.slices)
+        if not self.rows:
+            raise DataError(
+                f"{_WHAT} {path}: the table is empty (columns {', '.join(self._given.names)}, no rows)."
+            )
+        self._unit = self._time_unit()
+
+    @property
+    def names(self) -> list[str]:
+        """The columns as the files name them."""
+        return list(self._given.names)
+
+    def state(self) -> str:
+        """A hash of the files: names, bytes, times of change, rows."""
+        infos = self._system.get_file_info(self.files)
+        facts = [
+            [info.path, info.size, info.mtime_ns, self._footers[file].num_rows]
+            for info, file in zip(infos, self.files, strict=True)
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def needed(self, *conditions: str | None) -> list[str]:
+        """The columns, as the files name them, that sequences hold or conditions may name."""
+        _, dropped = carried_columns(self.schema, None)
+        unfit = {text.rpartition(" (")[0] for text in dropped}
+        text = " ".join(condition for condition in conditions if condition)
+        return [name for name in self._given.names if name not in unfit or name in text]
+
+    def read(self, part: Slice, only: Collection[str]) -> tuple[pa.Table, np.ndarray | None]:
+        """Rows of a slice in their order, renamed, checked and normalised, and where times are finer than seconds, times [N] to
+        order them by. Raises DataError that names file, row and column."""
+        table = read_groups(self._system, part.file, part.groups, _WHAT, only)
+        where = f"{_WHAT} {part.file}, row groups {part.groups[0]} to {part.groups[-1]} (their first row is {part.first_row:,})"
+        return check_events(self._as_given(table, only, where), self._columns, where, self._unit)
+
+    def column(self, part: Slice, role: str, groups: int | None = None) -> Any:
+        """One wanted column of a slice, or of its first row groups, as it is in the file."""
+        source = self._source(role)
+        table = read_groups(self._system, part.file, part.groups[:groups], _WHAT, [source])
+        return self._as_given(table, [source], f"{_WHAT} {part.file}")[source]
+
+    def _as_given(self, table: pa.Table, only: Collection[str], where: str) -> pa.Table:
+        """The columns of a file with the types that all files together have; nulls for one that it lacks."""
+        fields = [field for field in self._given if field.name in only]
+        try:
+            arrays = [
+                table[field.name].cast(field.type)
+                if field.name in table.column_names
+                else pa.nulls(len(table), field.type)
+                for field in fields
+            ]
+        except pa.ArrowException as error:
+            raise DataError(f"{where}: unlike the other files: {str(error).splitlines()[0]}") from None
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+    def _cut(self, most: int) -> Iterator[Slice]:
+        for file, footer in self._footers.items():
+            groups: list[int] = []
+            first = rows = 0
+            for group in range(footer.num_row_groups):
+                there = footer.row_group(group).num_rows
+                if groups and rows + there > most:
+                    yield Slice(file, tuple(groups), first, rows)
+                    groups, first, rows = [], first + rows, 0
+                groups.append(group)
+                rows += there
+            if rows:
+                yield Slice(file, tuple(groups), first, rows)
+
+    def _source(self, role: str) -> str:
+        short = {"user_id": "user", "item_id": "item", "timestamp": "time"}[role]
+        return self._columns.get(role, self._columns.get(short, role))
+
+    def _time_unit(self) -> str | None:
+        """The unit of times that are plain numbers without a name that tells it, from the largest of them."""
+        source = self._source("timestamp")
+        if not is_plain(self._given.field(source).type) or unit_by_name(source):
+            return None
+        return unit_by_size(max(self._largest(part, source) for part in self.slices))
+
+    def _largest(self, part: Slice, source: str) -> float:
+        footer, largest = self._footers[part.file], 0.0
+        for group in part.groups:
+            columns = footer.row_group(group)
+            place = next(
+                (i for i in range(columns.num_columns) if columns.column(i).path_in_schema == source), None
+            )
+            facts = None if place is None else columns.column(place).statistics
+            if facts is None or not facts.has_min_max:
+                return self._largest_read(part, source)
+            largest = max(largest, abs(float(facts.min)), abs(float(facts.max)))
+        return largest
+
+    def _largest_read(self, part: Slice, source: str) -> float:
+        table = read_groups(self._system, part.file, part.groups, _WHAT, [source])
+        if source not in table.column_names:
+            return 0.0
+        times = table[source].drop_null().cast(pa.float64()).to_numpy()
+        return float(np.abs(times[np.isfinite(times)]).max(initial=0))

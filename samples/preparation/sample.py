@@ -1,0 +1,60 @@
+"""sample_of: what a driver looks at of data that are too large for it: footers, one row group, the columns of the items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from nonet.errors import DataError
+from nonet.samples.preparation.log import EventLog
+from nonet.samples.sequences import carried_columns
+from nonet.samples.tables import check_columns, check_items, matches, parquet_schema
+
+
+def sample_of(
+    interactions: str, items: str | None, columns: Mapping[str, str], conditions: Sequence[str | None]
+) -> tuple[pa.Table, pa.Schema]:
+    """Checked interactions of the first row group, and the columns of the items as `build_sequences` gives them.
+
+    Raises DataError where files are no Parquet or lack columns, where rows of the sample are wrong, or ids of both tables are of
+    unlike types; ConfigError for a condition that cannot be computed.
+    """
+    log = EventLog(interactions, columns, slice_rows=1)
+    given = pa.schema([]) if items is None else parquet_schema(items, "items")
+    check_columns(columns, [*log.names, *given.names])
+    table, _ = log.read(log.slices[0], log.names)
+    carried_columns(table.schema, None)
+    for condition in conditions:
+        if condition:
+            matches(condition, table, name="a condition of the data")
+    if items is None:
+        return table, pa.schema([("item_id", table.schema.field("item_id").type)])
+    there = _columns_of(given, columns, items)
+    kinds = [schema.field("item_id").type for schema in (table.schema, there)]
+    if pa.types.is_integer(kinds[0]) != pa.types.is_integer(kinds[1]):
+        raise DataError(
+            f"item_id is {kinds[0]} in the interactions and {kinds[1]} in the items table; they can never match. "
+            "Write both as text or both as whole numbers."
+        )
+    return table, there
+
+
+def _columns_of(given: pa.Schema, columns: Mapping[str, str], items: str) -> pa.Schema:
+    """The columns that sequences' items have: checked on a row of nothing, with the ones that are always there."""
+    one = pa.Table.from_arrays([_one(field.type) for field in given], schema=given)
+    there = check_items(one, columns, f"items {items}").schema
+    always = [("item", pa.int64()), ("title", pa.string()), ("categories", pa.list_(pa.string()))]
+    more = [*always, ("events", pa.int64())]
+    fields = [pa.field(name, kind) for name, kind in more if name not in there.names]
+    return pa.schema([*there, *fields])
+
+
+def _one(kind: pa.DataType) -> pa.Array:
+    """A value that is not null, where the type is one of ids."""
+    if pa.types.is_dictionary(kind):
+        return pa.array(["0"]).dictionary_encode().cast(kind)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return pa.array([0], kind)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return pa.array(["0"], kind) if text else pa.nulls(1, kind)

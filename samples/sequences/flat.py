@@ -1,0 +1,184 @@
+"""Flat files: the fields of sequences as one .npy each, memory-mapped (format 3).
+
+Parts of users are written at their places, in any order, into files whose room is reserved first: a disk that fills is an
+error before the first byte, never a signal in a mapping. meta.json comes last; a folder without it holds no sequences.
+Text ids of users are an Arrow file, mapped as well. An artifact of 100 M events takes 1.4 to 1.8 GB on disk and of a process
+what it has read of it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import DataError
+
+FLAT_META, FLAT_FORMAT = "meta.json", 3
+USER_IDS = "user_id.arrow"
+
+
+def is_flat(folder: Path) -> bool:
+    """Whether a folder holds sequences in this format."""
+    return (folder / FLAT_META).is_file()
+
+
+class TextIds:
+    """Text ids [U] that stay in their file; what is asked for is an object array, or one text."""
+
+    dtype = np.dtype(object)
+
+    def __init__(self, column: Any):
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, slice):
+            return TextIds(self._column[rows])
+        if np.ndim(rows) == 0:
+            return self._column[int(rows)].as_py()
+        rows = np.asarray(rows)
+        places = np.flatnonzero(rows) if rows.dtype == bool else rows
+        return np.array(self._column.take(pa.array(places)).to_pylist(), dtype=object)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._column.to_pylist(), dtype=object).astype(dtype or object)
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        """All of them, as NumPy has it."""
+        return np.asarray(self).astype(dtype)
+
+
+class Mapped:
+    """The files of a folder, opened when they are asked for. Raises DataError where they cannot be read."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        try:
+            self.meta: dict[str, Any] = json.loads((folder / FLAT_META).read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"sequences {folder}: {FLAT_META} is not readable ({error}). Run the tokenise stage again."
+            ) from None
+        if self.meta.get("format") != FLAT_FORMAT:
+            raise DataError(
+                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {FLAT_FORMAT}. Run the tokenise "
+                "stage again."
+            )
+
+    def array(self, name: str) -> np.ndarray:
+        """One field."""
+        try:
+            return np.load(self._folder / f"{name}.npy", mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"sequences {self._folder}: {name}.npy is not readable ({error}). Run the tokenise stage again."
+            ) from None
+
+    def fields(self) -> dict[str, Any]:
+        """The arguments of `Sequences` that are kept here."""
+        meta = self.meta
+        event = self.array("event") if meta["event_names"] else np.broadcast_to(np.int32(0), meta["events"])
+        return {
+            "user_id": self._user_id(),
+            "offsets": np.asarray(self.array("offsets")),
+            "event": event,
+            **{name: self.array(name) for name in ("item", "time", "split", "user_key")},
+            "columns": {name: self.array(f"column-{i}") for i, name in enumerate(meta["columns"])},
+            "targets": {name: self.array(f"target-{i}") for i, name in enumerate(meta["targets"])},
+            "event_names": tuple(meta["event_names"]),
+            "dropped": tuple(meta["dropped"]),
+            "repeats": meta["repeats"],
+        }
+
+    def _user_id(self) -> Any:
+        if not (self._folder / USER_IDS).is_file():
+            return self.array("user_id")
+        with pa.memory_map(str(self._folder / USER_IDS)) as source:
+            return TextIds(pa.ipc.open_file(source).read_all()["user_id"])
+
+
+class FlatFiles:
+    """Arrays of a known length, each a .npy file whose parts are written at their places.
+
+    fields: name -> (dtype, length). Raises OSError where there is no room.
+    """
+
+    def __init__(self, folder: Path, fields: Mapping[str, tuple[Any, int]]):
+        self._place: dict[str, tuple[int, int, np.dtype[Any]]] = {}
+        for name, (kind, length) in fields.items():
+            dtype = np.dtype(kind)
+            path = folder / f"{name}.npy"
+            whole = path.exists()
+            with path.open("r+b" if whole else "wb") as out:
+                header = {
+                    "descr": np.lib.format.dtype_to_descr(dtype),
+                    "fortran_order": False,
+                    "shape": (length,),
+                }
+                np.lib.format.write_array_header_1_0(out, header)
+                start = out.tell()
+                out.flush()
+                if length and not whole:
+                    os.posix_fallocate(out.fileno(), start, length * dtype.itemsize)
+            self._place[name] = (os.open(path, os.O_WRONLY), start, dtype)
+
+    def write(self, name: str, at: int, values: np.ndarray) -> bytes | memoryview:
+        """Put values at [at, at + n) of a field; the bytes that were written."""
+        handle, start, dtype = self._place[name]
+        content = np.ascontiguousarray(values, dtype).data.cast("B")
+        done = 0
+        while done < len(content):
+            done += os.pwrite(handle, content[done:], start + at * dtype.itemsize + done)
+        return content
+
+    def close(self) -> None:
+        """Wait until all is on disk."""
+        for handle, *_ in self._place.values():
+            os.fsync(handle)
+            os.close(handle)
+        self._place = {}
+
+
+class GrowingFile:
+    """A .npy file of one dimension that is written from its beginning, of a length that the end tells."""
+
+    def __init__(self, path: Path, dtype: Any):
+        self._dtype, self._length = np.dtype(dtype), 0
+        self._out = path.open("wb")
+        self._header()
+        self._start = self._out.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._out.seek(0)
+        self._header()
+        assert self._out.tell() == self._start  # headers are padded, for lengths of up to 20 digits
+        self._out.close()
+
+    def add(self, values: np.ndarray) -> None:
+        """The next ones."""
+        values.astype(self._dtype, copy=False).tofile(self._out)
+        self._length += len(values)
+
+    def _header(self) -> None:
+        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
+        np.lib.format.write_array_header_1_0(self._out, facts)
+
+
+def let_go(*arrays: np.ndarray) -> None:
+    """Take the pages of mapped arrays out of this process; they are read again when they are asked for."""
+    for array in arrays:
+        mapped = getattr(array, "_mmap", None)
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,144 @@
+"""Pairs: how often two items came near each other, counted by ranges of source items in memory that does not grow with events.
+
+Pairs of a part of the users are coded as one number each, source, other and distance, and put aside by ranges of their source:
+in memory while they are few, else in files. A range is then sorted, and its equal codes are counted. Sums add up by distance,
+then in the order of events: in one range or in many they are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from nonet.samples.sequences.sequences import Sequences
+
+# Shapes: N events of a part, F of them counted, E pairs, I items.
+RANGE_PAIRS = 1 << 24  # pairs of a range, about
+Chosen = Callable[["Sequences"], np.ndarray]
+"""Which events of a part are counted [N] bool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of a user's chosen events up to `reach` apart among those; both ways where `both`.
+
+    worth [reach]: of a pair by its distance · fade: what a pair is worth by the unix seconds of its later event [E], None for 1
+    """
+
+    n_items: int
+    reach: int
+    worth: np.ndarray
+    both: bool = False
+    fade: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def counted(
+        self, seq: Sequences, chosen: Chosen, *, range_pairs: int = RANGE_PAIRS, folder: Path | None = None
+    ) -> Iterator[tuple[range, np.ndarray, np.ndarray]]:
+        """Of one range of sources after the other: the range, source * I + other [E] ascending, and what their pairs are worth
+        together [E] float64.
+
+        folder: where files go when there is more than one range; by default the system's for temporary files.
+        """
+        bounds = self._bounds(seq, chosen, range_pairs)
+        if len(bounds) == 2:
+            parts = [self._coded(part, chosen) for part in seq.parts()]
+            codes, fade = (np.concatenate(each) for each in zip(*parts, strict=True))
+            yield range(self.n_items), *self._summed(codes, fade)
+            return
+        aside = Path(tempfile.mkdtemp(prefix="pairs-", dir=folder))
+        try:
+            for part in seq.parts(1 << 21):
+                self._put(aside, bounds, *self._coded(part, chosen))
+            for number in range(len(bounds) - 1):
+                codes, fade = (_taken(aside / f"{number}.{kind}") for kind in ("codes", "faded"))
+                items = range(int(bounds[number]), int(bounds[number + 1]))
+                yield items, *self._summed(codes.view(np.int64), fade)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    @property
+    def _bits(self) -> int:
+        return self.reach.bit_length()
+
+    def _bounds(self, seq: Sequences, chosen: Chosen, range_pairs: int) -> np.ndarray:
+        """Items where ranges begin, and the end; about as many pairs in each."""
+        occurs = np.zeros(self.n_items, np.int64)
+        for part in seq.parts():
+            occurs += np.bincount(part.item[chosen(part)], minlength=self.n_items)
+        pairs = np.cumsum(occurs) * self.reach * (2 if self.both else 1)
+        total = int(pairs[-1]) if len(pairs) else 0
+        cuts = np.arange(1, -(-total // range_pairs)) * range_pairs
+        inner = np.unique(np.searchsorted(pairs, cuts) + 1)
+        return np.array([0, *inner[(inner > 0) & (inner < self.n_items)].tolist(), self.n_items])
+
+    def _coded(self, part: Sequences, chosen: Chosen) -> tuple[np.ndarray, np.ndarray]:
+        """A number a pair [E], and what it is worth by its time [E], or nothing."""
+        mask = chosen(part)
+        item, user = part.item[mask].astype(np.int64), part.user[mask]
+        time = part.time[mask] if self.fade is not None else None
+        codes, faded = [np.empty(0, np.int64)], [np.empty(0)]
+        for step in range(1, self.reach + 1):
+            same = user[step:] == user[:-step]
+            one, other = item[:-step][same], item[step:][same]
+            codes.append((one * self.n_items + other) << self._bits | step)
+            if self.both:
+                codes.append((other * self.n_items + one) << self._bits | step)
+            if self.fade is not None and time is not None:
+                faded += [self.fade(time[step:][same])] * (2 if self.both else 1)
+        return np.concatenate(codes), np.concatenate(faded)
+
+    def _put(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, faded: np.ndarray) -> None:
+        source = (codes >> self._bits) // self.n_items
+        number = (np.searchsorted(bounds, source, "right") - 1).astype(np.uint16)
+        order = np.argsort(number, kind="stable")
+        cuts = np.concatenate([[0], np.cumsum(np.bincount(number, minlength=len(bounds) - 1))])
+        for kind, values in (("codes", codes), ("faded", faded)):
+            if not len(values):
+                continue
+            values = values[order]
+            for place in np.flatnonzero(np.diff(cuts)).tolist():
+                with (folder / f"{place}.{kind}").open("ab") as out:
+                    values[cuts[place] : cuts[place + 1]].tofile(out)
+
+    def _summed(self, codes: np.ndarray, faded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if len(faded):
+            order = np.argsort(codes, kind="stable")
+            codes, faded = codes[order], faded[order]
+        else:
+            codes = np.sort(codes)
+        key = codes >> self._bits
+        worth = np.asarray(self.worth, np.float64)[(codes & (1 << self._bits) - 1) - 1]
+        if len(faded):
+            worth = faded * worth
+        first = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.empty(0, bool)
+        count = np.bincount(np.cumsum(first) - 1, weights=worth, minlength=0)
+        return key[first], count
+
+
+def best_neighbours(
+    key: np.ndarray, count: np.ndarray, n_items: int, most: int, sources: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `most` largest counts of each source, ties to the lower item; in order of source, then item."""
+    source = key // n_items
+    first = np.searchsorted(source, np.arange(sources + 1))
+    if np.diff(first).max(initial=0) <= most:
+        return key, count
+    order = np.lexsort((key, -count, source))
+    chosen = np.sort(order[np.arange(len(key)) - first[source] < most])
+    return key[chosen], count[chosen]
+
+
+def _taken(file: Path) -> np.ndarray:
+    """The numbers of a file as float64, which goes; none where there is no file."""
+    if not file.exists():
+        return np.empty(0)
+    values = np.fromfile(file)
+    file.unlink()
+    return values

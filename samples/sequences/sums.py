@@ -1,0 +1,64 @@
+"""Sums over the events of sequences that a run's report and its predictions tell, a part of the users at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences
+
+_NONE = np.iinfo(np.int64)
+
+
+@dataclass(slots=True)
+class Sums:
+    """events of each split; tested: users with a TEST event; target: TEST events of the first target; taught: TRAIN events of
+    each target; first, last: unix seconds of TRAIN events."""
+
+    events: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    tested: int = 0
+    target: int | None = None
+    taught: dict[str, int] = field(default_factory=dict)
+    first: int = _NONE.max
+    last: int = _NONE.min
+
+    @classmethod
+    def of(cls, seq: Sequences) -> Sums:
+        """Over all users."""
+        sums = cls()
+        for part in seq.parts():
+            sums._add(part)
+        return sums
+
+    def _add(self, part: Sequences) -> None:
+        counts = np.bincount(part.split, minlength=len(self.events)).tolist()
+        self.events = [a + b for a, b in zip(self.events, counts, strict=True)]
+        test, train = part.split == TEST, part.split == TRAIN
+        users = np.zeros(len(part), bool)
+        users[part.user_of(np.flatnonzero(test))] = True
+        self.tested += int(users.sum())
+        for name, mask in part.targets.items():
+            self.taught[name] = self.taught.get(name, 0) + int((mask & train).sum())
+        for mask in list(part.targets.values())[:1]:
+            self.target = (self.target or 0) + int((mask & test).sum())
+        times = part.time[train]
+        self.first = min(self.first, int(times.min(initial=_NONE.max)))
+        self.last = max(self.last, int(times.max(initial=_NONE.min)))
+
+    def held_out(self) -> dict[str, int]:
+        """Held-out events by split, and those of the test that match the first target."""
+        held_out = {
+            name: self.events[split] for name, split in (("rl", RL), ("valid", VALID), ("test", TEST))
+        }
+        return held_out | ({} if self.target is None else {"test_target": self.target})
+
+    def lengths(self, seq: Sequences) -> dict[str, Any]:
+        """What predictions need: how unequal users' training lengths are, and what share of events each target keeps."""
+        lengths, trained = seq.train_lengths, self.events[TRAIN]
+        return {
+            "train_span_s": self.last - self.first if trained else 0,
+            "train_spread": float(lengths.std() / max(1e-9, lengths.mean())),
+            "trained_share": {name: events / max(1, trained) for name, events in self.taught.items()},
+        }

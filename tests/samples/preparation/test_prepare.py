@@ -1,0 +1,214 @@
+"""What is prepared on disk is what is built in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nonet.errors import DataError
+from nonet.samples.preparation import BuildOptions, prepare
+from nonet.samples.sequences import Sequences, build_sequences
+from nonet.samples.tables import read_tables
+
+SPLIT = {"use": "leave_last_out", "test": 2, "valid": 1, "rl": 1}
+FIELDS = ("offsets", "item", "time", "event", "split", "user_key", "item_key", "train_lengths", "lengths")
+
+
+def _log(seed: int, rows: int = 4000, *, text: bool = False, unit: str = "s", users: int = 150) -> pa.Table:
+    """Many ties, users of very unlike lengths, columns of every kind."""
+    dice = np.random.default_rng(seed)
+    user = np.minimum(dice.geometric(0.02, rows), users) * 7919 - 300_000
+    item = np.minimum(dice.geometric(0.03, rows), 200) * 31
+    per_second = {"s": 1, "ms": 1000}[unit]
+    time = (1_600_000_000 + dice.integers(0, 400, rows)) * per_second + dice.integers(0, per_second, rows)
+    kinds = np.array(["view", "buy", "cart"])[dice.integers(0, 3, rows)]
+    return pa.table(
+        {
+            "user_id": [f"u{each}é" for each in user] if text else user,
+            "item_id": [f"i{each}" for each in item] if text else item,
+            "timestamp": time,
+            "event": kinds,
+            "rating": pa.array(dice.integers(1, 6, rows), mask=dice.random(rows) < 0.1),
+            "shop": pa.array([f"s{each}" for each in dice.integers(0, 9, rows)]),
+            "tags": [[1, 2]] * rows,
+        }
+    )
+
+
+def _written(folder, table: pa.Table, files: int = 3, group: int = 300) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        cut = slice(number * len(table) // files, (number + 1) * len(table) // files)
+        part = table.slice(cut.start, cut.stop - cut.start)
+        pq.write_table(part, folder / f"day-{number}.parquet", row_group_size=group)
+    return str(folder / "day-*.parquet")
+
+
+def _options(interactions: str, **more) -> BuildOptions:
+    usual = {
+        "items": None,
+        "columns": {},
+        "keep": {"item_events": 5, "user_events": 3},
+        "split": SPLIT,
+        "targets": {},
+    }
+    return BuildOptions(interactions, **{**usual, **more})
+
+
+def _both(ask: BuildOptions, root) -> tuple[Sequences, Sequences, pa.Table, pa.Table]:
+    built, items = build_sequences(
+        *read_tables(ask.interactions, ask.items, ask.columns),
+        keep=ask.keep,
+        split=ask.split,
+        targets=ask.targets,
+        where=ask.where,
+        repeats=ask.repeats,
+    )
+    prepared, there = prepare(ask, root, slice_rows=700, partition_rows=500, threads=2).open()
+    return built, prepared, items, there
+
+
+def _same(built: Sequences, prepared: Sequences) -> None:
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(prepared, name), getattr(built, name), name)
+    assert list(prepared.user_id[np.arange(len(prepared))]) == list(built.user_id)
+    assert list(prepared.columns) == list(built.columns)
+    for name, values in built.columns.items():
+        assert prepared.columns[name].dtype == values.dtype
+        np.testing.assert_array_equal(prepared.columns[name], values, name)
+    assert list(prepared.targets) == list(built.targets)
+    for name, values in built.targets.items():
+        np.testing.assert_array_equal(prepared.targets[name], values, name)
+    for name in ("event_names", "dropped", "repeats", "repeat_shares"):
+        assert getattr(prepared, name) == getattr(built, name), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("text", [False, True])
+def test_prepared_on_disk_is_row_by_row_what_is_built_in_memory(tmp_path, seed, text):
+    path = _written(tmp_path / "log", _log(seed, text=text))
+    ask = _options(
+        path,
+        targets={"finetune": "rating >= 4 and event in ('buy', 'cart')"},
+        where="shop != 's3'" if seed % 2 else None,
+    )
+    built, prepared, items, there = _both(ask, tmp_path / "out")
+    assert len(prepared) > 50
+    _same(built, prepared)
+    assert there.equals(items)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_events_of_a_second_keep_their_finer_order_and_ties_that_of_the_files(tmp_path, unit):
+    ask = _options(_written(tmp_path / "log", _log(5, unit=unit)), keep={})
+    built, prepared, *_ = _both(ask, tmp_path / "out")
+    _same(built, prepared)
+
+
+def test_a_split_in_time_and_a_table_of_items_are_as_in_memory(tmp_path):
+    table = _log(6)
+    items = pa.table({"item_id": np.unique(table["item_id"])[::-1].copy()}).append_column(
+        "title", pa.array([f"t{i}" for i in range(len(np.unique(table["item_id"])))])
+    )
+    pq.write_table(items, tmp_path / "items.parquet")
+    ask = _options(
+        _written(tmp_path / "log", table),
+        items=str(tmp_path / "items.parquet"),
+        split={"use": "time", "test": "2020-09-13T12:32:00Z", "valid": "30s"},
+    )
+    built, prepared, wanted, there = _both(ask, tmp_path / "out")
+    _same(built, prepared)
+    assert there.equals(wanted)
+
+
+def _files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("step", ["scatter", "gather", "finish"])
+def test_a_preparation_that_was_killed_goes_on_from_what_is_whole(tmp_path, monkeypatch, step):
+    from nonet.samples.preparation import preparing
+
+    options = _options(_written(tmp_path / "log", _log(7)), targets={"finetune": "rating >= 4"})
+    small = {"slice_rows": 700, "partition_rows": 500, "threads": 1}
+    whole = prepare(options, tmp_path / "whole", **small).folder
+    place = {
+        "scatter": (preparing.Scatter, "write"),
+        "gather": (preparing, "gather"),
+        "finish": (preparing.Finish, "write"),
+    }
+    calls, real = [], getattr(*place[step])
+
+    def killed(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*place[step], killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(options, tmp_path / "out", **small)
+    done = sorted(
+        (tmp_path / "out").rglob({"scatter": "run-*", "gather": "part-*", "finish": "done.json"}[step])
+    )
+    assert len(done) >= 3
+    before = [path.stat().st_ino for path in done if path.is_dir()]
+    seen = []
+    monkeypatch.setattr(
+        preparing.os, "replace", lambda a, b, real=preparing.os.replace: (seen.append(str(b)), real(a, b))[1]
+    )
+    again = prepare(options, tmp_path / "out", **small).folder
+    assert not [path for path in done if path.is_dir() and str(path) in seen], "what was whole is made again"
+    assert before or step == "finish"
+    assert again.name == whole.name
+    assert _files(again) == _files(whole)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [again.name]
+
+
+def test_a_full_disk_says_how_much_was_needed_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    from nonet.samples.preparation import preparing
+
+    options = _options(_written(tmp_path / "log", _log(8)))
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(preparing.Finish, "write", full)
+    with pytest.raises(DataError, match=r"disk of .* is full: preparing 4,000 events takes about .* GB"):
+        prepare(options, tmp_path / "out", slice_rows=700, partition_rows=500)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    from nonet.samples.preparation import preparing
+
+    options = _options(_written(tmp_path / "log", _log(8)))
+    monkeypatch.setattr(preparing, "_free", lambda place: 1000)
+    with pytest.raises(DataError, match=r"4,000 events takes about .* are free"):
+        prepare(options, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_without_an_id_is_named_by_file_row_group_and_row(tmp_path):
+    table = _log(9, 1000)
+    bad = table.set_column(0, "user_id", pa.array([*table["user_id"].to_pylist()[:-1], None]))
+    path = _written(tmp_path / "log", bad, files=2, group=250)
+    with pytest.raises(
+        DataError, match=r"day-1.parquet, row groups 0 to 1 .*no user_id.*the first is row 499"
+    ):
+        prepare(_options(path), tmp_path / "out")
+
+
+def test_progress_tells_rows_and_what_is_left(tmp_path):
+    from nonet.samples.preparation.progress import Progress
+
+    told = []
+    progress = Progress(told.append, every_s=0)
+    progress.phase("scatter", 100)
+    progress.add(25)
+    assert (told[0].phase, told[0].rows, told[0].of) == ("scatter", 25, 100)
+    assert told[0].left_s == pytest.approx(75 / told[0].rows_s)
+    assert "25 of 100 rows (25%)" in told[0].text()
