@@ -45,6 +45,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     yield from _missing_roles("roles", scenario.roles)
     for name, stage in scenario.stages.items():
         yield from _missing_roles(f"stages.{name}.roles", stage.roles)
+        if getattr(stage, "target", None) and not data.source.spec.targets:
+            yield f"stages.{name}.target with data.source: {data.source.use}"
         yield from stage.kind.unsupported(f"stages.{name}", stage)
     yield from scenario.model.spec.unsupported(scenario)
 

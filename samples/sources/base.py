@@ -42,6 +42,7 @@ class SampleSource:
     options  its keys in a scenario
     epoch    (options, rows) -> rows of an epoch, given how many the prepared sequences have; None for a stream without an end
     engines  what may read it, `data.engine`: "local", in the trainer's process, "ray", on Ray Data
+    targets  whether stages may have a `target:` with it
     explain  (options, seed, engine) -> lines that say what is read in which order, or the dotted path of that function
     """
 
@@ -49,6 +50,7 @@ class SampleSource:
     options: type[StrictModel] = StrictModel
     epoch: Callable[[Options, int], int | None] = _all_of_them
     engines: tuple[str, ...] = ("local",)
+    targets: bool = True
     explain: str | Callable[[Options, int, str | None], list[str]] = _not_told
 
 

@@ -225,4 +225,6 @@ def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list
     return own.stream(seed).explain(engine).splitlines()
 
 
-SPEC = SampleSource(FileWindows, FileOptions, rows_of, engines=("local", "ray"), explain=explained)
+SPEC = SampleSource(
+    FileWindows, FileOptions, rows_of, engines=("local", "ray"), targets=False, explain=explained
+)
