@@ -64,9 +64,8 @@ class SupervisedUpdate:
             if not bool(chunk.batch.loss_mask.values.any()):
                 continue  # a rank's share may hold no target; it still meets the others
             losses = self._losses(read, leaves, on(chunk.batch, self.device), chunk.spread(leaves))
-            self.dense.backward(sum(losses) / max(total, 1.0))
-            own, near = (float(loss.detach()) for loss in (*losses, torch.zeros(()))[:2])
-            sums = sums[0] + own, sums[1] + near
+            self.dense.backward(torch.stack(losses).sum() / max(total, 1.0))
+            sums = sums[0] + float(losses[0].detach()), sums[1] + sum(float(x.detach()) for x in losses[1:])
         loss, near = (each / max(total, 1.0) for each in self.member.total(*sums))
         grads = {
             table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)

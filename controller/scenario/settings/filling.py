@@ -69,9 +69,8 @@ def _holds_all_items(sparse: Document) -> bool:
     tables = _part(sparse, "tables")
     if tables is None:
         return True
-    of_items = [
-        table or {} for name, table in tables.items() if "item" in ((table or {}).get("features") or [name])
-    ]
+    named = {name: _part(tables, name) or {} for name in tables}
+    of_items = [table for name, table in named.items() if "item" in (table.get("features") or [name])]
     return any(not {"admit", "evict", "budget"} & set(table) for table in of_items)
 
 
