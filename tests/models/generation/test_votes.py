@@ -55,10 +55,12 @@ def test_votes_are_those_of_the_transition_counter():
     seq = _sequences()
     users, positions = prompts(seq, TEST)
     counter = TransitionCounter(ITEMS).fit(seq)
-    counter.popularity[:] = 0  # its prior aside
     voters = Voters(Transitions.fit(seq, ITEMS, CountOptions(neighbours=ITEMS)), _trie())
     dense = _dense(voters.cells(seq, users, positions), len(users))
-    assert dense == pytest.approx(counter.scores(seq, users, positions), rel=1e-6, abs=1e-6)
+    said = counter.votes(seq, users, positions)
+    assert dense == pytest.approx(
+        _dense((said.prompt, said.item, said.weight), len(users)), rel=1e-6, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"events": ("buy",)}, {"half_life_s": 2e5}], ids=str)
