@@ -83,7 +83,9 @@ def memory_table(report: Report) -> Table:
     metrics = headline_metrics(report)
     alone = {row.name: row.scores for row in stage_table(report, search="model alone")}
     served = {row.name: row.scores for row in stage_table(report)}
-    for stage, told in _part(report, "memory").items():
+    memories = _part(report, "memory")
+    weights = "lbcm" if any("m" in told for told in memories.values()) else "lbc"
+    for stage, told in memories.items():
         cells: list[Cell | str] = []
         for metric in metrics:
             cells += [
@@ -91,15 +93,16 @@ def memory_table(report: Report) -> Table:
                 number(alone.get(stage, {}).get(metric)),
                 _gain(metric, told),
             ]
-        rows.append([label(stage), *(number(told.get(weight), _DIGITS) for weight in "lbc"), *cells])
-    head = ["", "l", "b", "c", *("with memory", "model alone", "gain") * len(metrics)]
-    groups = [("", 1), ("fitted weights", 3), *((metric, 3) for metric in metrics)]
+        rows.append([label(stage), *(number(told.get(weight), _DIGITS) for weight in weights), *cells])
+    head = ["", *weights, *("with memory", "model alone", "gain") * len(metrics)]
+    groups = [("", 1), ("fitted weights", len(weights)), *((metric, 3) for metric in metrics)]
     return Table(head, rows, "What the memory gives", groups)
 
 
 MEMORY_NOTE = (
     "A list mixes the model p with the votes v of what came soon after the user's newest items in training, as (1 - l) p + l q "
-    "with q ~ p^b v^c: the larger l, the more is remembered; the gain is coloured where its 95 % interval leaves out 0."
+    "with q ~ p^b v^c: the larger l, the more is remembered. m is what the items nearest to a user's state have of v, "
+    "where they vote; the gain is coloured where its 95 % interval leaves out 0."
 )
 
 

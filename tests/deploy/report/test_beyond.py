@@ -90,6 +90,11 @@ def test_the_page_shows_them_and_a_report_without_them_has_no_such_section():
         "model alone",
     ):
         assert text in markup
+    voters = report()
+    next(iter(voters["memory"].values()))["m"] = 0.25
+    with_share = memory_table(voters)
+    assert with_share.head[:5] == ["", "l", "b", "c", "m"]
+    assert with_share.rows[0][4] == "0.250"
     plain = {key: value for key, value in report().items() if key not in ("lists", "segments", "memory")}
     assert "Beyond accuracy" not in page(plain)
 
