@@ -92,7 +92,7 @@ class Evaluator(DistributeWorker):
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
         """Open the artifacts; ranks go to the folder `results`. Raises DataError where a user's own baseline fails on a few."""
-        self.corpus, self._results = Corpus.load(folders), Path(results)
+        self.corpus, self._results = self.run.corpus(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self._occurs = Popularity(len(self.corpus.items)).fit(self.corpus.seq).popularity
         self._tie = tie_order(self._occurs, self.run.seed)
