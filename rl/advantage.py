@@ -97,9 +97,7 @@ def gdpo(
     return Advantages(value_UW.float(), int(small_U.sum()), int(flat_U.sum()))
 
 
-def _white(
-    value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tensor] | None
-) -> Tensor:
+def _white(value_UW: Tensor, counted_UW: Tensor, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
     """Mean 0 and spread 1 over the counted beams of all ranks; 0 for the others, and where there are fewer than two."""
     values = value_UW[counted_UW]
     count, total, squares = _reduced(

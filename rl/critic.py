@@ -72,10 +72,8 @@ class Critic:
                 }
 
 
-def generalised_advantage(
-    reward_UW: Tensor, value_UWL: Tensor, decay: float
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [U, W, L] of a reward after the last level: A_l = sum of decay^k times the next value less this one."""
+def generalised_advantage(reward_UW: Tensor, value_UWL: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [U, W, L] of a reward after the last level: sums of decay^k times each rise in value."""
     value_UWL = value_UWL.detach()
     after_UWL = torch.cat([value_UWL[..., 1:], reward_UW.to(value_UWL.dtype).unsqueeze(-1)], -1)
     surprise_UWL = after_UWL - value_UWL

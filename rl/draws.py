@@ -39,7 +39,11 @@ def weighed(advantages: Advantages, draws: Draws | None, valid_UW: Tensor) -> Ad
         return advantages
     value_UW = advantages.value.double() * draws.scaled(valid_UW)
     return Advantages(
-        value_UW.float(), advantages.small_groups, advantages.flat_groups, advantages.used_U, advantages.group_U
+        value_UW.float(),
+        advantages.small_groups,
+        advantages.flat_groups,
+        advantages.used_U,
+        advantages.group_U,
     )
 
 

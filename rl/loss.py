@@ -85,14 +85,10 @@ def policy_loss(
     loss = torch.where(used, kl * divergence - gain, 0.0).sum()
     clipped = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
     with torch.no_grad():
-        return PolicyLoss(
-            loss, used.sum(), divergence[used].sum(), (clipped & used).sum(), ratio[used].sum()
-        )
+        return PolicyLoss(loss, used.sum(), divergence[used].sum(), (clipped & used).sum(), ratio[used].sum())
 
 
-def _at_level(
-    change: Tensor, divergence: Tensor, logp: Tensor, level: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def _at_level(change: Tensor, divergence: Tensor, logp: Tensor, level: str) -> tuple[Tensor, Tensor, Tensor]:
     """Log ratio, KL and log-probability of what has one ratio: a level, or a beam."""
     if level == "token":
         return change, divergence, logp

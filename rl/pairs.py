@@ -16,9 +16,7 @@ from nonet.rl.loss import PolicyLoss
 # Shapes: U users, W beams, L levels.
 
 
-def chosen_and_rejected(
-    preferred_UW: Tensor, valid_UW: Tensor, negatives: int
-) -> tuple[Tensor, Tensor]:
+def chosen_and_rejected(preferred_UW: Tensor, valid_UW: Tensor, negatives: int) -> tuple[Tensor, Tensor]:
     """The best beam of each group [U], -1 where none is better than another, and which of the worse ones stand against it
     [U, W]: the `negatives` worst; ties to the likelier beam."""
     lowest = preferred_UW.masked_fill(~valid_UW, torch.inf)
@@ -30,9 +28,7 @@ def chosen_and_rejected(
     return best_U.masked_fill(~worse_UW.any(1), -1), worse_UW & (order_UW < negatives)
 
 
-def preference_loss(
-    chosen_U: Tensor, margin_UW: Tensor, rejected_UW: Tensor, beta: float
-) -> PolicyLoss:
+def preference_loss(chosen_U: Tensor, margin_UW: Tensor, rejected_UW: Tensor, beta: float) -> PolicyLoss:
     """S-DPO's loss of log-ratios to the reference: of the chosen [U] and of all beams [U, W], those `rejected` against it.
 
     A sum over users with a rejected beam, with its count; `kl` is 0, `ratio` counts users whose chosen is ahead of all

@@ -89,7 +89,8 @@ class Reinforced(StageOptions):
     users: Positive = 64
     lr: Rate | Schedule = 1e-4
     sparse_lr: Annotated[
-        Rate | None, Field(description="peak rate that sparse rows learn at, on lr's schedule; left out: frozen")
+        Rate | None,
+        Field(description="peak rate that sparse rows learn at, on lr's schedule; left out: frozen"),
     ] = None
     algorithm: AlgorithmOptions = AlgorithmOptions()
     rollout: RolloutOptions = RolloutOptions()

@@ -29,7 +29,9 @@ Clip = Rate | Annotated[list[Rate], Field(min_length=2, max_length=2)]
 class Moving(StrictModel):
     """A reference that follows the policy."""
 
-    every: Annotated[Positive | None, Field(description="steps after which it becomes the policy as it is")] = None
+    every: Annotated[
+        Positive | None, Field(description="steps after which it becomes the policy as it is")
+    ] = None
     ema: Annotated[
         float | None, Field(gt=0, lt=1, description="what it keeps of itself a step; the rest is the policy")
     ] = None

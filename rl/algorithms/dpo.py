@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 class Dpo(Passes):
     beta: Rate = 0.1
-    negatives: Annotated[Positive, Field(description="worse beams against the chosen one, the worst first")] = 1
+    negatives: Annotated[
+        Positive, Field(description="worse beams against the chosen one, the worst first")
+    ] = 1
     chosen: Annotated[
         Literal["best", "target"], Field(description="the beam with most reward, or what the user took next")
     ] = "best"

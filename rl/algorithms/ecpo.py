@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 class Ecpo(PolicyGradient):
     clip: Rate = 0.2
-    delta: Annotated[float, Field(ge=0, description="how far above the clip a bad beam's ratio may stand")] = 0.1
+    delta: Annotated[
+        float, Field(ge=0, description="how far above the clip a bad beam's ratio may stand")
+    ] = 0.1
     normalise: Literal["group", "gdpo"] = "group"
 
 

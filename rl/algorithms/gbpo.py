@@ -1,6 +1,6 @@
 """GBPO: no clip; gradients are bounded by those of a binary cross-entropy, so bad beams that became unlikely hold still.
 
-OneRec-V2, arXiv 2508.20900: the old policy is max(old, sg(pi)) for good beams, max(old, 1 - sg(pi)) for bad ones; a ratio a level.
+OneRec-V2, arXiv 2508.20900: the old policy is max(old, sg(pi)) for good beams, max(old, 1 - sg(pi)) for bad ones, by level.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class Ppo(PolicyGradient):
     kl: Annotated[float, Field(ge=0)] = 0.01
     clip: Clip = 0.2
     decay: Annotated[
-        float, Field(ge=0, le=1, description="lambda of generalised advantages: how far a surprise reaches back")
+        float,
+        Field(ge=0, le=1, description="lambda of generalised advantages: how far a surprise reaches back"),
     ] = 0.95
     value_lr: Annotated[Rate, Field(description="the value head's learning rate")] = 1e-2
 

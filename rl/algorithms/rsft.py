@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 class Rsft(Ecpo):
     weight: Annotated[Rate, Field(description="what the next-event loss counts beside RL")] = 1.0
-    better: Annotated[float, Field(gt=0, le=1, description="share of the prompts whose next event is learned")] = 0.5
+    better: Annotated[
+        float, Field(gt=0, le=1, description="share of the prompts whose next event is learned")
+    ] = 0.5
     rl: Annotated[float, Field(ge=0, description="what RL counts")] = 1.0
 
 
@@ -64,5 +66,12 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
 
 
 SPEC = Algorithm(
-    Rsft, advantage, loss, has_kl, needs_target=lambda options: True, counted=beams, more=("next_event",), weighted=True
+    Rsft,
+    advantage,
+    loss,
+    has_kl,
+    needs_target=lambda options: True,
+    counted=beams,
+    more=("next_event",),
+    weighted=True,
 )

@@ -54,9 +54,15 @@ def test_dapo_uses_groups_with_a_spread_alone_and_clips_wider_upwards():
 
 def test_rloo_s_baseline_is_the_mean_of_the_others_and_its_ratio_that_of_the_item():
     found = advantage("rloo")
-    assert found.value.tolist() == [pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3]), pytest.approx([4 / 3] * 2 + [-4 / 3] * 2)]
+    assert found.value.tolist() == [
+        pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3]),
+        pytest.approx([4 / 3] * 2 + [-4 / 3] * 2),
+    ]
     result = loss("rloo", policy([[2.0, 3.0]], [0.5]))
-    assert (result.loss.item(), int(result.count)) == (pytest.approx(-0.5 * 6.0), 1)  # no clip: one ratio 2 * 3
+    assert (result.loss.item(), int(result.count)) == (
+        pytest.approx(-0.5 * 6.0),
+        1,
+    )  # no clip: one ratio 2 * 3
 
 
 def test_reinforce_pp_whitens_over_the_batch():
@@ -80,7 +86,9 @@ def test_k1_is_minus_the_difference_and_its_gradient_is_a_constant():
     found = loss("grpo", one, kl=0.5, estimator="k1")
     assert found.kl.item() == pytest.approx(-log(2))
     found.loss.backward()
-    assert one.logp_UWL.grad.item() == pytest.approx(0.5)  # whatever the reference: in expectation it pulls nowhere
+    assert one.logp_UWL.grad.item() == pytest.approx(
+        0.5
+    )  # whatever the reference: in expectation it pulls nowhere
 
 
 def test_gspo_has_the_geometric_mean_of_ratios_and_a_narrow_clip():
@@ -183,7 +191,9 @@ def test_a_group_without_a_valid_beam_moves_nothing_in_any_algorithm(name):
     group = torch.zeros(2)
     target = torch.full((2, 1), -1.0)
     head = torch.zeros(2, 2, 1)
-    given = Policy(logp, old, found.value, valid, old, target, target, torch.zeros(2, 2, dtype=torch.bool), head, group)
+    given = Policy(
+        logp, old, found.value, valid, old, target, target, torch.zeros(2, 2, dtype=torch.bool), head, group
+    )
     result = heavy(spec.loss)(given, own)
     result.loss.backward()
     assert logp.grad[0].flatten().tolist() == [0.0, 0.0]

@@ -27,7 +27,9 @@ def gradient(items, draws=None):
 
 
 def test_independent_draws_give_the_exact_gradient_in_expectation():
-    mean = sum(P[list(group)].prod() * gradient(list(group)) for group in itertools.product(range(4), repeat=3))
+    mean = sum(
+        P[list(group)].prod() * gradient(list(group)) for group in itertools.product(range(4), repeat=3)
+    )
     assert mean == pytest.approx(EXACT, abs=1e-6)
 
 
@@ -54,7 +56,9 @@ def test_draws_without_replacement_give_it_by_their_inclusion_weights():
     chosen = np.array([each[0] for each in estimates])
     chance = np.array([each[1] for each in estimates])
     draws = Draws(torch.from_numpy(P[chosen] / chance), torch.from_numpy(chance))
-    value = leave_one_out(torch.from_numpy(F[chosen]), torch.ones(chosen.shape, dtype=torch.bool), draws).value.numpy()
+    value = leave_one_out(
+        torch.from_numpy(F[chosen]), torch.ones(chosen.shape, dtype=torch.bool), draws
+    ).value.numpy()
     each = (value[..., None] * (np.eye(4)[chosen] - P)).mean(1)
     error = each.std(0) / np.sqrt(len(each))
     assert (np.abs(each.mean(0) - EXACT) < 4 * error).all()

@@ -234,7 +234,9 @@ class PolicyUpdate:
 
     def _targets(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Semantic ids [U, L] of what each prompt's user took next."""
-        return self.corpus.sids[self.corpus.seq.item[event_at(self.corpus.seq, beams["user"], beams["position"])]]
+        return self.corpus.sids[
+            self.corpus.seq.item[event_at(self.corpus.seq, beams["user"], beams["position"])]
+        ]
 
     def _taken(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Which beams are what their user took next, [U, W] bool."""
@@ -244,7 +246,7 @@ class PolicyUpdate:
     def _watched(self, beams: Mapping[str, Any]) -> tuple[float, float, float]:
         """How many of the first prompts exact figures are taken of; sums of the policy's entropy over them and of its KL to the
         reference, nats over the whole catalogue. Large catalogues have none."""
-        few = _rows(beams, slice(0, _WATCHED))
+        few = _rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
         share = Share([self._prompts(few)], self.run.features, self.device)
         if self.corpus.trie.n_leaves > _MOST_ITEMS:
             return 0.0, 0.0, 0.0

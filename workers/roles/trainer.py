@@ -38,7 +38,16 @@ from nonet.samples.sources import (
     read_state,
     write_state,
 )
-from nonet.workers import BUCKET_BYTES, Share, buckets, host_copy, load_model, pack, read_tensors, write_tensors
+from nonet.workers import (
+    BUCKET_BYTES,
+    Share,
+    buckets,
+    host_copy,
+    load_model,
+    pack,
+    read_tensors,
+    write_tensors,
+)
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard

@@ -49,7 +49,11 @@ def logp(world, beams):
     model = world.trainer.model.eval()
     with torch.no_grad():
         cache = model.prefill(batch, asked.rows(batch))
-        return policy_log_prob(model, cache, torch.from_numpy(beams["sid"]), asked.corpus.trie, None).sum(-1).numpy()
+        return (
+            policy_log_prob(model, cache, torch.from_numpy(beams["sid"]), asked.corpus.trie, None)
+            .sum(-1)
+            .numpy()
+        )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.shipped())
@@ -172,7 +176,9 @@ def test_a_value_head_learns_and_goes_on_from_a_commit_bit_for_bit(ring, world, 
     again.load(tmp_path, "rl")
     for step in range(3, 5):
         beams = there.beams(step)
-        assert there.update(beams, scores_of(beams, step), step) == again.update(beams, scores_of(beams, step), step)
+        assert there.update(beams, scores_of(beams, step), step) == again.update(
+            beams, scores_of(beams, step), step
+        )
     assert torch.equal(there.weights(), again.weights())
 
 
@@ -183,7 +189,11 @@ def test_dapo_asks_for_more_prompts_and_divides_by_those_it_uses(world):
     scores = {name: np.zeros(beams["valid"].shape, np.float32) for name in ("hit", "own")}
     scores["hit"][0, 1] = 1.0
     record = there.update(beams, scores)
-    live = {name: values[:1] for name, values in beams.items() if name in ("sid", "valid", "logp", "user", "position")}
+    live = {
+        name: values[:1]
+        for name, values in beams.items()
+        if name in ("sid", "valid", "logp", "user", "position")
+    }
     alone = world({"use": "dapo"})
     same = alone.update(live, {name: score[:1] for name, score in scores.items()})
     assert record["norm"] == pytest.approx(same["norm"], rel=1e-5)
