@@ -1,7 +1,7 @@
 """Ranker: held-out events of a split ranked over the catalogue, by exhaustive scores and by beam.
 
 What is masked is masked for every subject and both ways. Events may be cut into shares: each worker of an evaluator ranks one,
-and the parts add up to what one worker alone would find. One pass over the test events also tells what the lists are like and, of a
+and the parts add up to what one worker alone would find. One pass over the test events also tells what lists are like and, of a
 model with a memory, how it ranks alone.
 
 Of more users than `users` so many are asked about, drawn by the seed. Of a catalogue above 25,000 items, whose exhaustive scores
