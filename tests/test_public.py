@@ -31,7 +31,17 @@ ROOMS = {
         "sources",
         "importers",
     ),
-    "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer", "baselines"),
+    "models": (
+        "ranking",
+        "",
+        "deepfm",
+        "generation",
+        "policy",
+        "sid_decoder",
+        "hf",
+        "tokenizer",
+        "baselines",
+    ),
     "rl": ("", "rewards", "algorithms"),
     "workers": (
         "",
