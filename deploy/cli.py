@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy import questions
-from nonet.deploy.questions import JsonOption, RunArg
+from nonet.deploy.verbs import questions, serving
+from nonet.deploy.verbs.questions import JsonOption, RunArg
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -204,8 +204,10 @@ def stop(
     print(stop_run(Path(run).name))
 
 
-for asking in (questions.runs, questions.report, questions.evaluate, questions.recommend):
-    app.command()(asking)
+for verb in (questions.runs, questions.report, questions.evaluate, questions.recommend):
+    app.command()(verb)
+for verb in (serving.serve, serving.versions, serving.promote, serving.rollback):
+    app.command()(verb)
 
 
 @app.command("import")
@@ -222,7 +224,7 @@ def import_(
     items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
 ) -> None:
     """Write the two Parquet tables from another format."""
-    from nonet.deploy.listing import import_tables
+    from nonet.deploy.verbs.listing import import_tables
 
     counts = import_tables(form, source, target, column or [], items)
     print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
@@ -231,7 +233,7 @@ def import_(
 @app.command()
 def scenarios(as_json: JsonOption = False) -> None:
     """List the shipped scenarios."""
-    from nonet.deploy.listing import describe_scenarios
+    from nonet.deploy.verbs.listing import describe_scenarios
 
     rows = describe_scenarios()
     if as_json:
@@ -259,7 +261,7 @@ def new(
     ] = None,
 ) -> None:
     """Write a scenario to start from: one for your data, or a copy of a shipped one with its reward files."""
-    from nonet.deploy.listing import start_scenario
+    from nonet.deploy.verbs.listing import start_scenario
 
     for line in start_scenario(names, data, items, column or []):
         print(line)
