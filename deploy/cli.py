@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs import questions, serving
-from nonet.deploy.verbs.questions import JsonOption, RunArg
+from nonet.deploy.verbs import JsonOption, RunArg, listing, questions, serving
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -224,18 +223,14 @@ def import_(
     items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
 ) -> None:
     """Write the two Parquet tables from another format."""
-    from nonet.deploy.verbs.listing import import_tables
-
-    counts = import_tables(form, source, target, column or [], items)
+    counts = listing.import_tables(form, source, target, column or [], items)
     print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
 
 
 @app.command()
 def scenarios(as_json: JsonOption = False) -> None:
     """List the shipped scenarios."""
-    from nonet.deploy.verbs.listing import describe_scenarios
-
-    rows = describe_scenarios()
+    rows = listing.describe_scenarios()
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -261,9 +256,7 @@ def new(
     ] = None,
 ) -> None:
     """Write a scenario to start from: one for your data, or a copy of a shipped one with its reward files."""
-    from nonet.deploy.verbs.listing import start_scenario
-
-    for line in start_scenario(names, data, items, column or []):
+    for line in listing.start_scenario(names, data, items, column or []):
         print(line)
 
 

@@ -30,10 +30,21 @@ ROOMS = {
         "sources",
         "importers",
     ),
-    "models": ("ranking", "", "deepfm", "generation", "sid_decoder", "hf", "tokenizer", "baselines"),
+    "models": (
+        "ranking",
+        "",
+        "deepfm",
+        "generation",
+        "sid_decoder",
+        "hf",
+        "tokenizer",
+        "baselines",
+        "inference",
+    ),
     "rl": ("", "rewards", "algorithms"),
     "workers": (
         "",
+        "registry",
         "devices",
         "runtime",
         "engines",
@@ -57,7 +68,10 @@ ROOMS = {
             "",
         ),
     ),
-    "deploy": ("report", "run", "new", "doctor", "parity", "after", "tune", ""),
+    "deploy": (
+        *("report", "run", "new", "doctor", "parity", "after", "tune"),
+        *("serving/access", "serving/features", "serving/service", "serving", "verbs", ""),
+    ),
     "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", ""),
 }
 

@@ -53,7 +53,9 @@ class Recommended:
 class Client:
     """Of the server at a URL. token: for what changes things, by default NONET_TOKEN; caller: a name that limits go by."""
 
-    def __init__(self, url: str, *, token: str | None = None, caller: str | None = None, timeout_s: float = 10.0):
+    def __init__(
+        self, url: str, *, token: str | None = None, caller: str | None = None, timeout_s: float = 10.0
+    ):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000")
@@ -77,8 +79,17 @@ class Client:
         explain: bool = False,
     ) -> Recommended:
         """The k best items for a user, or for a history of item ids. Raises ServerError."""
-        body = {"user": user, "history": history, "k": k, "exclude": list(exclude), "where": where, "scene": scene}
-        return _recommended(self.call("POST", "/recommend", body | {"deadline_ms": deadline_ms, "explain": explain}))
+        body = {
+            "user": user,
+            "history": history,
+            "k": k,
+            "exclude": list(exclude),
+            "where": where,
+            "scene": scene,
+        }
+        return _recommended(
+            self.call("POST", "/recommend", body | {"deadline_ms": deadline_ms, "explain": explain})
+        )
 
     def score(
         self,
@@ -95,8 +106,9 @@ class Client:
     def post_events(
         self, user: int | str, events: Sequence[Mapping[str, Any] | int | str], id: str | None = None
     ) -> dict[str, Any]:
-        """New events of a user, item ids or {"item", "time", "event", "values"}; once they are acknowledged they are on disk. With
-        an id a post counts once, so it is sent again where a server went away. Raises ServerError."""
+        """New events of a user, item ids or {"item", "time", "event", "values"}; once acknowledged they are on disk.
+
+        With an id a post counts once, so it is sent again where a server went away. Raises ServerError."""
         sent = [dict(event) if isinstance(event, Mapping) else {"item": event} for event in events]
         return self.call("POST", "/events", {"user": user, "events": sent, "id": id}, again=id is not None)
 
@@ -125,7 +137,9 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if not left:
-                    raise ServerError(f"{self._parts.geturl()} does not answer: {error}", 0, "unreachable") from None
+                    raise ServerError(
+                        f"{self._parts.geturl()} does not answer: {error}", 0, "unreachable"
+                    ) from None
                 time.sleep(0.1)
         try:
             parsed = json.loads(answer)
@@ -135,7 +149,10 @@ class Client:
             error = parsed.get("error", {}) if isinstance(parsed, dict) else {}
             retry = headers.get("retry-after")
             raise ServerError(
-                error.get("message", str(parsed)), status, error.get("kind", "unknown"), float(retry) if retry else None
+                error.get("message", str(parsed)),
+                status,
+                error.get("kind", "unknown"),
+                float(retry) if retry else None,
             )
         return parsed
 
@@ -148,7 +165,9 @@ class Client:
     def _asked(self, verb: str, path: str, content: str | None) -> tuple[int, Mapping[str, str], bytes]:
         connection = getattr(self._local, "connection", None)
         if connection is None:
-            kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            kind = (
+                http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            )
             connection = self._local.connection = kind(
                 self._parts.hostname or "", self._parts.port, timeout=self._timeout_s
             )

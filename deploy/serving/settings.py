@@ -52,7 +52,9 @@ def read_config(path: Path | None) -> ServeConfig:
     for key in body:
         if key not in ServeConfig.model_fields:
             known = list(ServeConfig.model_fields)
-            raise ConfigError(f"{path}: there is no key {key!r}; there are {', '.join(known)}.{did_you_mean(key, known)}")
+            raise ConfigError(
+                f"{path}: there is no key {key!r}; there are {', '.join(known)}.{did_you_mean(key, known)}"
+            )
     try:
         return ServeConfig(**body)
     except ValidationError as error:

@@ -11,13 +11,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nonet.deploy.serving.features import OpenRun
 from nonet.deploy.serving.settings import ServeConfig, read_config
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, PlacementError
 
 APP = "nonet"
 Say = Callable[[str], None]
@@ -50,7 +49,11 @@ def serve_run(
 def bound(serve: Any, run: str, settings: ServeConfig, host: str) -> Any:
     """The application: a replica that is all services."""
     local = host in ("127.0.0.1", "localhost", "::1")
-    deployment = serve.deployment(serve.ingress(partial(one_process, run, settings, local))())
+
+    def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself
+        return one_process(run, settings, local)
+
+    deployment = serve.deployment(serve.ingress(build)())
     return deployment.options(
         name="Nonet",
         max_ongoing_requests=4096,
@@ -101,8 +104,20 @@ def _start(settings: ServeConfig, host: str, port: int) -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
-        own = {"num_cpus": max(2, settings.cpus + 1), "include_dashboard": False, "object_store_memory": 100 << 20}
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **(own if address == "local" else {}))
+        own = {
+            "num_cpus": max(2, settings.cpus + 1),
+            "include_dashboard": False,
+            "object_store_memory": 100 << 20,
+        }
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **(own if address == "local" else {}),
+            )
+        except Exception as error:  # Ray raises bare ones
+            raise PlacementError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from None
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     return serve
 

@@ -15,7 +15,9 @@ def registry_of(run: str) -> Registry:
     """The registry of a run. Raises ConfigError where nothing was published."""
     root = find_run(run).path / "serving" / "registry"
     if not (root / "versions").is_dir():
-        raise ConfigError(f"{run} has published no version yet; `nonet serve {run}` publishes its newest commit")
+        raise ConfigError(
+            f"{run} has published no version yet; `nonet serve {run}` publishes its newest commit"
+        )
     return Registry(root)
 
 

@@ -140,7 +140,9 @@ def policy_log_prob(
     return mixed_UWL.masked_fill(leaf_UW.unsqueeze(-1) < 0, 0.0)
 
 
-def leaf_scores(model: SidModel, cache: PromptCache, trie: Trie, leaf_UX: Tensor, votes: Votes | None) -> Tensor:
+def leaf_scores(
+    model: SidModel, cache: PromptCache, trie: Trie, leaf_UX: Tensor, votes: Votes | None
+) -> Tensor:
     """Log-probability [U, X] of leaves (-1 for none, which reads 0): with votes of the mixture, without them of the model."""
     if votes is None:
         return path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UX)).sum(-1)

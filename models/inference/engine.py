@@ -37,7 +37,9 @@ class Engine:
     @staticmethod
     def cost(question: Question) -> float:
         """What a question costs beside others of its batch, in positions of a history."""
-        return question.tokens + _BEAM_COST * (question.width if question.asked is None else len(question.asked))
+        return question.tokens + _BEAM_COST * (
+            question.width if question.asked is None else len(question.asked)
+        )
 
     def warm(self) -> None:
         """Answer a question of nobody, so that the first caller finds code and pages ready. Raises what answering raises."""
@@ -70,7 +72,9 @@ class Engine:
         if not explain:
             return [Answer(item[q, :top], score[q, :top]) for q, top in enumerate(tops)]
         own, vote = self._explained(cache, votes, beams.item)
-        return [Answer(item[q, :top], score[q, :top], own[q, :top], vote[q, :top]) for q, top in enumerate(tops)]
+        return [
+            Answer(item[q, :top], score[q, :top], own[q, :top], vote[q, :top]) for q, top in enumerate(tops)
+        ]
 
     @torch.inference_mode()
     def _scores(self, questions: Sequence[Question], explain: bool) -> list[Answer]:

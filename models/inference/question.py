@@ -37,9 +37,7 @@ class Events:
         """The newest `count` events."""
         first = max(0, len(self) - count)
         columns = {name: values[first:] for name, values in self.columns.items()}
-        return Events(
-            self.item[first:], self.time[first:], self.event[first:], columns, self.start + first
-        )
+        return Events(self.item[first:], self.time[first:], self.event[first:], columns, self.start + first)
 
 
 @dataclass(frozen=True, slots=True)

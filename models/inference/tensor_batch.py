@@ -33,7 +33,7 @@ class Closed(ConfigError):
 
 @dataclass(slots=True)
 class Measures:
-    """What has been merged so far: batches, questions, cost, seconds computed, the newest batch's size, and questions too late."""
+    """What has been merged so far: batches, questions, cost, seconds computed, the newest batch's size, and what was late."""
 
     batches: int = 0
     questions: int = 0
@@ -123,7 +123,9 @@ class TensorBatch(Generic[Q, A]):
             for waiting in there:
                 urgent = batch[0].until if batch else waiting.until
                 affordable = self._seconds.cost_within(_SPENT * (urgent - now))
-                if batch and (len(batch) == self._most or total + waiting.cost > min(self._most_cost, affordable)):
+                if batch and (
+                    len(batch) == self._most or total + waiting.cost > min(self._most_cost, affordable)
+                ):
                     break
                 batch.append(waiting)
                 total += waiting.cost

@@ -61,6 +61,8 @@ class Blobs:
         except OSError as error:
             raise CheckpointError(f"{what} of a published version is missing: {error}") from None
         if digest != name:
-            raise CheckpointError(f"{path}: {what} of a published version is torn: its bytes hash to {digest[:12]}")
+            raise CheckpointError(
+                f"{path}: {what} of a published version is torn: its bytes hash to {digest[:12]}"
+            )
         self._checked.add(name)
         return path

@@ -45,7 +45,12 @@ class Contents:
 
 
 def model_of(
-    dense: Path, counts: Mapping[str, Path], reader: SparseReader, run: Any, corpus: Corpus, device: str = "cpu"
+    dense: Path,
+    counts: Mapping[str, Path],
+    reader: SparseReader,
+    run: Any,
+    corpus: Corpus,
+    device: str = "cpu",
 ) -> Recommender:
     """A recommender out of a version's files; run: the RunSetup that it was trained with."""
     model = build_model(run.model, corpus.codes, run.feature_dims(), run.seed).to(device)

@@ -125,7 +125,9 @@ class Registry:
             line = self.line(serving.default)
             target = to if to is not None else (line[0].base or None)
             if target is None:
-                raise ConfigError(f"version {serving.default} is the first: there is none before it to go back to")
+                raise ConfigError(
+                    f"version {serving.default} is the first: there is none before it to go back to"
+                )
             self.version(target)
             before = {version.number for version in self.line(target)}
             bad = {version.number for version in line} - before

@@ -49,10 +49,14 @@ class Serving:
         if share is None or self.default is None:
             return replace(self, default=version, shares={}, turn=self.turn + 1)
         if not 0 < share < 1:
-            raise ConfigError(f"--share {share}: a share of users lies between 0 and 1; leave it out for all of them")
+            raise ConfigError(
+                f"--share {share}: a share of users lies between 0 and 1; leave it out for all of them"
+            )
         shares = {v: s for v, s in self.shares.items() if v != version} | {version: share}
         if sum(shares.values()) >= 1:
-            raise ConfigError(f"shares of {', '.join(map(str, sorted(shares)))} are {sum(shares.values()):g} together")
+            raise ConfigError(
+                f"shares of {', '.join(map(str, sorted(shares)))} are {sum(shares.values()):g} together"
+            )
         return replace(self, shares=shares, turn=self.turn + 1)
 
     def rolled_back(self, to: int, bad: set[int]) -> Serving:

@@ -1,6 +1,6 @@
 """Breaker: a service that fails again and again is left alone for a while, then tried by one request.
 
-    closed -> (failures in a row) -> open -> (pause) -> half open -> one request: closed again, or open again
+closed -> (failures in a row) -> open -> (pause) -> half open -> one request: closed again, or open again
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class Breaker:
                 return True
             if now - self._opened < self._pause_s:
                 return False
-            self._opened, self._trying = now, True  # one that never says how it went is tried again after another pause
+            self._opened, self._trying = (
+                now,
+                True,
+            )  # one that never says how it went is tried again after another pause
             return True
 
     def went(self, well: bool, now: float | None = None) -> None:

@@ -65,7 +65,13 @@ class Features:
         if where:
             hidden.append(self.items.without(where))
         question = Question(
-            self._read(events), key, user or "", k, self._beams(k), np.unique(np.concatenate(hidden)), explain=explain
+            self._read(events),
+            key,
+            user or "",
+            k,
+            self._beams(k),
+            np.unique(np.concatenate(hidden)),
+            explain=explain,
         )
         return Asked(question, cold, [*unknown, *not_known], events.item.astype(np.int64))
 
@@ -116,8 +122,14 @@ class Features:
                 there = ", ".join(self.histories.usual) or "none"
                 raise Refused("bad_column", f"events have no column {name!r}; there are: {there}")
             whole = usual.dtype.kind != "f"
-            if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != int(value)):
-                raise Refused("bad_value", f"{name}: {value!r} is not {'a whole number' if whole else 'a number'}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or (whole and value != int(value))
+            ):
+                raise Refused(
+                    "bad_value", f"{name}: {value!r} is not {'a whole number' if whole else 'a number'}"
+                )
             if not np.isfinite(value) or abs(value) > 3e38:
                 raise Refused("bad_value", f"{name}: {value!r} is no finite number")
         moment = event.get("time")

@@ -72,7 +72,9 @@ class Histories:
         return Events(
             np.array([each["item"] for each in posted], np.int32).reshape(count),
             np.array([each["time"] for each in posted], np.int64).reshape(count),
-            np.array([self.kinds.get(each.get("event") or "", 0) for each in posted], np.int32).reshape(count),
+            np.array([self.kinds.get(each.get("event") or "", 0) for each in posted], np.int32).reshape(
+                count
+            ),
             columns,
         )
 
@@ -92,7 +94,10 @@ class Histories:
         os.close(self._file)
 
     def _take(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
-        self._posted[user] = [*self._posted.get(user, ()), *map(dict, events)]  # a reader has the list before or after
+        self._posted[user] = [
+            *self._posted.get(user, ()),
+            *map(dict, events),
+        ]  # a reader has the list before or after
         if id is not None:
             self._ids[id] = None
             while len(self._ids) > _KEPT_IDS:

@@ -61,7 +61,9 @@ class Items:
     def without(self, where: str) -> np.ndarray:
         """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
         if len(where) > _LONGEST_FILTER:
-            raise Refused("bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}")
+            raise Refused(
+                "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
+            )
         if where not in self._filters:
             try:
                 chosen = matches(where, self._table, name="where")

@@ -32,7 +32,9 @@ class OpenRun:
         if facts is None:
             raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
         if "sids" not in facts["artifacts"]:
-            raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
+            raise ConfigError(
+                f"{folder.id} predicts clicks: it scores events and has nothing to recommend from"
+            )
         scenario, _ = load_scenario(folder.scenario)
         return cls(folder, scenario, {kind: each["path"] for kind, each in facts["artifacts"].items()})
 

@@ -37,6 +37,7 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
 def make_app(service: Service, *, local: bool = True) -> FastAPI:
     """The app. local: bound to this machine alone; else what changes things wants NONET_TOKEN."""
     app = FastAPI(title="Nonet", description="Recommendations of a finished run.", responses=_FAILURES)
+    app.state.service = service
     token = os.environ.get("NONET_TOKEN", "")
 
     def may_change(request: Request) -> None:
@@ -128,7 +129,11 @@ def _handle_failures(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
-        return _failure(error.status_code, {401: "no_token", 404: "no_such_page"}.get(error.status_code, "refused"), str(error.detail))
+        return _failure(
+            error.status_code,
+            {401: "no_token", 404: "no_such_page"}.get(error.status_code, "refused"),
+            str(error.detail),
+        )
 
 
 def _failure(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -135,7 +135,9 @@ class Engines:
             except (ConfigError, CheckpointError) as error:
                 self._problem(f"version {version}", error)
                 return None
-            queue = TensorBatch[Question, Answer](engine.answer, engine.cost, turn=self._turn, **self._queue_options)
+            queue = TensorBatch[Question, Answer](
+                engine.answer, engine.cost, turn=self._turn, **self._queue_options
+            )
             self._lanes[version] = Lane(engine, queue)
             self.problems.pop(f"version {version}", None)
         self._used[version] = time.monotonic()
@@ -155,4 +157,3 @@ class Engines:
 def _moved(old: Serving, new: Serving) -> Serving:
     """What was served goes on, but for items that are withdrawn; the new state is not looked at again."""
     return Serving(old.default, old.shares, new.refused, new.withdrawn, new.turn)
-

@@ -17,7 +17,9 @@ class Metrics:
     def __init__(self):
         self.registry = CollectorRegistry()
         named = {"registry": self.registry, "namespace": "nonet"}
-        self.requests = Counter("requests", "Requests by verb, status and version", ["verb", "status", "version"], **named)
+        self.requests = Counter(
+            "requests", "Requests by verb, status and version", ["verb", "status", "version"], **named
+        )
         self.seconds = Histogram(
             "request_seconds", "Seconds to an answer", ["verb", "version"], buckets=_SECONDS, **named
         )
@@ -61,7 +63,13 @@ class _Watched:
             for family, value in zip(by_version.values(), values, strict=True):
                 family.add_metric([str(version)], value)
         yield from by_version.values()
-        yield GaugeMetricFamily("nonet_version", "The version of most users", self._engines.serving.default or 0)
+        yield GaugeMetricFamily(
+            "nonet_version", "The version of most users", self._engines.serving.default or 0
+        )
         yield GaugeMetricFamily("nonet_swaps", "Versions swapped in", self._engines.swaps)
-        yield GaugeMetricFamily("nonet_problems", "Versions or commits that cannot be served", len(self._engines.problems))
-        yield GaugeMetricFamily("nonet_breaker_open", "1 while the engine is left alone", self._breaker.state != "closed")
+        yield GaugeMetricFamily(
+            "nonet_problems", "Versions or commits that cannot be served", len(self._engines.problems)
+        )
+        yield GaugeMetricFamily(
+            "nonet_breaker_open", "1 while the engine is left alone", self._breaker.state != "closed"
+        )

@@ -15,17 +15,25 @@ class _Strict(BaseModel):
 
 class _Asking(_Strict):
     user: Id | None = Field(None, description="Whose events are read; a user nobody knows is a cold start.")
-    history: list[Id] | None = Field(None, description="Item ids, the newest last, in place of the user's events.")
-    scene: Annotated[str, Field(max_length=64)] | None = Field(None, description="Where it is asked; it comes back.")
+    history: list[Id] | None = Field(
+        None, description="Item ids, the newest last, in place of the user's events."
+    )
+    scene: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Where it is asked; it comes back."
+    )
     deadline_ms: float | None = Field(None, gt=0, le=60_000, description="Then a fall-back answers.")
-    explain: bool = Field(False, description="Also why: what the model alone says, what the votes say, titles.")
+    explain: bool = Field(
+        False, description="Also why: what the model alone says, what the votes say, titles."
+    )
 
 
 class RecommendRequest(_Asking):
     """Who asks, and for how many items."""
 
     k: int = Field(10, description="Items wanted.")
-    exclude: list[Id] = Field(default_factory=list, max_length=10_000, description="Items that are not listed.")
+    exclude: list[Id] = Field(
+        default_factory=list, max_length=10_000, description="Items that are not listed."
+    )
     where: str | None = Field(None, description="A condition over item columns, such as price < 20.")
 
 

@@ -62,7 +62,9 @@ class TooMany(NonetError):
 class Service:
     """Answers requests. `engines` may live here or elsewhere: `submit(question, within_s)` gives a future and a version."""
 
-    def __init__(self, features: Features, engines: Any, fallback: Fallback, settings: Settings, metrics: Metrics):
+    def __init__(
+        self, features: Features, engines: Any, fallback: Fallback, settings: Settings, metrics: Metrics
+    ):
         self.features, self.engines, self.metrics, self.settings = features, engines, metrics, settings
         self._fallback = fallback
         self._limits = Limits(settings.rate, settings.burst)
@@ -125,7 +127,9 @@ class Service:
         self, verb: str, request: RecommendRequest | ScoreRequest, asked: Asked, spent_s: float
     ) -> Listed:
         began = time.perf_counter()
-        within_s = (self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3) - spent_s
+        within_s = (
+            self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
+        ) - spent_s
         answer, version, reason = await self._by_engine(asked, within_s)
         what = None
         if answer is None:
