@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs import JsonOption, RunArg, listing, questions, serving
+from nonet.deploy.verbs import JsonOption, RunArg, questions, serving
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -223,6 +223,8 @@ def import_(
     items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
 ) -> None:
     """Write the two Parquet tables from another format."""
+    from nonet.deploy.verbs import listing
+
     counts = listing.import_tables(form, source, target, column or [], items)
     print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
 
@@ -230,6 +232,8 @@ def import_(
 @app.command()
 def scenarios(as_json: JsonOption = False) -> None:
     """List the shipped scenarios."""
+    from nonet.deploy.verbs import listing
+
     rows = listing.describe_scenarios()
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -256,6 +260,8 @@ def new(
     ] = None,
 ) -> None:
     """Write a scenario to start from: one for your data, or a copy of a shipped one with its reward files."""
+    from nonet.deploy.verbs import listing
+
     for line in listing.start_scenario(names, data, items, column or []):
         print(line)
 

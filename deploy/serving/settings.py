@@ -20,16 +20,16 @@ class ServeConfig(StrictModel):
     most_cost and most of a merged batch."""
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=1, le=65535)
-    deadline_s: float = Field(1.0, gt=0)
-    waiting: int = Field(512, ge=1)
-    rate: float | None = Field(None, gt=0)
-    burst: float | None = Field(None, gt=0)
-    failures: int = Field(5, ge=1)
-    pause_s: float = Field(2.0, gt=0)
-    block: int = Field(1, ge=1)
-    threads: int = Field(1, ge=1)
-    cpus: int = Field(1, ge=0)
+    port: int = Field(default=8000, ge=1, le=65535)
+    deadline_s: float = Field(default=1.0, gt=0)
+    waiting: int = Field(default=512, ge=1)
+    rate: float | None = Field(default=None, gt=0)
+    burst: float | None = Field(default=None, gt=0)
+    failures: int = Field(default=5, ge=1)
+    pause_s: float = Field(default=2.0, gt=0)
+    block: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1)
+    cpus: int = Field(default=1, ge=0)
     follow: bool = True
     device: str = "cpu"
     queue: dict[str, float] = Field(default_factory=dict)

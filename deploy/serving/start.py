@@ -5,6 +5,7 @@ On one machine access, features, rows and engine are one process: one replica, n
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -14,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nonet.deploy.serving.features import OpenRun
+from nonet.controller.record import find_run
 from nonet.deploy.serving.settings import ServeConfig, read_config
-from nonet.errors import ConfigError, PlacementError
+from nonet.errors import ConfigError, NonetError, PlacementError
 
 APP = "nonet"
 Say = Callable[[str], None]
@@ -29,17 +30,20 @@ def serve_run(
     began = time.monotonic()
     settings = read_config(config)
     host, port = host or settings.host, port or settings.port
-    opened = OpenRun.of(run)
-    opened.newest_commit()
+    folder = find_run(run)
+    if not any(folder.checkpoints.glob("step-*/manifest.json")):
+        raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     _check_port(host, port)
-    publishing = threading.Thread(target=_publish, args=(opened, say))
+    failed: list[NonetError] = []
+    publishing = threading.Thread(target=_publish, args=(folder.path, failed, say))
     publishing.start()  # while Ray starts
     serve = _start(settings, host, port)
     try:
         publishing.join()
-        app = bound(serve, str(opened.folder.path), settings, host)
-        serve.run(app, name=APP, route_prefix="/")
-        say(f"{opened.folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
+        if failed:
+            raise failed[0]
+        serve.run(bound(serve, str(folder.path), settings, host), name=APP, route_prefix="/")
+        say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
         _until_interrupted()
     finally:
@@ -66,7 +70,7 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     """All services in this process, behind an ASGI app."""
     import torch
 
-    from nonet.deploy.serving.features import Fallback, Features, Histories
+    from nonet.deploy.serving.features import Fallback, Features, Histories, OpenRun
     from nonet.deploy.serving.service import Engines, Metrics, Service, make_app
 
     torch.set_num_threads(settings.threads)
@@ -85,11 +89,15 @@ def _environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} | ({"NONET_TOKEN": token} if token else {})
 
 
-def _publish(opened: OpenRun, say: Say) -> None:
-    """Publish what there is; the replica says what is wrong with it, if anything is."""
+def _publish(run: Path, failed: list[NonetError], say: Say) -> None:
+    """Publish the newest commit; what is wrong with the run is kept for the thread that started this."""
+    from nonet.deploy.serving.features import OpenRun
+
     try:
-        opened.publish_newest()
-    except Exception as error:
+        OpenRun.of(run).publish_newest()
+    except ConfigError as error:
+        failed.append(error)
+    except NonetError as error:  # an older version may be there to serve
         say(f"the newest commit is not published: {' '.join(str(error).split())}")
 
 
@@ -113,7 +121,7 @@ def _start(settings: ServeConfig, host: str, port: int) -> Any:
             ray.init(
                 address=address,
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 **(own if address == "local" else {}),
             )
         except Exception as error:  # Ray raises bare ones

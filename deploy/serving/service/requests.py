@@ -14,14 +14,16 @@ class _Strict(BaseModel):
 
 
 class _Asking(_Strict):
-    user: Id | None = Field(None, description="Whose events are read; a user nobody knows is a cold start.")
+    user: Id | None = Field(
+        default=None, description="Whose events are read; a user nobody knows is a cold start."
+    )
     history: list[Id] | None = Field(
         None, description="Item ids, the newest last, in place of the user's events."
     )
     scene: Annotated[str, Field(max_length=64)] | None = Field(
         None, description="Where it is asked; it comes back."
     )
-    deadline_ms: float | None = Field(None, gt=0, le=60_000, description="Then a fall-back answers.")
+    deadline_ms: float | None = Field(default=None, gt=0, le=60_000, description="Then a fall-back answers.")
     explain: bool = Field(
         False, description="Also why: what the model alone says, what the votes say, titles."
     )
@@ -30,11 +32,11 @@ class _Asking(_Strict):
 class RecommendRequest(_Asking):
     """Who asks, and for how many items."""
 
-    k: int = Field(10, description="Items wanted.")
+    k: int = Field(default=10, description="Items wanted.")
     exclude: list[Id] = Field(
         default_factory=list, max_length=10_000, description="Items that are not listed."
     )
-    where: str | None = Field(None, description="A condition over item columns, such as price < 20.")
+    where: str | None = Field(default=None, description="A condition over item columns, such as price < 20.")
 
 
 class ScoreRequest(_Asking):
@@ -66,8 +68,8 @@ class Scored(BaseModel):
     item: int | str
     score: float | None
     title: str | None = None
-    own: float | None = Field(None, description="Nats of the model without votes.")
-    vote: float | None = Field(None, description="Share of the votes.")
+    own: float | None = Field(default=None, description="Nats of the model without votes.")
+    vote: float | None = Field(default=None, description="Share of the votes.")
 
 
 class Listed(BaseModel):
@@ -80,7 +82,9 @@ class Listed(BaseModel):
     cold_start: bool = False
     unknown: list[int | str] = Field(default_factory=list, description="Ids that no item has.")
     scene: str | None = None
-    history: list[str] | None = Field(None, description="Titles of the newest events, the newest last.")
+    history: list[str] | None = Field(
+        default=None, description="Titles of the newest events, the newest last."
+    )
 
 
 class Posted(BaseModel):
