@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ class Pipeline:
                 session.evaluator.shown()
             )  # first of all: who shows a result must not wait for others
             for name in baselines_of(session.scenario):
-                self._evaluate(name, "baseline", name)
+                self._evaluate(name, partial(session.evaluator.baseline, name))
             for name in self._done_before(session.restored):
-                self._evaluate(name, "evaluate", name, str(session.commits.end_of(name)))
+                self._evaluate(name, partial(self._ranked, name))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self._collect()
@@ -111,7 +112,7 @@ class Pipeline:
             self._timed(name, time.time() - began)
         if body.kind.rolls_out:
             self._probe(name, "after")
-        self._evaluate(name, "evaluate", name, str(session.commits.end_of(name)))
+        self._evaluate(name, partial(self._ranked, name))
         return True
 
     def _rebind(self, name: str) -> None:
@@ -139,13 +140,20 @@ class Pipeline:
         self.session.trace.collect_due(self.session.groups.hosts.values())
         return self._stopped()
 
-    def _evaluate(self, name: str, method: str, *args: str) -> None:
+    def _ranked(self, name: str) -> GroupFuture:
+        """Have a stage's commit ranked: by the evaluator, a share of the events by each where there are several."""
+        evaluator, folder = self.session.evaluator, str(self.session.commits.end_of(name))
+        if not hasattr(evaluator, "share") or evaluator.world == 1:
+            return evaluator.evaluate(name, folder)
+        return evaluator.together(name, evaluator.share(folder))
+
+    def _evaluate(self, name: str, ask: Callable[[], GroupFuture]) -> None:
         """Ask the evaluator, which works beside the stages; what a run before had found is shown as it is."""
         result = self.session.run.read_json(f"results/{name}.json")
         if result is not None and (self.session.run.results / f"{name}.npz").exists():
             self._show(name, result)
             return
-        self._asked.append((name, getattr(self.session.evaluator, method)(*args), time.time()))
+        self._asked.append((name, ask(), time.time()))
 
     def _collect(self, *, wait: bool = False) -> None:
         """Keep and show the evaluator's answers, in the order they were asked for; all of them when `wait`."""

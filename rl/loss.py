@@ -1,8 +1,13 @@
 """The clipped policy-gradient loss with a KL term to a reference model.
 
-objective: min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) - kl * k3; k3 = exp(d) - d - 1, d = ref - logp
+objective: min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) - kl * estimate
 token:     a ratio per level, exp(logp - old); mean over all valid levels (DAPO's token mean)
 sequence:  a ratio per beam, exp(mean over levels of logp - old); mean over beams (GSPO)
+item:      a ratio per beam, exp(sum over levels of logp - old), the item's own; mean over beams (ECPO)
+
+All semantic ids have the same number of levels, so a mean over tokens and one over beams of their means are one number.
+Of d = ref - logp, k1 is -d, k2 d^2 / 2, k3 exp(d) - d - 1 (Schulman, "Approximating KL divergence", 2020): as estimates of
+the KL all are for draws of the policy, as losses only k2 has its gradient; k1 has none in expectation.
 
 Sums and counts are returned apart: a trainer divides by the *global* count, whatever the world size.
 MiniOneRec's loss (one update a rollout) is this with old = logp.detach(): the ratio is 1 and never clips.
@@ -10,7 +15,8 @@ MiniOneRec's loss (one update a rollout) is this with old = logp.detach(): the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,7 +33,8 @@ class PolicyLoss:
     """`loss` is a sum with a gradient; divide it and the other sums by `count` (tokens, or beams at sequence
     level).
 
-    kl: sum of k3; clipped: ratios that the clip held back; ratio: sum of ratios. 0-d tensors, detached.
+    kl: sum of its estimate; clipped: ratios that the clip held back; ratio: sum of ratios. 0-d tensors, detached.
+    more: other sums by name, those that the algorithm's spec names.
     """
 
     loss: Tensor
@@ -35,6 +42,11 @@ class PolicyLoss:
     kl: Tensor
     clipped: Tensor
     ratio: Tensor
+    more: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+Held = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(change, logp, advantage) -> change: another old policy, as ECPO and GBPO have one; by level or beam, as the ratio is."""
 
 
 def policy_loss(
@@ -47,9 +59,11 @@ def policy_loss(
     clip: float | tuple[float, float] | list[float] | None = 0.2,
     kl: float = 0.0,
     level: str = "token",
+    estimator: str = "k3",
+    held: Held | None = None,
 ) -> PolicyLoss:
     """Loss of one micro-batch. `clip` is a width, (low, high), or None for no clip; `ref_UWL` is needed when
-    kl > 0.
+    kl > 0. `advantage_UW` may be [U, W, L] for a loss of tokens.
     """
     low, high = _clip_bounds(clip)
     if kl and ref_UWL is None:
@@ -57,27 +71,60 @@ def policy_loss(
     valid_UW1 = valid_UW.unsqueeze(-1)
     logp_UWL = torch.where(valid_UW1, logp_UWL, 0.0)  # keeps NaN of an unused row out of the gradient
     change = torch.where(valid_UW1, logp_UWL - old_UWL.detach(), 0.0)
-    k3 = torch.zeros_like(change)
+    divergence = torch.zeros_like(change)
     if ref_UWL is not None:
-        k3 = _k3(torch.where(valid_UW1, ref_UWL.detach() - logp_UWL, 0.0))
-    if level == "sequence":
-        change, k3 = change.mean(-1, keepdim=True), k3.mean(-1, keepdim=True)
-    elif level != "token":
-        raise ConfigError(f"algorithm.level is {level!r}; it can be 'token' or 'sequence'.")
-    advantage = torch.where(valid_UW, advantage_UW, 0.0).detach().to(change.dtype).unsqueeze(-1)
+        divergence = kl_estimate(torch.where(valid_UW1, ref_UWL.detach() - logp_UWL, 0.0), estimator)
+    change, divergence, logp = _at_level(change, divergence, logp_UWL, level)
+    advantage = advantage_UW if advantage_UW.ndim == 3 else advantage_UW.unsqueeze(-1)
+    advantage = torch.where(valid_UW1, advantage, 0.0).detach().to(change.dtype)
+    if held is not None:
+        change = held(change, logp.detach(), advantage)
     ratio = change.clamp(max=_MAX_LOG).exp()
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     used = valid_UW1.expand_as(change)
-    loss = torch.where(used, kl * k3 - gain, 0.0).sum()
+    loss = torch.where(used, kl * divergence - gain, 0.0).sum()
     clipped = ((advantage > 0) & (ratio > 1 + high)) | ((advantage < 0) & (ratio < 1 - low))
     with torch.no_grad():
-        return PolicyLoss(loss, used.sum(), k3[used].sum(), (clipped & used).sum(), ratio[used].sum())
+        return PolicyLoss(loss, used.sum(), divergence[used].sum(), (clipped & used).sum(), ratio[used].sum())
 
 
-def _k3(d: Tensor) -> Tensor:
-    """Schulman's low-variance estimator of KL(policy, reference) from d = ref - logp."""
+def _at_level(change: Tensor, divergence: Tensor, logp: Tensor, level: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Log ratio, KL and log-probability of what has one ratio: a level, or a beam."""
+    if level == "token":
+        return change, divergence, logp
+    divergence, logp = divergence.mean(-1, keepdim=True), logp.sum(-1, keepdim=True)
+    if level == "sequence":
+        return change.mean(-1, keepdim=True), divergence, logp
+    if level == "item":
+        return change.sum(-1, keepdim=True), divergence, logp
+    raise ConfigError(f"algorithm.level is {level!r}; it can be 'token', 'sequence' or 'item'.")
+
+
+def kl_estimate(d: Tensor, estimator: str = "k3") -> Tensor:
+    """Schulman's estimates of KL(policy, reference) from d = ref - logp, under draws of the policy."""
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return d.square() / 2
+    if estimator != "k3":
+        raise ConfigError(f"algorithm.estimator is {estimator!r}; it can be 'k1', 'k2' or 'k3'.")
     d = d.clamp(max=_MAX_LOG)
     return d.exp() - d - 1
+
+
+def early_clipped(change: Tensor, logp: Tensor, advantage: Tensor, *, most: float) -> Tensor:
+    """ECPO (OneRec, arXiv 2506.13695): the old policy is at least the present one / `most`, so that a ratio which ran away on
+    a bad beam is held at `most` and its gradient stays bounded."""
+    return change - (change.detach() - torch.tensor(most, dtype=change.dtype).log()).clamp_min(0)
+
+
+def gradient_bounded(change: Tensor, logp: Tensor, advantage: Tensor) -> Tensor:
+    """GBPO (OneRec-V2, arXiv 2508.20900): the old policy is at least the present one where a beam is good, at least one minus
+    it where it is bad. Gradients are those of a binary cross-entropy at most, and nothing is clipped away."""
+    old = logp - change.detach()
+    rest = torch.log1p(-logp.exp().clamp(max=1 - 1e-6))
+    floor = torch.where(advantage >= 0, logp, rest)
+    return change - (floor - old).clamp_min(0)
 
 
 def _clip_bounds(clip: float | tuple[float, float] | list[float] | None) -> tuple[float, float]:

@@ -35,6 +35,7 @@ ROOMS = {
         "",
         "deepfm",
         "generation",
+        "policy",
         "sid_decoder",
         "hf",
         "tokenizer",

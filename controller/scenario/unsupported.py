@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nonet.controller.scenario.options import Elastic, Role
+from nonet.controller.scenario.options import Elastic, Model, Role
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
@@ -43,8 +43,10 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
     yield from _missing_roles("roles", scenario.roles)
+    yield from _missing_evaluators("roles", scenario.roles, scenario.model)
     for name, stage in scenario.stages.items():
         yield from _missing_roles(f"stages.{name}.roles", stage.roles)
+        yield from _missing_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
         if getattr(stage, "target", None) and not data.source.spec.targets:
             yield f"stages.{name}.target with data.source: {data.source.use}"
         yield from stage.kind.unsupported(f"stages.{name}", stage)
@@ -57,14 +59,21 @@ def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
             yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
         elif role.engine and not role.engine.spec.runs:
             yield f"{path}.{name}.engine: {role.engine.use}"
-        if (
-            name == "evaluator"
-            and (role.workers.max if isinstance(role.workers, Elastic) else role.workers) > 1
-        ):
-            yield f"{path}.{name}.workers above 1 (one of them ranks)"
         if not _runs(name, role):
             near = did_you_mean(name, shipped_roles())
             yield f"{path}.{name} (a role of your own says what it is: use: file.py:SPEC.{near})"
+
+
+def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> Iterator[str]:
+    """Evaluators rank a share of the events each, as many as a run begins with. A model's own ranks alone."""
+    role = roles.get("evaluator")
+    if role is None:
+        return
+    elastic = role.workers if isinstance(role.workers, Elastic) else None
+    if elastic is not None and elastic.max > 1:
+        yield f"{path}.evaluator.workers from {elastic.min} to {elastic.max} (say how many)"
+    elif role.workers != 1 and "evaluator" in model.spec.roles:
+        yield f"{path}.evaluator.workers above 1 with model.use: {model.use}"
 
 
 def _runs(name: str, role: Role) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -87,6 +88,10 @@ class Reinforced(StageOptions):
     steps: Positive
     users: Positive = 64
     lr: Rate | Schedule = 1e-4
+    sparse_lr: Annotated[
+        Rate | None,
+        Field(description="peak rate that sparse rows learn at, on lr's schedule; left out: frozen"),
+    ] = None
     algorithm: AlgorithmOptions = AlgorithmOptions()
     rollout: RolloutOptions = RolloutOptions()
     rewards: dict[Word, RewardOptions]
@@ -188,10 +193,10 @@ class ReinforcedKind(StageKind):
         return sequence(scenario, size) + self.width(body) * size.levels
 
     def units(self, body: Reinforced, workers: int) -> int:
-        return -(-body.users // workers)
+        return -(-_asked(body) // workers)
 
     def step_tokens(self, scenario: Any, body: Reinforced, size: Any) -> float:
-        return body.users * self.unit_tokens(scenario, body, size)
+        return _asked(body) * self.unit_tokens(scenario, body, size)
 
     def derived(
         self, body: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
@@ -199,8 +204,8 @@ class ReinforcedKind(StageKind):
         width, staleness = self.width(body), body.rollout.options().get("staleness", 0)
         sizes = {
             "steps": body.steps,
-            "users a step": body.users,
-            "beams a step": body.users * width,
+            "users a step": _asked(body),
+            "beams a step": _asked(body) * width,
             "users a rollout": self.units(body, workers["rollout"]),
             "beams a trainer": self.units(body, workers["trainer"]) * width,
             "prompts a rollout's chunk": chunks.get("rollout", 0),
@@ -212,7 +217,7 @@ class ReinforcedKind(StageKind):
         self, scenario: Any, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...], size: Any
     ) -> StageWork:
         trainer, rollout = holder(groups, "trainer"), holder(groups, "rollout")
-        tokens, histories = self.step_tokens(scenario, body, size), body.users * sequence(scenario, size)
+        tokens, histories = self.step_tokens(scenario, body, size), _asked(body) * sequence(scenario, size)
         looked_at = _FORWARD if self.keeps_reference(body) else 0.0
         update = (_TRAINED + looked_at) * size.parameters * tokens
         decode = _FORWARD * size.parameters * tokens
@@ -222,7 +227,7 @@ class ReinforcedKind(StageKind):
             if fused
             else (group_flops(trainer, update), group_flops(rollout, decode))
         )
-        beams = float(body.users * self.width(body) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
+        beams = float(_asked(body) * self.width(body) * (size.levels * _BEAM_BYTES + _ITEM_BYTES))
         events = histories / size.positions_an_event
         moves = [("beams", beams, f"{rollout.name} -> rewards, {trainer.name}")]
         if not fused:
@@ -242,10 +247,10 @@ class ReinforcedKind(StageKind):
         trainer, rollout = steps.trainer, costs.plan.group_of("rollout")
         width, stale = self.width(body), body.rollout.options().get("staleness", 0) > 0
         history = min(costs.scenario.data.history, facts.trained_events / max(1, facts.users))
-        decode = decode_cost(costs.shape, body.users / rollout.workers, history, width)
-        users = body.users / trainer.workers
+        decode = decode_cost(costs.shape, _asked(body) / rollout.workers, history, width)
+        users = _asked(body) / trainer.workers
         update = update_cost(costs.shape, users, history, width)
-        rewards, beams = len(body.rewards), body.users * width * (costs.shape.levels * 8 + 30)
+        rewards, beams = len(body.rewards), _asked(body) * width * (costs.shape.levels * 8 + 30)
         parts = {
             "rollout": cost.decode.seconds(decode) * steps.slowdown(rollout, "decode"),
             "reward": cost.hop.seconds(beams) * rewards,
@@ -267,16 +272,22 @@ class ReinforcedKind(StageKind):
         for reward in body.rewards:
             waits[f"{name}.reward.{reward}"] = 1 - parts["reward"] / rewards / whole
         apart = 4 * steps.parameters * rollout.workers if rollout.name != trainer.name else 0
-        rows, moved = body.steps * body.users, beams + apart
+        rows, moved = body.steps * _asked(body), beams + apart
         return costs.answer(name, self.plan_name, body.steps, rows, parts, waits, moved, hidden)
 
     def lengths(self, body: Reinforced, users: int, events: int) -> dict[str, Any]:
         return {
             "steps": body.steps,
-            "users": body.users,
+            "users": _asked(body),
+            "sparse_lr": body.sparse_lr,
             "algorithm": {"use": body.algorithm.address, **body.algorithm.options()},
             "weights": {reward: options.weight for reward, options in body.rewards.items()},
         }
+
+
+def _asked(body: Reinforced) -> int:
+    """Prompts of a step: the stage's users, and more where its algorithm drops some."""
+    return math.ceil(body.users * body.algorithm.spec.oversample(body.algorithm.options()))
 
 
 def _hidden(costs: StageCosts, parts: Mapping[str, float]) -> float:

@@ -4,6 +4,7 @@ from .corpus_items import as_array as as_array  # pyright: ignore[reportUnknownV
 from .corpus_items import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .exhaustive import score_items as score_items
 from .exhaustive import top_items as top_items
+from .exhaustive import with_votes as with_votes
 from .fitting import Held as Held
 from .fitting import fit as fit
 from .logprob import log_prob as log_prob
@@ -13,6 +14,7 @@ from .memory import leaf_scores as leaf_scores
 from .memory import memory_weights as memory_weights
 from .memory import nearest_share as nearest_share
 from .memory import policy_log_prob as policy_log_prob
+from .memory import policy_of_leaves as policy_of_leaves
 from .memory import remember as remember
 from .memory import voted_shares as voted_shares
 from .nearest import QUERY as QUERY

@@ -11,7 +11,6 @@ level by level reads these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation.logprob import Leaves, leaves_of, log_prob, path_log_probs
+from nonet.models.generation.logprob import Leaves, leaves_of, log_prob_from, path_log_probs
 from nonet.models.generation.nearest import QUERY
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
-from nonet.types import SampleBatch
 
 # Shapes: U prompts, W paths, V votes, L levels.
 
@@ -122,20 +120,23 @@ def _module(model: SidModel) -> nn.Module:
 
 
 def policy_log_prob(
-    model: SidModel,
-    batch: SampleBatch,
-    rows: Mapping[str, Tensor],
-    sids: Tensor,
-    trie: Trie,
-    votes: Votes | None,
+    model: SidModel, cache: PromptCache, sids: Tensor, trie: Trie, votes: Votes | None
 ) -> Tensor:
-    """What is served of SIDs [U, W, L] given each prompt of `batch`, [U, W, L] nats, differentiable through p and q: with
+    """What is served of SIDs [U, W, L] given each prompt in `cache`, [U, W, L] nats, differentiable through p and q: with
     votes the mixture, without them the model (`log_prob`, which also says what a SID of -1 and one outside the catalogue do).
     """
     if votes is None:
-        return log_prob(model, batch, rows, sids, trie)
-    leaf_UW = leaves_of(sids, trie)
-    memory, _, logp_UWL = remember(model, model.prefill(batch, rows), trie, votes, leaf_UW)
+        return log_prob_from(model, cache, sids, trie)
+    return policy_of_leaves(model, cache, trie, leaves_of(sids, trie), votes)
+
+
+def policy_of_leaves(
+    model: SidModel, cache: PromptCache, trie: Trie, leaf_UW: Tensor, votes: Votes | None
+) -> Tensor:
+    """What is served of every level on the way to leaves, [U, W, L] nats, differentiable; 0 for a leaf of -1."""
+    if votes is None:
+        return path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UW))
+    memory, _, logp_UWL = remember(model, cache, trie, votes, leaf_UW)
     mixed_UWL = memory.levels(trie, leaf_UW.clamp_min(0), logp_UWL)
     return mixed_UWL.masked_fill(leaf_UW.unsqueeze(-1) < 0, 0.0)
 

@@ -84,6 +84,13 @@ class ListQuality:
             self._add("diversity", _diversity(share_PkC > 0, there))
             self._add("calibration", _divergence(self._of_histories(history), share_PkC.sum(1)))
 
+    def absorb(self, other: ListQuality) -> None:
+        """Add the lists of another, of the same catalogue."""
+        self._shown_I = self._shown_I + other._shown_I
+        for name in self._sums:
+            self._sums[name] += other._sums[name]
+            self._counts[name] += other._counts[name]
+
     def summary(self) -> dict[str, float]:
         """coverage: the part of the catalogue shown to anybody. gini: 0 all items shown alike, 1 one item to everybody.
         novelty: bits of surprise of a shown item, by how often it occurs (Zhou et al. 2010). diversity: 1 - Jaccard of two

@@ -115,6 +115,10 @@ class Reach:
         place_PW = np.broadcast_to(np.arange(lists_PW.shape[1]), lists_PW.shape)
         np.minimum.at(self._place_I, lists_PW[there], place_PW[there])
 
+    def absorb(self, other: Reach) -> None:
+        """Add the lists of another."""
+        self._place_I = np.minimum(self._place_I, other._place_I)
+
     def coverage(self, k: int | None = None) -> float:
         """The part of the catalogue that is among anybody's k first recommendations, or anywhere in a list."""
         return float((self._place_I < (k or MISSED)).mean())

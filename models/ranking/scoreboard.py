@@ -33,6 +33,16 @@ class Scoreboard:
         self._ranks.append(ranks_C)
         self._events = part.stop
 
+    def absorb(self, other: Scoreboard) -> None:
+        """Add a board of the same groups, whose events come after all of these."""
+        self._groups = {
+            name: np.concatenate([member, other._groups[name]]) for name, member in self._groups.items()
+        }
+        for name, reach in self._reach.items():
+            reach.absorb(other._reach[name])
+        self._ranks += other._ranks
+        self._events += other._events
+
     def __len__(self) -> int:
         """How many events were added."""
         return self._events

@@ -1,27 +1,27 @@
-"""GRPO: advantages relative to a user's other beams, a clipped ratio a level, a KL term to the stage's first weights.
+"""GRPO: advantages relative to a user's other beams, a clipped ratio a level, a KL term to a reference.
 
-`normalise: gdpo` normalises every reward by itself (GDPO, arXiv 2601.05242). Without `kl` no reference is kept.
+Shao et al., arXiv 2402.03300. `normalise: gdpo` normalises every reward by itself (GDPO, arXiv 2601.05242). Without `kl` no
+reference is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from nonet.options import Rate, StrictModel
-from nonet.rl.algorithms.base import Algorithm, Options, Policy
+from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nonet.rl import Advantages, PolicyLoss
+    from nonet.rl import Advantages, Draws, PolicyLoss
 
 
-class Grpo(StrictModel):
+class Grpo(PolicyGradient):
     kl: Annotated[float, Field(ge=0)] = 0.01
-    clip: Rate | Annotated[list[Rate], Field(min_length=2, max_length=2)] = 0.2
+    clip: Clip = 0.2
     normalise: Literal["group", "gdpo"] = "group"
 
 
@@ -31,17 +31,23 @@ def advantage(
     valid_UW: Tensor,
     options: Options,
     reduce: Callable[[Tensor], Tensor],
+    draws: Draws | None = None,
 ) -> Advantages:
     """Normalised in each user's group of beams, by the weighted sum or by reward."""
-    from nonet.rl import gdpo, grpo, weighted_sum
+    from nonet.rl import gdpo, grpo, weighed, weighted_sum
 
     if options["normalise"] == "gdpo":
-        return gdpo(rewards, weights, valid_UW, reduce=reduce)
-    return grpo(weighted_sum(rewards, weights), valid_UW)
+        return weighed(gdpo(rewards, weights, valid_UW, reduce=reduce), draws, valid_UW)
+    return weighed(grpo(weighted_sum(rewards, weights), valid_UW), draws, valid_UW)
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
     """The clipped loss with its KL term."""
+    return clipped(policy, options)
+
+
+def clipped(policy: Policy, options: Options, level: str = "token") -> PolicyLoss:
+    """The clipped loss of tokens or of beams, by the options of a policy gradient."""
     from nonet.rl import policy_loss
 
     return policy_loss(
@@ -52,12 +58,9 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
         ref_UWL=policy.ref_UWL,
         clip=options["clip"],
         kl=options["kl"],
+        level=level,
+        estimator=options.get("estimator", "k3"),
     )
 
 
-def needs_reference(options: Mapping[str, Any]) -> bool:
-    """Only a KL term looks at it."""
-    return options["kl"] > 0
-
-
-SPEC = Algorithm(Grpo, advantage, loss, needs_reference)
+SPEC = Algorithm(Grpo, advantage, loss, has_kl, weighted=True)

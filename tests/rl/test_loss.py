@@ -134,7 +134,7 @@ def test_a_far_old_policy_does_not_overflow(advantage):
         ({"kl": 0.1}, "there is no reference model"),
         ({"clip": [0.0, 0.2]}, r"algorithm.clip is \[0.0, 0.2\]"),
         ({"clip": -0.1}, "algorithm.clip is -0.1"),
-        ({"level": "word"}, "'word'; it can be 'token' or 'sequence'"),
+        ({"level": "word"}, "'word'; it can be 'token', 'sequence' or 'item'"),
     ],
 )
 def test_wrong_options_are_named(options, message):

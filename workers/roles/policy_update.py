@@ -1,15 +1,16 @@
-"""PolicyUpdate: an RL step of one trainer, from beams and scores to a dense step and its record.
+"""PolicyUpdate: an RL step of one trainer, from beams and scores to dense steps and their record.
 
-Every rank works on its share of the prompts, a bounded chunk at a time; losses are divided by the global count of codes. The
-sparse rows are frozen: the KL then measures the dense policy alone, against a reference that reads the same rows.
+Every rank works on its share of the prompts, a bounded chunk at a time; losses are divided by the global count of codes. A
+rollout is learned from `epochs` times, in `minibatches` optimizer steps each. Sparse rows are frozen unless the stage has a
+`sparse_lr`; policy and reference read the same rows, so the KL measures the dense policy alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,29 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.training import ShardedTables
-from nonet.models.generation import Corpus, Voters, on, policy_log_prob
+from nonet.models.generation import Corpus, Voters, Votes, on, policy_log_prob
+from nonet.models.policy import catalogue_log_prob, divergence, entropy
 from nonet.plugins import heavy
-from nonet.rl import Advantages, PolicyLoss
+from nonet.random import rng
+from nonet.rl import Advantages, Critic, Draws, PolicyLoss
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
-from nonet.samples.batches import bounded, prompt_batch
+from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
 from nonet.workers import Share, SparseBatch
 from nonet.workers.engines import EngineRuntime
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.runtime import Membership, cut
+from nonet.workers.runtime import Membership
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
+_READ = ("user", "position", "sid", "valid", "logp", "weight", "chance")
+_WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figures are taken of
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class PolicyUpdate:
-    """What an RL step works on; `reference`: the stage's first weights, None where its algorithm needs none; `voters`: of the
-    model's memory, None without one."""
+    """What an RL step works on; `reference`: what the policy is held to, None where its algorithm needs none; `voters`: of the
+    model's memory, None without one; `critic`: the value head of algorithms that have one."""
 
     run: RunSetup
     stage: StageSetup
@@ -45,57 +51,116 @@ class PolicyUpdate:
     reference: Any
     voters: Voters | None
     device: str
+    critic: Critic | None = None
 
     @property
     def model(self) -> Any:
         """What losses are computed with."""
         return self.dense.model
 
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """What the stage learns by."""
+        return _algorithm(self.stage)
+
     def step(self, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Gradients of this rank's share, a dense step with those of all, and its record (`Trainer.update`)."""
+        """Gradients of this rank's share, dense steps with those of all, and their record (`Trainer.update`)."""
         began = time.perf_counter()
         self.model.eval()
+        beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
         advantage, valid_UW = self._advantages(beams, scores)
-        count = max(self.member.total(float(valid_UW.sum() * beams["sid"].shape[-1]))[0], 1.0)
-        sums = self._gradients(beams, advantage, count)
-        flat = advantage.small_groups + advantage.flat_groups
-        rewards = _sums(beams["valid"], scores)
-        totals = self.member.total(*sums, float(flat), float(len(valid_UW)), *rewards)
+        watched = self._watched(beams)
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
-        norm = self.dense.clip()
-        self.dense.step(lr)
+        norm, totals, counts = 0.0, None, 0.0
+        for part in self._minibatches(step, len(valid_UW)):
+            count, sums = self._minibatch(step, _rows(beams, part), _part(advantage, part), valid_UW[part])
+            norm = self._stepped(lr)
+            counts, totals = counts + count, sums if totals is None else totals + sums
         self.sparse.stop()
-        record = self._record(count, totals, list(scores))
+        assert totals is not None
+        flat = float(advantage.small_groups + advantage.flat_groups)
+        missed = float((~self._taken(beams)).all(1).sum())
+        facts = self.member.total(
+            flat, missed, float(len(valid_UW)), *watched, *_sums(beams["valid"], scores)
+        )
+        record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
-    def _gradients(self, beams: Mapping[str, Any], advantage: Advantages, count: float) -> list[float]:
-        """Gradients of the loss, a chunk of prompts at a time; sums of loss, kl, clipped and ratio over this rank's codes."""
-        parts = bounded(np.ones(len(beams["valid"]), np.int64), self.stage.chunk)
-        share = Share(
-            [self._prompts(cut(beams, p.start, p.stop)) for p in parts], self.run.features, self.device
-        )
-        rows = share.frozen_rows(self.sparse)
-        sums = [0.0] * 4
+    def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
+        """Places of this rank's prompts, a mini-batch at a time; in order where a pass is one."""
+        options = self.stage.algorithm
+        parts = int(options.get("minibatches", 1))
+        for epoch in range(int(options.get("epochs", 1))):
+            order = np.arange(prompts)
+            if parts > 1:
+                words = self.stage.name, step, epoch, self.member.rank, "minibatches"
+                order = rng(self.run.seed, *words).permutation(prompts)
+            yield from np.array_split(order, parts)
+
+    def _minibatch(
+        self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor
+    ) -> tuple[float, Tensor]:
+        """Gradients of one mini-batch; the count of all ranks, and sums over this rank's."""
+        used_UW = valid_UW if advantage.used_U is None else valid_UW & advantage.used_U[:, None]
+        count = self.algorithm.counted(used_UW, advantage.value, beams["sid"].shape[-1])
+        count = max(self.member.total(count)[0], 1.0)
+        return count, self._gradients(step, beams, advantage, used_UW, count)
+
+    def _stepped(self, lr: float) -> float:
+        """Take a dense step, and one of the critic; the gradient's norm."""
+        norm = self.dense.clip()
+        self.dense.step(lr)
+        if self.critic is not None:
+            self.critic.step(self._summed)
+        return norm
+
+    def _gradients(
+        self, step: int, beams: Mapping[str, Any], advantage: Advantages, valid_UW: Tensor, count: float
+    ) -> Tensor:
+        """Gradients of the loss, a chunk of prompts at a time; sums of loss, kl, clipped, ratio and what the algorithm reports
+        besides, over this rank's codes."""
+        parts = bounded(np.ones(len(valid_UW), np.int64), self.stage.chunk)
+        share = Share([self._prompts(_rows(beams, p)) for p in parts], self.run.features, self.device)
+        learn = self.stage.sparse_lr is not None
+        rows = self._learning_rows(share) if learn else share.frozen_rows(self.sparse)
+        sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
-            policy = self._loss(chunk, rows, cut(beams, part.start, part.stop), advantage.value[part])
+            policy = self._loss(chunk, rows, _rows(beams, part), _part(advantage, part), valid_UW[part])
             self.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
-            sums = [total + float(value) for total, value in zip(sums, each, strict=True)]
+            more = [policy.more[name] for name in self.algorithm.more]
+            sums += torch.tensor([float(value) for value in (*each, *more)], dtype=torch.float64)
+        if learn:
+            self._push(step, share, rows)
         return sums
 
-    def _record(self, count: float, totals: Sequence[float], rewards: Sequence[str]) -> dict[str, float]:
+    def _learning_rows(self, share: Share) -> dict[str, Tensor]:
+        """Rows [M, D] by table that gradients are kept of; every rank asks at once."""
+        rows = {table: self.sparse.pull(table, keys) for table, keys in share.keys.items()}
+        return {table: row.detach().to(self.device).requires_grad_() for table, row in rows.items()}
+
+    def _push(self, step: int, share: Share, rows: Mapping[str, Tensor]) -> None:
+        """Move the rows at the stage's `sparse_lr`, which follows the dense rate's schedule."""
+        assert self.stage.sparse_lr is not None
+        rate = LearningRate(**self.stage.lr)
+        lr = self.stage.sparse_lr * rate.at(step, self.stage.steps) / rate.peak
+        for table, keys in share.keys.items():
+            grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad
+            assert grad is not None
+            self.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
+
+    def _record(
+        self, totals: Sequence[float], count: float, facts: Sequence[float], rewards: Sequence[str]
+    ) -> dict[str, float]:
         """A step's means over all ranks: of losses a code, of rewards a beam."""
-        loss, kl, clipped, ratio = (total / count for total in totals[:4])
-        flat_groups, prompts = totals[4:6]
-        record = {
-            "loss": loss,
-            "kl": kl,
-            "clipped": clipped,
-            "ratio": ratio,
-            "flat_groups": flat_groups,
-            "prompts": prompts,
-        }
-        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, totals[6:], strict=True)}
+        names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
+        record = {name: total / count for name, total in zip(names, totals, strict=True)}
+        flat, missed, prompts, watched, entropies, divergences = facts[:6]
+        record |= {"flat_groups": flat, "prompts": prompts, "no_hit": missed / max(1.0, prompts)}
+        if watched:
+            record["entropy"] = entropies / watched
+            record |= {"kl_exact": divergences / watched} if self.reference is not None else {}
+        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, facts[6:], strict=True)}
         record |= {f"reward.{name}": mean for name, mean in means.items()}
         record["reward"] = sum(self.stage.weights[name] * mean for name, mean in means.items())
         return record
@@ -104,12 +169,15 @@ class PolicyUpdate:
         self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
     ) -> tuple[Advantages, Tensor]:
         """Advantages of this rank's whole share, and which of its beams are valid [U, W]."""
-        valid_UW = torch.from_numpy(np.ascontiguousarray(beams["valid"]))
+        valid_UW = torch.from_numpy(beams["valid"])
         rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        compute = heavy(
-            _algorithm(self.stage).advantage
-        )  # small, in float64: on the host, whatever the device
-        return compute(rewards, self.stage.weights, valid_UW, self.stage.algorithm, self._sum), valid_UW
+        drawn = {}
+        if self.algorithm.weighted and "weight" in beams:
+            weight, chance = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
+            drawn = {"draws": Draws(weight, chance)}
+        compute = heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
+        options = self.stage.algorithm
+        return compute(rewards, self.stage.weights, valid_UW, options, self._sum, **drawn), valid_UW
 
     def _prompts(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """How the prompts that these beams answer are made a batch."""
@@ -128,25 +196,80 @@ class PolicyUpdate:
         chunk: SparseBatch,
         rows: Mapping[str, Tensor],
         beams: Mapping[str, Any],
-        advantage_UW: Tensor,
+        advantage: Advantages,
+        valid_UW: Tensor,
     ) -> PolicyLoss:
         """The algorithm's loss of a chunk's beams with their advantages; `rows` are those of its tables."""
-        sid_UWL, valid_UW, old_UWL = (
-            torch.from_numpy(np.ascontiguousarray(beams[name])).to(self.device)
-            for name in ("sid", "valid", "logp")
-        )
-        batch, spread, reference_UWL = on(chunk.batch, self.device), chunk.spread(rows), None
-        votes = self.voters and self.voters.votes(self.corpus.seq, beams["user"], beams["position"])
-        asked = batch, spread, sid_UWL, self.corpus.trie, votes and votes.to(self.device)
+        sid_UWL, old_UWL = (torch.from_numpy(beams[name]).to(self.device) for name in ("sid", "logp"))
+        batch, spread, width = on(chunk.batch, self.device), chunk.spread(rows), sid_UWL.shape[1]
+        target = self.algorithm.needs_target(self.stage.algorithm)
+        if target:
+            taken_UL = torch.from_numpy(self._targets(beams)).to(self.device)
+            sid_UWL = torch.cat([sid_UWL, taken_UL[:, None].to(sid_UWL.dtype)], 1)
+        asked = sid_UWL, self.corpus.trie, self._votes(beams)
+        both_UWL = None
         if self.reference is not None:
             with torch.no_grad():
-                reference_UWL = policy_log_prob(self.reference, *asked)
-        logp_UWL = policy_log_prob(self.model, *asked)
-        policy = Policy(logp_UWL, old_UWL, advantage_UW.to(self.device), valid_UW, reference_UWL)
-        return heavy(_algorithm(self.stage).loss)(policy, self.stage.algorithm)
+                both_UWL = policy_log_prob(self.reference, self.reference.prefill(batch, spread), *asked)
+        cache = self.model.prefill(batch, spread)
+        logp_UWL = policy_log_prob(self.model, cache, *asked)
+        policy = Policy(
+            logp_UWL[:, :width],
+            old_UWL,
+            advantage.value.to(self.device),
+            valid_UW.to(self.device),
+            None if both_UWL is None else both_UWL[:, :width],
+            logp_UWL[:, -1] if target else None,
+            both_UWL[:, -1] if target and both_UWL is not None else None,
+            torch.from_numpy(self._taken(beams)).to(self.device) if target else None,
+            None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
+            advantage.group_U,
+        )
+        return heavy(self.algorithm.loss)(policy, self.stage.algorithm)
+
+    def _votes(self, beams: Mapping[str, Any]) -> Votes | None:
+        if self.voters is None:
+            return None
+        return self.voters.votes(self.corpus.seq, beams["user"], beams["position"]).to(self.device)
+
+    def _targets(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """Semantic ids [U, L] of what each prompt's user took next."""
+        return self.corpus.sids[
+            self.corpus.seq.item[event_at(self.corpus.seq, beams["user"], beams["position"])]
+        ]
+
+    def _taken(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """Which beams are what their user took next, [U, W] bool."""
+        return (beams["sid"] == self._targets(beams)[:, None]).all(-1) & beams["valid"]
+
+    @torch.no_grad()
+    def _watched(self, beams: Mapping[str, Any]) -> tuple[float, float, float]:
+        """How many of the first prompts exact figures are taken of; sums of the policy's entropy over them and of its KL to the
+        reference, nats over the whole catalogue. Large catalogues have none."""
+        few = _rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
+        share = Share([self._prompts(few)], self.run.features, self.device)
+        if self.corpus.trie.n_leaves > _MOST_ITEMS:
+            return 0.0, 0.0, 0.0
+        rows, chunk = share.frozen_rows(self.sparse), next(iter(share))
+        if not len(few["user"]):
+            return 0.0, 0.0, 0.0
+        batch, spread, votes = on(chunk.batch, self.device), chunk.spread(rows), self._votes(few)
+        models = [self.model] if self.reference is None else [self.model, self.reference]
+        policy_UI, *other = (
+            catalogue_log_prob(model, model.prefill(batch, spread), self.corpus.trie, votes)
+            for model in models
+        )
+        apart = float(divergence(policy_UI, other[0]).sum()) if other else 0.0
+        return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
 
     def _sum(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.member.total(*moments.tolist()), dtype=moments.dtype)
+
+    def _summed(self, flat: Tensor) -> Tensor:
+        """A flat gradient, added up over all ranks."""
+        if self.member.n_trainers > 1:
+            torch.distributed.all_reduce(flat, group=self.member.trainers)
+        return flat
 
 
 def needs_reference(stage: StageSetup) -> bool:
@@ -154,8 +277,24 @@ def needs_reference(stage: StageSetup) -> bool:
     return bool(stage.algorithm) and _algorithm(stage).needs_reference(stage.algorithm)
 
 
+def value_rate(stage: StageSetup) -> float:
+    """The rate of the stage's value head; 0 without one."""
+    return _algorithm(stage).value_rate(stage.algorithm) if stage.algorithm else 0.0
+
+
 def _algorithm(stage: StageSetup) -> Algorithm:
     return ALGORITHMS.get(stage.algorithm["use"])
+
+
+def _rows(beams: Mapping[str, np.ndarray], part: slice | np.ndarray) -> dict[str, np.ndarray]:
+    """Some of the prompts."""
+    return {name: np.ascontiguousarray(values[part]) for name, values in beams.items()}
+
+
+def _part(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
+    """The advantages of some prompts."""
+    used, group = (None if each is None else each[part] for each in (advantage.used_U, advantage.group_U))
+    return Advantages(advantage.value[part], 0, 0, used, group)
 
 
 def _sums(valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]) -> list[float]:

@@ -86,6 +86,7 @@ class StageSetup:
     weight     what a target counts by its kind of event, 1 for kinds left out, before they are made 1 on average
     target     name of the stage's target mask in the sequences, None for all events
     algorithm  of RL: `use`, and its options; weights: reward -> weight
+    sparse_lr  of RL: the peak rate that rows learn at, on the dense schedule; None: they are frozen
     rolls_out  whether rollouts work in it: then its rows are frozen, and what it trains is published to them
     phases     of the trainer: when it learns; when it is saved, loaded or published
     chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
@@ -103,6 +104,7 @@ class StageSetup:
     weight: Mapping[str, float] = field(default_factory=dict)
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    sparse_lr: float | None = None
     chunk: int = CHUNK_TOKENS
     rolls_out: bool = False
     phases: tuple[str, str] = ("train", "train")

@@ -2,7 +2,7 @@
 
 A step is lease (a pure function of the step number), gradients, dense step, sparse apply. Every rank works on its share
 of the step's rows, a bounded chunk at a time; losses are divided by the global count of targets. The sparse rows are frozen
-during RL: the KL then measures the dense policy alone, against a reference that reads the same rows.
+during RL unless a stage has a `sparse_lr`: the KL measures the dense policy alone, against a reference that reads the same rows.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
 from nonet.models import build_model
 from nonet.models.generation import Corpus, Voters
 from nonet.random import key
+from nonet.rl import Critic
 from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
     Counted,
@@ -37,12 +38,21 @@ from nonet.samples.sources import (
     read_state,
     write_state,
 )
-from nonet.workers import BUCKET_BYTES, Share, buckets, host_copy, load_model, pack, write_tensors
+from nonet.workers import (
+    BUCKET_BYTES,
+    Share,
+    buckets,
+    host_copy,
+    load_model,
+    pack,
+    read_tensors,
+    write_tensors,
+)
 from nonet.workers.devices import claim, device, tensors_of
 from nonet.workers.engines import EngineRuntime, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.memory_fit import MemoryFit
-from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference
+from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference, value_rate
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
 from nonet.workers.roles.supervised_update import SupervisedUpdate
 from nonet.workers.runtime import (
@@ -73,6 +83,7 @@ class Trainer(DistributeWorker):
         self._store: Any = None
         self._sparse: ShardedTables | None = None
         self._reference: Any = None
+        self._critic: Critic | None = None
         self._engine: EngineRuntime | None = None
         self._began = 0.0
         self._pipeline: PrefetchPipeline | None = None
@@ -129,11 +140,12 @@ class Trainer(DistributeWorker):
 
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
-        """Start a stage: a fresh optimizer and the source from its start; for RL also the frozen reference."""
+        """Start a stage: a fresh optimizer and the source from its start; for RL also the reference and the value head."""
         self._opened = self._prompts = self._update = None
         self._near = False
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
+        self._critic = self._new_critic(stage)
 
     @method(collect="first", stage=Replicate)
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
@@ -160,8 +172,9 @@ class Trainer(DistributeWorker):
     ) -> dict[str, float]:
         """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward.
 
-        Its record: loss, kl, clipped, ratio, flat_groups, prompts, each reward's mean score a beam as `reward.<name>`, the
-        weighted sum of them as `reward`, lr, norm and seconds.
+        Its record: loss, kl, clipped, ratio, what its algorithm reports besides, flat_groups, no_hit (share of groups without
+        what their user took next), prompts, exact entropy and kl_exact of a few prompts, each reward's mean score a beam as
+        `reward.<name>`, the weighted sum of them as `reward`, lr, norm and seconds.
         """
         if not self._near:
             self._read_items()
@@ -175,8 +188,11 @@ class Trainer(DistributeWorker):
             self._reference,
             self._voters,
             self.device,
+            self._critic,
         )
         record = policy.step(step, beams, scores)
+        self._move_reference(stage, step)
+        self._near = self._near and stage.sparse_lr is None
         self._prompts_of(stage).applied(step, beams["user"], beams["position"])
         return record
 
@@ -226,7 +242,9 @@ class Trainer(DistributeWorker):
         dense = self.dense.snapshot()
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self._reference is not None and self.rank == 0:
-            parts.append(partial(_write_reference, host_copy(self._reference.state_dict())))
+            parts.append(partial(_write, "reference", host_copy(self._reference.state_dict())))
+        if self._critic is not None and self.rank == 0:
+            parts.append(partial(_write, "critic", host_copy(self._critic.tensors())))
         if (ledger := self._ledger()) is not None:
             noted = partial(write_notes, ledger.notes(), self.rank)
             parts.append(noted if self.rank else partial(write_snapshot, ledger.snapshot()))
@@ -251,6 +269,9 @@ class Trainer(DistributeWorker):
         if stage is not None and needs_reference(stage):
             self._reference = self._frozen()
             load_model(self._reference, Path(folder) / "reference")
+        self._critic = self._new_critic(stage) if stage is not None else None
+        if self._critic is not None:
+            self._critic.load(read_tensors(Path(folder) / "critic" / "model.safetensors"))
 
     def device_tensors(self) -> Iterable[Tensor]:
         """Model, gradients, optimizer and reference; the sparse rows live in host memory."""
@@ -295,6 +316,25 @@ class Trainer(DistributeWorker):
     def _frozen(self) -> Any:
         """The weights as they are, to be compared with."""
         return copy.deepcopy(self.model).eval().requires_grad_(False)
+
+    def _new_critic(self, stage: StageSetup) -> Critic | None:
+        """The value head of a stage whose algorithm has one."""
+        rate = value_rate(stage)
+        return Critic(self.model.width, self.corpus.codes, rate, claim(self.device)) if rate else None
+
+    def _move_reference(self, stage: StageSetup, step: int) -> None:
+        """Let the reference follow the policy, where the stage's algorithm says so."""
+        how = stage.algorithm.get("reference")
+        if self._reference is None or not isinstance(how, Mapping):
+            return
+        if how.get("every"):
+            if (step + 1) % how["every"] == 0:
+                self._reference = self._frozen()
+            return
+        with torch.no_grad():
+            mine = dict(self.model.named_parameters())
+            for name, kept in self._reference.named_parameters():
+                kept.lerp_(mine[name], 1 - how["ema"])
 
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
@@ -382,7 +422,7 @@ class Trainer(DistributeWorker):
         return SampleRequest(stage.name, run.seed, unit, *size, stage.target, stage.chunk, features, *data)
 
 
-def _write_reference(tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:
-    path = folder / "reference" / "model.safetensors"
+def _write(kind: str, tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:
+    path = folder / kind / "model.safetensors"
     write_tensors(path, tensors)
     return [path]

@@ -45,7 +45,7 @@ def test_what_a_plan_places_and_no_run_starts_is_marked_and_refused():
             "rewards": {"hit": {}, "far": {"use": "actor://a/b"}},
         }
     }
-    asked = scenario(stages=own, roles={"evaluator": {"workers": 2}})
+    asked = scenario(stages=own, roles={"evaluator": {"workers": {"min": 1, "max": 2}}})
     made = plan(asked, gpu_nodes(1))
     marked = [line.split()[0] for line in made.text().splitlines() if line.endswith(", not run")]
     assert marked == ["rl.reward.far", "rl.between.0"]
@@ -54,7 +54,7 @@ def test_what_a_plan_places_and_no_run_starts_is_marked_and_refused():
     for key in (
         "stages.rl.between",
         "stages.rl.rewards.far.use",
-        "roles.evaluator.workers above 1 (one of them ranks)",
+        "roles.evaluator.workers from 1 to 2 (say how many)",
     ):
         assert key in str(caught.value)
 

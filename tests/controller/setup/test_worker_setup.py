@@ -71,7 +71,9 @@ def test_targets_and_ahead_belong_to_their_stage(stages):
 
 
 def test_rl_has_its_algorithm_and_its_weights(stages):
-    assert stages["rl"].algorithm == {"use": "grpo", "kl": 0.03, "clip": [0.1, 0.3], "normalise": "gdpo"}
+    given = {"use": "grpo", "kl": 0.03, "clip": [0.1, 0.3], "normalise": "gdpo"}
+    filled = {"estimator": "k3", "reference": "frozen", "epochs": 1, "minibatches": 1}
+    assert stages["rl"].algorithm == given | filled
     assert stages["rl"].weights == {"hit": 2.0, "rank": 0.25}
     assert not stages["pretrain"].weights
 

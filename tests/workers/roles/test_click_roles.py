@@ -17,7 +17,7 @@ from nonet.workers.roles.click.evaluator import ClickEvaluator
 from nonet.workers.roles.click.tokenizer import ClickTokeniser
 from nonet.workers.roles.click.trainer import ClickTrainer
 from nonet.workers.roles.embedding import EmbeddingShard
-from nonet.workers.roles.evaluation.evaluator import EvaluateSetup
+from nonet.workers.roles.evaluation.ranker import EvaluateSetup
 from nonet.workers.roles.tokenizer import write_sequences
 from nonet.workers.runtime.worker import Place
 

@@ -17,7 +17,9 @@ from nonet.samples.batches.prompt_rows import event_at, prompts, seen
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID
 from nonet.types import Jagged
 from nonet.workers.roles.evaluation import evaluator as evaluators
-from nonet.workers.roles.evaluation.evaluator import EvaluateSetup, Evaluator
+from nonet.workers.roles.evaluation.evaluator import Evaluator
+from nonet.workers.roles.evaluation.model_of_commit import ModelScores
+from nonet.workers.roles.evaluation.ranker import EvaluateSetup
 from nonet.workers.roles.tokenizer import write_sequences
 from nonet.workers.validation import NatsOfTargets, of_some_users
 
@@ -257,7 +259,7 @@ def test_popularity_counts_training_events_and_answers_everybody_alike(evaluator
     for user, (row, best) in enumerate(
         zip(there.shown(), there.baseline("popularity")["shown"], strict=True)
     ):
-        shown = there._shown_users()
+        shown = there.ranker.shown_users()
         users, positions = shown.users, shown.positions
         unseen = np.setdiff1d(np.arange(len(titles)), seen(seq, users, positions)[user])
         assert [count[titles.index(title)] for title in best] == sorted(count[unseen], reverse=True)[:3]
@@ -404,12 +406,12 @@ def test_of_many_users_some_are_validated_with_all_their_events_and_the_same_eac
 def test_drawn_users_are_the_seeds_and_all_of_their_events_are_ranked(evaluator):
     whole, some, again = evaluator(), evaluator(users=20, name="some"), evaluator(users=20, name="again")
     for split in ("valid", "test"):
-        asked, drawn = whole._prompts[split], some._prompts[split]
+        asked, drawn = whole.ranker.prompts[split], some.ranker.prompts[split]
         assert len(np.unique(drawn[0])) == 20
-        assert np.array_equal(drawn[0], again._prompts[split][0])
+        assert np.array_equal(drawn[0], again.ranker.prompts[split][0])
         mine = np.isin(asked[0], drawn[0])
         assert np.array_equal(asked[1][mine], drawn[1])
-    assert np.array_equal(*(np.unique(some._prompts[split][0]) for split in ("valid", "test")))
+    assert np.array_equal(*(np.unique(some.ranker.prompts[split][0]) for split in ("valid", "test")))
 
 
 def test_a_catalogue_that_is_not_scored_is_ranked_by_beam_and_compared_with_baselines(evaluator, planted):
@@ -424,9 +426,28 @@ def test_a_baselines_votes_rank_as_its_dense_scores(evaluator):
     sparse = evaluator(name="sparse").baseline("transition_counter")
     dense = evaluator(name="dense")
     counter = dense._fitting.fitted("transition_counter")
-    answer = dense._evaluate(
-        "dense", lambda users, positions: counter.scores(dense.corpus.seq, users, positions), None
-    )
+    scores = dense.ranker.part(lambda users, positions: counter.scores(dense.corpus.seq, users, positions))
+    answer, _ = dense.ranker.total([scores])
     assert answer["detail"] == sparse["detail"]
     assert answer["lists"] == sparse["lists"]
     assert answer["shown"] == sparse["shown"]
+
+
+def test_shares_of_several_workers_add_up_to_what_one_finds(evaluator, planted):
+    made = evaluator(metrics=(*METRICS, "coverage"), shuffle_ties=True)
+    whole = planted(made, right_where_liked)
+    model = evaluators.load_recommender(made.run, made.corpus)
+    alone, ranks = made.ranker.total([made.ranker.part(ModelScores(model), model)])
+    parts = [made.ranker.part(ModelScores(model), model, share, 3) for share in range(3)]
+    assert all(len(part.boards["test"]["beam"]) for part in parts)
+    for part in parts:  # as they come from another process
+        part.quality._shown_I.flags.writeable = False
+        for reach in part.boards["test"]["exhaustive"]._reach.values():
+            reach._place_I.flags.writeable = False
+    answer, ranks_of_parts = made.ranker.total(parts)
+    assert answer["detail"] == alone["detail"] == whole
+    assert answer["segments"] == alone["segments"]
+    assert answer["shown"] == alone["shown"]
+    assert answer["lists"] == pytest.approx(alone["lists"])
+    assert set(ranks) == set(ranks_of_parts)
+    assert all(np.array_equal(ranks[name], ranks_of_parts[name]) for name in ranks)

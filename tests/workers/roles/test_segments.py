@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from ring_world import Ring
 
 from nonet.models.generation.exhaustive import top_items
@@ -13,8 +14,10 @@ from nonet.models.ranking.lists import Categories, ListQuality
 from nonet.samples.batches.prompt_rows import event_at, masked, prompts, seen
 from nonet.samples.sequences.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation import evaluator as evaluators
-from nonet.workers.roles.evaluation.evaluator import EvaluateSetup, Evaluator
+from nonet.workers.roles.evaluation import ranker
+from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
+from nonet.workers.roles.evaluation.ranker import EvaluateSetup
 from nonet.workers.roles.evaluation.segments import Segments
 
 METRICS = ("recall@2", "ndcg@5")
@@ -83,15 +86,15 @@ def test_the_first_ten_of_each_test_list_are_looked_at_whatever_the_metrics(ring
     occurs = np.bincount(corpus.seq.item[corpus.seq.split == TRAIN], minlength=len(corpus.items))
     names = [row or [] for row in corpus.items["categories"].to_pylist()]
     by_hand = ListQuality(occurs, 10, Categories.of(names))
-    scores = evaluators.torch.from_numpy(np.tile(occurs.astype(np.float32), (len(users), 1)))
-    lists = top_items(scores, 10, masked(corpus.seq, users, positions), evaluator._tie)
+    scores = torch.from_numpy(np.tile(occurs.astype(np.float32), (len(users), 1)))
+    lists = top_items(scores, 10, masked(corpus.seq, users, positions), evaluator.ranker.tie)
     by_hand.add(lists.numpy(), seen(corpus.seq, users, positions))
     assert result["lists"] == pytest.approx(by_hand.summary())
     assert {"coverage@10", "diversity@10", "calibration@10"} <= set(result["lists"])
 
 
 def test_items_without_categories_leave_diversity_and_calibration_out(ring, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluators, "_categories", lambda corpus: [[] for _ in range(len(corpus.items))])
+    monkeypatch.setattr(ranker, "_categories", lambda corpus: [[] for _ in range(len(corpus.items))])
     lists = _evaluator(ring.world().run, ring, tmp_path).baseline("popularity")["lists"]
     assert set(lists) == {"coverage@10", "gini@10", "novelty@10"}
 

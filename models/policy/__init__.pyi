@@ -1,0 +1,4 @@
+from .exact import catalogue_log_prob as catalogue_log_prob
+from .exact import divergence as divergence
+from .exact import entropy as entropy
+from .exact import expected_reward as expected_reward

@@ -1,0 +1,61 @@
+"""Exact figures of a policy over the whole catalogue: its entropy, its KL to another, what it expects of a reward.
+
+A trie is finite, so nothing is estimated. `expected_reward` is differentiable: every inner node is evaluated once, and
+its gradient is the policy gradient that estimators are judged by. U x I numbers are held, so it is for small catalogues.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nonet.models import PromptCache, SidModel
+from nonet.models.generation import Trie, Votes, policy_of_leaves, score_items, with_votes
+
+# Shapes: U prompts, I items.
+
+
+@torch.no_grad()
+def catalogue_log_prob(model: SidModel, cache: PromptCache, trie: Trie, votes: Votes | None) -> Tensor:
+    """Log-probability [U, I] of every item under the policy, nats; -inf outside the catalogue."""
+    own_UI = score_items(model, cache, trie)
+    return own_UI if votes is None else with_votes(model, trie, own_UI, votes, cache.state)  # type: ignore[arg-type]
+
+
+def entropy(logp_UI: Tensor) -> Tensor:
+    """Entropy [U] of distributions over items, nats."""
+    return -_expected(logp_UI, logp_UI)
+
+
+def divergence(logp_UI: Tensor, other_UI: Tensor) -> Tensor:
+    """KL(policy, other) [U] over the whole catalogue, nats."""
+    return _expected(logp_UI, logp_UI - other_UI)
+
+
+def _expected(logp_UI: Tensor, value_UI: Tensor) -> Tensor:
+    chance_UI = logp_UI.double().exp()
+    return torch.where(chance_UI > 0, chance_UI * value_UI.double(), 0.0).sum(1)
+
+
+def expected_reward(
+    model: SidModel,
+    cache: PromptCache,
+    trie: Trie,
+    votes: Votes | None,
+    reward_UI: Tensor,
+    allowed_UI: Tensor | None = None,
+) -> Tensor:
+    """Expected reward [U] of one item drawn from the policy, differentiable; of the allowed items alone where they are given.
+
+    Items outside the catalogue have no part in it. A prompt with nothing allowed expects 0.
+    """
+    item = trie.tensor("item_of_leaf", 0, cache.state.device)
+    leaf_UX = torch.arange(trie.n_leaves, device=item.device).expand(len(cache.state), -1)
+    logp_UX = policy_of_leaves(model, cache, trie, leaf_UX, votes).sum(-1)
+    reward_UX = reward_UI[:, item].to(logp_UX.dtype)
+    if allowed_UI is not None:
+        logp_UX = logp_UX.masked_fill(~allowed_UI[:, item], -torch.inf)
+        some_U1 = allowed_UI[:, item].any(1, keepdim=True)
+        total_U1 = torch.where(some_U1, logp_UX, 0.0).logsumexp(1, keepdim=True)
+        logp_UX = torch.where(some_U1, logp_UX - total_U1, -torch.inf)
+    return (logp_UX.exp() * reward_UX).sum(1)

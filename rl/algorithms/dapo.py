@@ -1,0 +1,56 @@
+"""DAPO: GRPO with a wider clip upwards, a mean over tokens, no KL term, and only groups whose rewards differ.
+
+Yu et al., arXiv 2503.14476. Dynamic sampling asks for `oversample` times the stage's users at once and learns from the groups
+with a spread alone; it does not ask again until a step is full. Its mean over tokens is GRPO's here: all semantic ids have the
+same number of codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, has_kl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nonet.rl import Advantages, Draws, PolicyLoss
+
+
+class Dapo(PolicyGradient):
+    clip: Clip = [0.2, 0.28]
+    normalise: Literal["group", "gdpo"] = "group"
+    oversample: Annotated[
+        float, Field(ge=1, le=16, description="prompts asked for, as a multiple of the stage's users")
+    ] = 1.5
+
+
+def advantage(
+    rewards: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    valid_UW: Tensor,
+    options: Options,
+    reduce: Callable[[Tensor], Tensor],
+    draws: Draws | None = None,
+) -> Advantages:
+    """GRPO's, of groups with a spread alone."""
+    from nonet.rl.algorithms.grpo import advantage as of_group
+
+    found = of_group(rewards, weights, valid_UW, options, reduce, draws)
+    return replace(found, used_U=(found.value != 0).any(1))
+
+
+def loss(policy: Policy, options: Options) -> PolicyLoss:
+    """GRPO's."""
+    from nonet.rl.algorithms.grpo import clipped
+
+    return clipped(policy, options)
+
+
+SPEC = Algorithm(
+    Dapo, advantage, loss, has_kl, oversample=lambda options: options["oversample"], weighted=True
+)

@@ -1,0 +1,93 @@
+"""DPO and its kin: the best beam of a group against worse ones, relative to a reference; no ratio, no clip.
+
+`negatives: 1` is DPO (arXiv 2305.18290), more are S-DPO (arXiv 2406.09215). `chosen: target` is SP-DPO (self-play, arXiv
+2412.09243): what the user took next against the policy's own beams. Groups without a better and a worse beam teach nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from nonet.options import Positive, Rate
+from nonet.rl.algorithms.base import Algorithm, Moving, Options, Passes, Policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nonet.rl import Advantages, PolicyLoss
+
+
+class Dpo(Passes):
+    beta: Rate = 0.1
+    negatives: Annotated[
+        Positive, Field(description="worse beams against the chosen one, the worst first")
+    ] = 1
+    chosen: Annotated[
+        Literal["best", "target"], Field(description="the beam with most reward, or what the user took next")
+    ] = "best"
+    reference: Literal["frozen"] | Moving = "frozen"
+
+
+def advantage(
+    rewards: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    valid_UW: Tensor,
+    options: Options,
+    reduce: Callable[[Tensor], Tensor],
+) -> Advantages:
+    """Who stands against whom: 1 for a group's chosen beam, -1 for the rejected; of self-play only the rejected."""
+    import torch
+
+    from nonet.rl import Advantages, centred, chosen_and_rejected, weighted_sum
+
+    reward_UW = weighted_sum(rewards, weights)
+    seen = centred(reward_UW, valid_UW)
+    if options["chosen"] == "target":
+        order_UW = torch.where(valid_UW, reward_UW, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+        value_UW = -1.0 * (valid_UW & (order_UW < options["negatives"]))
+    else:
+        chosen_U, rejected_UW = chosen_and_rejected(reward_UW, valid_UW, options["negatives"])
+        chosen_UW = torch.arange(valid_UW.shape[1], device=valid_UW.device) == chosen_U[:, None]
+        value_UW = chosen_UW.float() - rejected_UW.float()
+    return Advantages(value_UW.float(), seen.small_groups, seen.flat_groups)
+
+
+def loss(policy: Policy, options: Options) -> PolicyLoss:
+    """The softmax loss of the chosen against the rejected."""
+    import torch
+
+    from nonet.rl import preference_loss
+
+    assert policy.ref_UWL is not None
+    margin_UW = torch.where(policy.valid_UW, (policy.logp_UWL - policy.ref_UWL).sum(-1), 0.0)
+    if options["chosen"] == "target":
+        assert policy.target_UL is not None
+        assert policy.target_ref_UL is not None
+        chosen_U = (policy.target_UL - policy.target_ref_UL).sum(-1)
+        assert policy.taken_UW is not None
+        rejected_UW = (policy.advantage_UW < 0) & ~policy.taken_UW
+    else:
+        chosen_U = (margin_UW * (policy.advantage_UW > 0)).sum(-1)
+        rejected_UW = policy.advantage_UW < 0
+    found = preference_loss(chosen_U, margin_UW, rejected_UW, options["beta"])
+    return replace(found, ratio=found.count.to(found.loss.dtype))
+
+
+def pairs(valid_UW: Tensor, advantage_UW: Tensor, levels: int) -> float:
+    """Groups that teach: those with a rejected beam."""
+    return float((advantage_UW < 0).any(1).sum())
+
+
+SPEC = Algorithm(
+    Dpo,
+    advantage,
+    loss,
+    lambda options: True,
+    needs_target=lambda options: options["chosen"] == "target",
+    counted=pairs,
+    more=("preferred", "margin"),
+)

@@ -1,0 +1,46 @@
+"""ECPO: GRPO with one ratio an item, whose size on bad beams is bounded before the clip looks at it; no KL term.
+
+OneRec, arXiv 2506.13695: the old policy is max(sg(pi) / (1 + clip + delta), old), which acts for bad beams alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from nonet.options import Rate
+from nonet.rl.algorithms.base import Algorithm, Options, Policy, PolicyGradient, beams, has_kl
+
+if TYPE_CHECKING:
+    from nonet.rl import PolicyLoss
+
+
+class Ecpo(PolicyGradient):
+    clip: Rate = 0.2
+    delta: Annotated[
+        float, Field(ge=0, description="how far above the clip a bad beam's ratio may stand")
+    ] = 0.1
+    normalise: Literal["group", "gdpo"] = "group"
+
+
+def loss(policy: Policy, options: Options) -> PolicyLoss:
+    """The clipped loss of items, of the old policy that is held."""
+    from nonet.rl import early_clipped, policy_loss
+
+    return policy_loss(
+        policy.logp_UWL,
+        policy.old_UWL,
+        policy.advantage_UW,
+        policy.valid_UW,
+        ref_UWL=policy.ref_UWL,
+        clip=options["clip"],
+        kl=options["kl"],
+        level="item",
+        estimator=options["estimator"],
+        held=partial(early_clipped, most=1 + options["clip"] + options["delta"]),
+    )
+
+
+SPEC = Algorithm(Ecpo, "nonet.rl.algorithms.grpo:advantage", loss, has_kl, counted=beams, weighted=True)

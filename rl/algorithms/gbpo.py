@@ -1,0 +1,37 @@
+"""GBPO: no clip; gradients are bounded by those of a binary cross-entropy, so bad beams that became unlikely hold still.
+
+OneRec-V2, arXiv 2508.20900: the old policy is max(old, sg(pi)) for good beams, max(old, 1 - sg(pi)) for bad ones, by level.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from nonet.rl.algorithms.base import Algorithm, Options, Policy, PolicyGradient, has_kl
+
+if TYPE_CHECKING:
+    from nonet.rl import PolicyLoss
+
+
+class Gbpo(PolicyGradient):
+    normalise: Literal["group", "gdpo"] = "group"
+
+
+def loss(policy: Policy, options: Options) -> PolicyLoss:
+    """The loss of the bounded ratio."""
+    from nonet.rl import gradient_bounded, policy_loss
+
+    return policy_loss(
+        policy.logp_UWL,
+        policy.old_UWL,
+        policy.advantage_UW,
+        policy.valid_UW,
+        ref_UWL=policy.ref_UWL,
+        clip=None,
+        kl=options["kl"],
+        estimator=options["estimator"],
+        held=gradient_bounded,
+    )
+
+
+SPEC = Algorithm(Gbpo, "nonet.rl.algorithms.grpo:advantage", loss, has_kl, weighted=True)

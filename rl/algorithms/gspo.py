@@ -1,0 +1,28 @@
+"""GSPO: GRPO with one ratio a beam, the geometric mean of its levels' ratios, and a narrow clip.
+
+Zheng et al., arXiv 2507.18071; the clip is the paper's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, beams, has_kl
+
+if TYPE_CHECKING:
+    from nonet.rl import PolicyLoss
+
+
+class Gspo(PolicyGradient):
+    clip: Clip = [3e-4, 4e-4]
+    normalise: Literal["group", "gdpo"] = "group"
+
+
+def loss(policy: Policy, options: Options) -> PolicyLoss:
+    """One ratio a beam."""
+    from nonet.rl.algorithms.grpo import clipped
+
+    return clipped(policy, options, "sequence")
+
+
+SPEC = Algorithm(Gspo, "nonet.rl.algorithms.grpo:advantage", loss, has_kl, counted=beams, weighted=True)

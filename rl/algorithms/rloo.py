@@ -1,0 +1,45 @@
+"""RLOO: the policy gradient with the other beams' mean as a baseline; without bias wherever draws say how they came about.
+
+Ahmadian et al., arXiv 2402.14740. A beam is one action, so there is one ratio an item, and no clip unless one is given. With
+draws without replacement, a sampled tail or a target that is always there, the baseline is the one of `nonet.rl.draws`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, beams, has_kl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nonet.rl import Advantages, Draws, PolicyLoss
+
+
+class Rloo(PolicyGradient):
+    clip: Clip | None = None
+
+
+def advantage(
+    rewards: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    valid_UW: Tensor,
+    options: Options,
+    reduce: Callable[[Tensor], Tensor],
+    draws: Draws | None = None,
+) -> Advantages:
+    """The weighted sum less a baseline that leaves each beam out."""
+    from nonet.rl import leave_one_out, weighted_sum
+
+    return leave_one_out(weighted_sum(rewards, weights), valid_UW, draws)
+
+
+def loss(policy: Policy, options: Options) -> PolicyLoss:
+    """One ratio a beam."""
+    from nonet.rl.algorithms.grpo import clipped
+
+    return clipped(policy, options, "item")
+
+
+SPEC = Algorithm(Rloo, advantage, loss, has_kl, counted=beams, weighted=True)

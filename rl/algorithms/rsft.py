@@ -1,0 +1,77 @@
+"""RSFT beside RL, as OneRec trains: ECPO's loss, and the next-event loss on the better sessions.
+
+OneRec, arXiv 2506.13695: the next event of the better half of sessions holds the policy to what users do, in place of a KL
+term. A session is a prompt; `better` of them, by the mean reward of their beams, keep their next event. Ties are in.
+`rl: 0` leaves rejection-sampled finetuning alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from nonet.options import Rate
+from nonet.rl.algorithms.base import Algorithm, Options, Policy, beams, has_kl
+from nonet.rl.algorithms.ecpo import Ecpo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nonet.rl import Advantages, Draws, PolicyLoss
+
+
+class Rsft(Ecpo):
+    weight: Annotated[Rate, Field(description="what the next-event loss counts beside RL")] = 1.0
+    better: Annotated[
+        float, Field(gt=0, le=1, description="share of the prompts whose next event is learned")
+    ] = 0.5
+    rl: Annotated[float, Field(ge=0, description="what RL counts")] = 1.0
+
+
+def advantage(
+    rewards: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    valid_UW: Tensor,
+    options: Options,
+    reduce: Callable[[Tensor], Tensor],
+    draws: Draws | None = None,
+) -> Advantages:
+    """GRPO's, and which prompts are the better ones of this rank's share."""
+    import torch
+
+    from nonet.rl import weighted_sum
+    from nonet.rl.algorithms.grpo import advantage as of_group
+
+    found = of_group(rewards, weights, valid_UW, options, reduce, draws)
+    reward_UW = torch.where(valid_UW, weighted_sum(rewards, weights), 0.0)
+    mean_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
+    least = mean_U.quantile(1 - options["better"]) if len(mean_U) else 0.0
+    return replace(found, group_U=(mean_U >= least).float())
+
+
+def loss(policy: Policy, options: Options) -> PolicyLoss:
+    """ECPO's over all beams; the next event of a prompt counts like all of the prompt's beams together."""
+    from nonet.rl.algorithms.ecpo import loss as of_items
+
+    assert policy.group_U is not None
+    assert policy.target_UL is not None
+    found = of_items(policy, options)
+    beams_U = policy.valid_UW.sum(1) * policy.group_U.to(policy.target_UL.device)
+    nats = -(policy.target_UL.sum(-1) * beams_U).sum()
+    whole = options["rl"] * found.loss + options["weight"] * nats
+    return replace(found, loss=whole, more={"next_event": nats.detach()})
+
+
+SPEC = Algorithm(
+    Rsft,
+    advantage,
+    loss,
+    has_kl,
+    needs_target=lambda options: True,
+    counted=beams,
+    more=("next_event",),
+    weighted=True,
+)

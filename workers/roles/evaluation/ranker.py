@@ -1,0 +1,326 @@
+"""Ranker: held-out events of a split ranked over the catalogue, by exhaustive scores and by beam.
+
+What is masked is masked for every subject and both ways. Events may be cut into shares: each worker of an evaluator ranks one,
+and the parts add up to what one worker alone would find. One pass over the test events also tells what lists are like and, of a
+model with a memory, how it ranks alone.
+
+Of more users than `users` so many are asked about, drawn by the seed. Of a catalogue above 25,000 items, whose exhaustive scores
+take seconds a prompt, a model is ranked by beam alone: what its beam does not hold is missed, so its metrics are lower bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.models.baselines import Popularity, Votes
+from nonet.models.generation import Corpus, Recommender, top_items
+from nonet.models.ranking import (
+    MISSED,
+    Categories,
+    ListQuality,
+    Scoreboard,
+    Shared,
+    SparseScores,
+    list_depth,
+    of_events,
+    paired,
+    per_event,
+    rank_of_target_np,
+    tie_order,
+)
+from nonet.samples.batches import event_at, masked, seen, some_prompts
+from nonet.samples.sequences import TEST, VALID, shuffle_ties
+from nonet.types import Jagged
+from nonet.workers.roles import RunSetup
+from nonet.workers.roles.evaluation.model_of_commit import ModelScores
+from nonet.workers.roles.evaluation.segments import Segments
+from nonet.workers.roles.evaluation.shown import ShownUsers
+
+# Shapes: P prompts, I items, W beams.
+
+SPLITS = {"valid": VALID, "test": TEST}
+SHUFFLED = "shuffled"
+"""Test events with their ties in time shuffled, among the splits of an answer."""
+ALONE = "model alone"
+"""How a model with a memory ranks without its votes, beside "exhaustive" and "beam"."""
+EXHAUSTIVE_ITEMS = 25_000
+_CHUNK = 256
+_CELLS = 1 << 26  # of scores [P, I] at once
+_ROWS = 1 << 16  # items read at once
+_LISTED = 10  # first items of a list that say what lists are like
+
+Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
+"""(users [P], positions [P]) -> a score an item [P, I], higher is better, or what stands for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSetup:
+    """Metrics by name, beam width, the stage whose target mask marks the `target` column, how many users to show, baselines
+    by name (`use` and options), whether test events are also ranked with ties in time shuffled, how many users are asked about
+    (None: all), and whether a model scores every item (None: up to 25,000 of them)."""
+
+    metrics: Sequence[str]
+    width: int
+    target: str | None
+    shown_users: int = 8
+    shown_items: int = 5
+    baselines: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {name: {"use": name} for name in ("popularity", "transition_counter")}
+    )
+    shuffle_ties: bool = False
+    users: int | None = None
+    exhaustive: bool | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """What a share of the events tells of one subject: boards by split and way, what test lists are like, the fitted weights of
+    a memory, and titles for the shown users where the share is the first."""
+
+    boards: dict[str, dict[str, Scoreboard]] = field(default_factory=dict)
+    quality: ListQuality | None = None
+    weights: dict[str, float] | None = None
+    shown: list[list[str]] = field(default_factory=list)
+
+    def absorb(self, other: Part) -> None:
+        """Add the next share."""
+        for split, ways in other.boards.items():
+            for how, board in ways.items():
+                self.boards[split][how].absorb(board)
+        if self.quality is not None and other.quality is not None:
+            self.quality.absorb(other.quality)
+
+
+class Ranker:
+    """Ranks what an evaluator is asked about. Raises DataError where a list is no order of the catalogue."""
+
+    def __init__(self, run: RunSetup, ask: EvaluateSetup, corpus: Corpus):
+        self._run, self._ask = run, ask
+        self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
+        self.tie = tie_order(self._occurs, run.seed)
+        self._segments = Segments(self._occurs, self.tie)
+        self._categories = Categories.of(_categories(corpus))
+        self.forget_votes()
+        self.ask_about(corpus)
+
+    def ask_about(self, corpus: Corpus) -> None:
+        """Rank the held-out events of this corpus, over the same items."""
+        self.corpus = corpus
+        users, seed = self._ask.users, self._run.seed
+        self.prompts = {name: some_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()}
+
+    @property
+    def scores_all(self) -> bool:
+        """Whether models score every item."""
+        asked = self._ask.exhaustive
+        return len(self.corpus.items) <= EXHAUSTIVE_ITEMS if asked is None else asked
+
+    def part(
+        self, scores: Scores, recommender: Recommender | None = None, share: int = 0, shares: int = 1
+    ) -> Part:
+        """Rank the events of one of so many shares, those of a model also by beam."""
+        part = Part()
+        for split, (users, _) in self.prompts.items():
+            if not len(users):
+                continue
+            events = slice(len(users) * share // shares, len(users) * (share + 1) // shares)
+            part.boards[split] = self._boards(part, split, events, scores, recommender)
+            if split == "test" and self._ask.shuffle_ties and "exhaustive" in part.boards[split]:
+                with self._ties_shuffled(recommender):
+                    part.boards[SHUFFLED] = {"exhaustive": self.ranked(scores, split, events)}
+        if isinstance(scores, ModelScores) and ALONE in part.boards.get("test", {}):
+            part.weights = scores.weights()
+        if not share:
+            part.shown = self._top(scores, recommender if not self.scores_all else None)
+        return part
+
+    def total(self, parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What all shares tell, in their order: the answer of `Evaluator.evaluate`, and ranks by "split.way"."""
+        whole, *others = parts
+        for other in others:
+            whole.absorb(other)
+        detail = {
+            split: {how: board.summary() for how, board in ways.items()}
+            for split, ways in whole.boards.items()
+        }
+        ranks = {
+            f"{split}.{how}": board.ranks
+            for split, ways in whole.boards.items()
+            for how, board in ways.items()
+        }
+        answer: dict[str, Any] = {"detail": detail, "shown": whole.shown}
+        if whole.quality is not None:
+            users, positions = self.prompts["test"]
+            facts = self._segments.facts(self.corpus.seq, users, self.target(users, positions))
+            answer |= {"lists": whole.quality.summary(), "segments": facts}
+        if whole.weights is not None:
+            gain = self.paired(ranks["test.exhaustive"], ranks[f"test.{ALONE}"])
+            answer["memory"] = {**whole.weights, "gain": gain}
+        return answer, ranks
+
+    def paired(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
+        """{metric: {diff, low, high}} of two rankings of the test events."""
+        users = self.prompts["test"][0]
+        return {
+            metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self._run.seed)
+            for metric in of_events(self._ask.metrics)
+        }
+
+    def ranked(
+        self,
+        scores: Scores,
+        split: str,
+        events: slice | np.ndarray,
+        quality: ListQuality | None = None,
+        alone: Scoreboard | None = None,
+    ) -> Scoreboard:
+        """Every item scored; the lists go to `quality`, ranks by the model alone to `alone` where it has a memory."""
+        board, users, positions = self._board(split, events)
+        target = self.target(users, positions)
+        reach = list_depth(self._ask.metrics, self._ask.width)
+        depth = max(reach, _LISTED if quality is not None else 0)
+        for p in _parts(len(users), len(self.corpus.items)):
+            answer = scores(users[p], positions[p])
+            hidden = masked(self.corpus.seq, users[p], positions[p])
+            best = self._best(answer, depth, hidden) if depth else None
+            if isinstance(answer, SparseScores):
+                ranks = answer.ranks(target[p], hidden)
+            else:
+                ranks = rank_of_target_np(answer, target[p], hidden, self.tie)
+            board.add(ranks, best[:, :reach] if best is not None and reach else None)
+            if quality is not None and best is not None:
+                quality.add(best, seen(self.corpus.seq, users[p], positions[p]))
+            own_PI = scores.own if isinstance(scores, ModelScores) else None
+            if alone is not None and own_PI is not None:
+                alone.add(rank_of_target_np(own_PI, target[p], hidden, self.tie))
+        return board
+
+    def beamed(
+        self,
+        recommender: Recommender,
+        split: str,
+        events: slice | np.ndarray,
+        quality: ListQuality | None = None,
+    ) -> Scoreboard:
+        """By beam: what the beam does not hold is missed."""
+        board, users, positions = self._board(split, events)
+        target = self.target(users, positions)
+        for p in _parts(len(users)):
+            batch = recommender.batch(users[p], positions[p])
+            item_PW = recommender.beams(batch, self._ask.width, users[p], positions[p]).item.numpy()
+            hit_PW = item_PW == target[p][:, None]
+            board.add(np.where(hit_PW.any(1), hit_PW.argmax(1), MISSED), item_PW)
+            if quality is not None:
+                quality.add(item_PW, seen(self.corpus.seq, users[p], positions[p]))
+        return board
+
+    def sparse(self, prompts: int, votes: Votes) -> SparseScores:
+        """A baseline's votes; what its prompts share is sorted once."""
+        prior = np.asarray(votes.prior, np.float64)
+        if self._shared is None or not np.array_equal(self._shared.score, prior.astype(np.float32)):
+            self._shared = Shared(prior, self.tie)
+        score = (votes.weight + prior[votes.item]).astype(np.float32)
+        return SparseScores(prompts, self._shared, votes.prompt, votes.item, score)
+
+    def forget_votes(self) -> None:
+        """Keep no order of a baseline that was ranked."""
+        self._shared: Shared | None = None
+
+    def shown_users(self) -> ShownUsers:
+        """Those that reports show."""
+        return ShownUsers(self.corpus, *self.prompts["test"], self._ask.shown_users)
+
+    def target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The item of each event [P]."""
+        return self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
+
+    def _boards(
+        self, part: Part, split: str, events: slice, scores: Scores, recommender: Recommender | None
+    ) -> dict[str, Scoreboard]:
+        """The boards of a share of a split by way; of test events the part also learns what their lists are like."""
+        test = split == "test"
+        if test:
+            part.quality = ListQuality(self._occurs, _LISTED, self._categories)
+        if recommender is not None and not self.scores_all:
+            return {"beam": self.beamed(recommender, split, events, part.quality if test else None)}
+        if not test:
+            boards = {"exhaustive": self.ranked(scores, split, events)}
+        else:
+            alone, _, _ = self._board(split, events, of_events(self._ask.metrics))
+            boards = {"exhaustive": self.ranked(scores, split, events, part.quality, alone)}
+            if len(alone) and isinstance(scores, ModelScores):
+                boards[ALONE] = alone
+        if recommender is not None:
+            boards["beam"] = self.beamed(recommender, split, events)
+        return boards
+
+    def _board(
+        self, split: str, events: slice | np.ndarray, metrics: Sequence[str] | None = None
+    ) -> tuple[Scoreboard, np.ndarray, np.ndarray]:
+        """An empty one for these events of a split, and their users and positions. Groups: all of them, those that match the
+        target condition, and segments, which all events of the split decide."""
+        users, positions = self.prompts[split]
+        groups = {"all": np.ones(len(users), bool)}
+        mask = self.corpus.seq.targets.get(self._ask.target or "")
+        if mask is not None:
+            groups["target"] = mask[event_at(self.corpus.seq, users, positions)]
+        groups |= self._segments.groups(self.corpus.seq, users, self.target(users, positions))
+        asked = {name: member[events] for name, member in groups.items()}
+        names = self._ask.metrics if metrics is None else metrics
+        return Scoreboard(names, len(self.corpus.items), asked), users[events], positions[events]
+
+    @contextmanager
+    def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
+        """Ask about events whose ties in time are shuffled, the same users and positions."""
+        before = self.corpus
+        self.corpus = before.with_events(shuffle_ties(before.seq, self._run.seed))
+        if recommender is not None:
+            recommender.corpus = self.corpus
+        try:
+            yield
+        finally:
+            self.corpus = before
+            if recommender is not None:
+                recommender.corpus = before
+
+    def _best(self, answer: np.ndarray | SparseScores, k: int, hidden: Jagged) -> np.ndarray:
+        """The k first of the order that ranks are of [P, k]; -1 where none is left."""
+        if isinstance(answer, SparseScores):
+            return answer.best(k, hidden)
+        return top_items(torch.from_numpy(np.array(answer)), k, hidden, self.tie).numpy()
+
+    def _top(self, scores: Scores, by_beam: Recommender | None) -> list[list[str]]:
+        """Titles of the best items of each shown user, of a model whose items are not all scored those of its beam."""
+
+        def best(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            if by_beam is not None:
+                batch = by_beam.batch(users, positions)
+                beams = by_beam.beams(batch, self._ask.width, users, positions)
+                return beams.item.numpy()[:, : self._ask.shown_items]
+            hidden = masked(self.corpus.seq, users, positions)
+            return self._best(scores(users, positions), self._ask.shown_items, hidden)
+
+        return self.shown_users().titles(best)
+
+
+def _parts(events: int, items: int = 1) -> Iterator[slice]:
+    step = max(1, min(_CHUNK, _CELLS // items))
+    return (slice(start, start + step) for start in range(0, events, step))
+
+
+def _categories(corpus: Corpus) -> Iterator[list[str]]:
+    """The category names of each item; none where the item table has no such column."""
+    for at in range(0, len(corpus.items), _ROWS):
+        block = corpus.items.slice(at, _ROWS)
+        there = "categories" in block.column_names
+        yield from (
+            (row or [] for row in block["categories"].to_pylist())
+            if there
+            else ([] for _ in range(len(block)))
+        )
