@@ -41,10 +41,12 @@ ROOMS = {
         "hf",
         "tokenizer",
         "baselines",
+        "inference",
     ),
     "rl": ("", "rewards", "algorithms"),
     "workers": (
         "",
+        "registry",
         "devices",
         "runtime",
         "engines",
@@ -68,7 +70,10 @@ ROOMS = {
             "",
         ),
     ),
-    "deploy": ("report", "run", "new", "doctor", "parity", "after", "tune", ""),
+    "deploy": (
+        *("report", "run", "new", "doctor", "parity", "after", "tune"),
+        *("serving/access", "serving/features", "serving/service", "serving", "verbs", ""),
+    ),
     "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", ""),
 }
 

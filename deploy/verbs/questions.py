@@ -18,7 +18,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 def runs(as_json: JsonOption = False) -> None:
     """List the runs here, oldest first."""
-    from nonet.deploy.listing import describe_runs
+    from nonet.deploy.verbs.listing import describe_runs
 
     rows = describe_runs()
     if as_json:

@@ -1,0 +1,71 @@
+"""The verbs that serve runs: `serve`, `versions`, `promote`, `rollback`. The command line (cli.py) lists them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nonet.deploy.verbs.questions import JsonOption, RunArg
+
+
+def serve(
+    run: RunArg = "last",
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="8000 by default.")] = None,
+    host: Annotated[str | None, typer.Option(help="127.0.0.1 by default: this machine alone.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of keys, see docs/serving.md.")] = None,
+) -> None:
+    """Answer requests from a run's newest version, and swap newer ones in, until Ctrl-C."""
+    from nonet.deploy.serving import serve_run
+
+    serve_run(run, host, port, config, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def versions(run: RunArg = "last", as_json: JsonOption = False) -> None:
+    """List the published versions of a run, and which of them are served."""
+    from nonet.deploy.serving import describe_versions
+
+    rows = describe_versions(run)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows or [{"version": "none are published yet: nonet serve"}]:
+        print("  ".join(str(value) for value in row.values()))
+
+
+def promote(
+    name: Annotated[str, typer.Argument(metavar="RUN@V", help="A run and a version of it, such as last@3.")],
+    share: Annotated[
+        float | None, typer.Option(help="This share of the users alone, beside the version served.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer everybody, or a share of the users, by a version."""
+    from nonet.deploy.serving import promote_version
+
+    _say(promote_version(name, share), as_json)
+
+
+def rollback(
+    run: RunArg = "last",
+    to: Annotated[
+        int | None, typer.Option(help="The version to go back to; the one before by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go back to a version at once; what was published after it is refused from then on."""
+    from nonet.deploy.serving import rollback_version
+
+    _say(rollback_version(run, to), as_json)
+
+
+def _say(serving: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(serving, indent=1))
+        return
+    shares = "".join(f", {share:.1%} of users by {version}" for version, share in serving["shares"].items())
+    refused = f"; refused: {', '.join(map(str, serving['refused']))}" if serving["refused"] else ""
+    print(f"version {serving['default']} answers{shares}{refused}")
