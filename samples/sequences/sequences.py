@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,7 @@ class Sequences:
     item_key: np.ndarray | None = None
     dropped: tuple[str, ...] = ()
     repeats: str = MASK
-    joined: Callable[..., dict[str, np.ndarray]] | None = None
+    joined: Any = None
 
     def columns_at(self, index: np.ndarray, users: np.ndarray) -> dict[str, np.ndarray]:
         """The columns [n] of events by index [n], whose user rows [n] are given: those carried, and those joined."""
