@@ -88,7 +88,7 @@ class Standin:
                 if faults.slow_s:
                     time.sleep(faults.slow_s)
                 processor.process(protocol, protocol)
-        except Exception:  # noqa: S110  the connection is gone, or was closed for idling
+        except Exception:
             pass
         finally:
             self._open.discard(client)
@@ -99,7 +99,9 @@ class _Handler:
     """The calls of the IDL that a client of columns makes."""
 
     def __init__(self, tables: dict[str, list[str]]):
-        self._families = {name.encode(): [family.encode() + b":" for family in f] for name, f in tables.items()}
+        self._families = {
+            name.encode(): [family.encode() + b":" for family in f] for name, f in tables.items()
+        }
         self._tables: dict[bytes, Table] = {name: {} for name in self._families}
         self._scans: dict[int, Any] = {}
         self._numbers = itertools.count(1)
@@ -111,10 +113,14 @@ class _Handler:
     def getColumnDescriptors(self, tableName: bytes) -> dict[bytes, Any]:
         return {name: H.ColumnDescriptor(name=name) for name in self._families[self._known(tableName)]}
 
-    def getRowsWithColumns(self, tableName: bytes, rows: list[bytes], columns: Any, attributes: Any) -> list[Any]:
+    def getRowsWithColumns(
+        self, tableName: bytes, rows: list[bytes], columns: Any, attributes: Any
+    ) -> list[Any]:
         return self.getRowsWithColumnsTs(tableName, rows, columns, 1 << 62, attributes)
 
-    def getRowsWithColumnsTs(self, tableName: bytes, rows: list[bytes], columns: Any, timestamp: int, attributes: Any) -> list[Any]:
+    def getRowsWithColumnsTs(
+        self, tableName: bytes, rows: list[bytes], columns: Any, timestamp: int, attributes: Any
+    ) -> list[Any]:
         table = self._tables[self._known(tableName)]
         found = (_row(table, row, columns, timestamp) for row in rows)
         return [row for row in found if row is not None]
@@ -122,10 +128,14 @@ class _Handler:
     def getRowWithColumns(self, tableName: bytes, row: bytes, columns: Any, attributes: Any) -> list[Any]:
         return self.getRowsWithColumns(tableName, [row], columns, attributes)
 
-    def getRowWithColumnsTs(self, tableName: bytes, row: bytes, columns: Any, timestamp: int, attributes: Any) -> list[Any]:
+    def getRowWithColumnsTs(
+        self, tableName: bytes, row: bytes, columns: Any, timestamp: int, attributes: Any
+    ) -> list[Any]:
         return self.getRowsWithColumnsTs(tableName, [row], columns, timestamp, attributes)
 
-    def getVerTs(self, tableName: bytes, row: bytes, column: bytes, timestamp: int, numVersions: int, attributes: Any) -> list[Any]:
+    def getVerTs(
+        self, tableName: bytes, row: bytes, column: bytes, timestamp: int, numVersions: int, attributes: Any
+    ) -> list[Any]:
         cells = self._tables[self._known(tableName)].get(row, {}).get(column, [])
         return [H.TCell(value=value, timestamp=at) for at, value in cells if at < timestamp][:numVersions]
 
@@ -140,12 +150,20 @@ class _Handler:
                     if mutation.column.partition(b":")[0] + b":" not in self._families[tableName]:
                         raise H.IOError(message=f"NoSuchColumnFamilyException: {mutation.column!r}")
                     cells = table.setdefault(batch.row, {}).setdefault(mutation.column, [])
-                    cells[:] = sorted([c for c in cells if c[0] != timestamp] + [(timestamp, mutation.value)], reverse=True)
+                    cells[:] = sorted(
+                        [c for c in cells if c[0] != timestamp] + [(timestamp, mutation.value)], reverse=True
+                    )
 
     def scannerOpenWithScan(self, tableName: bytes, scan: Any, attributes: Any) -> int:
         table, number = self._tables[self._known(tableName)], next(self._numbers)
-        rows = [row for row in sorted(table) if row >= (scan.startRow or b"") and (not scan.stopRow or row < scan.stopRow)]
-        self._scans[number] = iter([found for row in rows if (found := _row(table, row, scan.columns, 1 << 62))])
+        rows = [
+            row
+            for row in sorted(table)
+            if row >= (scan.startRow or b"") and (not scan.stopRow or row < scan.stopRow)
+        ]
+        self._scans[number] = iter(
+            [found for row in rows if (found := _row(table, row, scan.columns, 1 << 62))]
+        )
         return number
 
     def scannerGetList(self, id: int, nbRows: int) -> list[Any]:

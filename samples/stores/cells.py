@@ -1,7 +1,7 @@
 """Cells: the values of one column as bytes, as HBase has them, and as Arrow; a value of another width is named.
 
-    text     UTF-8                        int64, int32, float64, float32   big-endian, as HBase's own Bytes class writes them
-    number   a number written as text     list<int64>, list<int32>, ...    the same one after the other
+text     UTF-8                        int64, int32, float64, float32   big-endian, as HBase's own Bytes class writes them
+number   a number written as text     list<int64>, list<int32>, ...    the same one after the other
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Cells:
         except (ValueError, pa.ArrowException):
             made = None
         if made is None:
-            key, value = next((k, v) for k, v in zip(keys, values, strict=True) if v is not None and not self._fits(v))
+            key, value = next(
+                (k, v) for k, v in zip(keys, values, strict=True) if v is not None and not self._fits(v)
+            )
             shown = value[:16] if len(value) > 16 else value
             raise DataError(
                 f"{what}: row {key.decode(errors='replace')!r} has {len(value)} bytes in column {self.name!r} ({shown!r}), "
@@ -91,7 +93,9 @@ class Cells:
         flat = pa.array(np.frombuffer(b"".join(values), dtype).astype(dtype.replace(">", "<")), kind)
         if single:
             return flat
-        return pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(sizes // width)).astype(np.int32)), flat)
+        return pa.ListArray.from_arrays(
+            pa.array(np.append(0, np.cumsum(sizes // width)).astype(np.int32)), flat
+        )
 
     def _fits(self, value: bytes) -> bool:
         try:

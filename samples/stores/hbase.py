@@ -59,10 +59,15 @@ class HBaseStore(Store):
             raise ConfigError(f"{self.name}: unit is ms or s, keys are text or int64; got {unit} and {keys}")
         for option in place:
             if option not in _PLACE:
-                raise ConfigError(f"{self.name}: no option {option!r}; there are {listed(_PLACE)}.{did_you_mean(option, _PLACE)}")
+                raise ConfigError(
+                    f"{self.name}: no option {option!r}; there are {listed(_PLACE)}.{did_you_mean(option, _PLACE)}"
+                )
         self.key = pa.int64() if keys == "int64" else pa.string()
         self._table, self._scale, self._batch = table.encode(), _UNITS[unit], batch
-        self._cells = {name: _cell(name, source, family, self.name) for name, source in _named(columns, self.name).items()}
+        self._cells = {
+            name: _cell(name, source, family, self.name)
+            for name, source in _named(columns, self.name).items()
+        }
         self.schema = pa.schema([pa.field(name, cells.type) for name, (_, cells) in self._cells.items()])
         self._wire = HBaseConnections(HBasePlace(host, int(port or 9090), **place), self.name)
         self._readers = ThreadPoolExecutor(self._wire.place.connections, "hbase")
@@ -88,7 +93,11 @@ class HBaseStore(Store):
         """Row keys: text, or whole numbers as the decimal text that they are written as."""
         if pa.types.is_integer(self.key):
             return super().checked_keys(keys)
-        array = keys.to_numpy(zero_copy_only=False) if isinstance(keys, (pa.Array, pa.ChunkedArray)) else np.asarray(keys)
+        array = (
+            keys.to_numpy(zero_copy_only=False)
+            if isinstance(keys, (pa.Array, pa.ChunkedArray))
+            else np.asarray(keys)
+        )
         return super().checked_keys(array.astype(str) if array.dtype.kind in "iu" else array)
 
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
@@ -196,7 +205,9 @@ class HBaseStore(Store):
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
         asked, batch = self.checked_keys(keys), self.checked_values(values)
-        when = np.broadcast_to(np.asarray(times if times is not None else 0, np.int64), len(batch)) * self._scale
+        when = (
+            np.broadcast_to(np.asarray(times if times is not None else 0, np.int64), len(batch)) * self._scale
+        )
         rows, columns = self._row_keys(asked), []
         for name, (source, cells) in self._cells.items():
             columns.append([(source, value) for value in cells.encode(batch.column(name))])
@@ -207,7 +218,11 @@ class HBaseStore(Store):
                 table = connection.table(self._table)
                 with table.batch(timestamp=None if times is None else time, batch_size=self._batch) as sent:
                     for row in mine.tolist():
-                        data = {source: value for source, value in (column[row] for column in columns) if value is not None}
+                        data = {
+                            source: value
+                            for source, value in (column[row] for column in columns)
+                            if value is not None
+                        }
                         if data:
                             sent.put(rows[row], data)
 
@@ -221,7 +236,15 @@ class HBaseStore(Store):
 
             def read(connection: Any, start: bytes = start) -> list[Any]:
                 table = connection.table(self._table)
-                return list(table.scan(row_start=start or None, columns=sources, batch_size=self._batch, limit=self._batch, include_timestamp=True))
+                return list(
+                    table.scan(
+                        row_start=start or None,
+                        columns=sources,
+                        batch_size=self._batch,
+                        limit=self._batch,
+                        include_timestamp=True,
+                    )
+                )
 
             found = self._wire.read(read)
             if not found:
@@ -229,7 +252,11 @@ class HBaseStore(Store):
             rows = [row for row, _ in found]
             times = [max(at for _, at in cells.values()) // self._scale for _, cells in found]
             whole = self._decoded(rows, [cells for _, cells in found], names)
-            key = pa.array([int.from_bytes(row, "big", signed=True) for row in rows]) if pa.types.is_integer(self.key) else pa.array([row.decode() for row in rows])
+            key = (
+                pa.array([int.from_bytes(row, "big", signed=True) for row in rows])
+                if pa.types.is_integer(self.key)
+                else pa.array([row.decode() for row in rows])
+            )
             fixed = {"key": key, "time": pa.array(times, pa.int64())}
             yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
             start = rows[-1] + b"\0"
@@ -245,7 +272,9 @@ class HBaseStore(Store):
 
 def _named(columns: Sequence[str] | Mapping[str, str] | None, what: str) -> dict[str, str]:
     if not columns:
-        raise ConfigError(f"{what}: an HBase table has no list of columns; name them: {{price: 'family:qualifier float64'}}")
+        raise ConfigError(
+            f"{what}: an HBase table has no list of columns; name them: {{price: 'family:qualifier float64'}}"
+        )
     return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
 
 

@@ -51,7 +51,9 @@ class HBaseConnections:
                 last = error
                 self.retries += 1
                 if attempt + 1 < self.place.attempts:
-                    time.sleep(min(2.0, 0.05 * 2**attempt) * (0.5 + random.random()))  # apart from the others that wait
+                    time.sleep(
+                        min(2.0, 0.05 * 2**attempt) * (0.5 + random.random())
+                    )  # apart from the others that wait
         raise StoreError(self._lost(last, self.place.attempts)) from last
 
     def write(self, call: Callable[[Any], Any]) -> Any:
@@ -137,5 +139,5 @@ def _wire_errors() -> tuple[type[BaseException], ...]:
 def _close(connection: Any) -> None:
     try:
         connection.close()
-    except Exception:  # noqa: S110  it is gone either way
+    except Exception:
         pass

@@ -35,7 +35,10 @@ def rows(times: np.ndarray) -> pa.Table:
 
 
 def test_versions_are_read_as_of_each_key_s_own_time(address):
-    rng, base = np.random.default_rng(1), int(time.time()) % 10**6 * 1000  # keys of their own, also in a real table
+    rng, base = (
+        np.random.default_rng(1),
+        int(time.time()) % 10**6 * 1000,
+    )  # keys of their own, also in a real table
     store = open_store(address, COLUMNS)
     written = np.unique(np.stack([base + rng.integers(0, 30, 200), rng.integers(100, 160, 200)]), axis=1)
     store.put(written[0], rows(written[1]), written[1])
@@ -45,7 +48,11 @@ def test_versions_are_read_as_of_each_key_s_own_time(address):
     for key, when, at in zip(keys, times, place, strict=True):
         before = written[1, (written[0] == key) & (written[1] < when)]
         got = None if at < 0 else {name: values.column(name)[int(at)].as_py() for name in COLUMNS}
-        want = None if not len(before) else {"price": before.max() * 0.5, "shop": f"s{before.max()}", "at": before.max()}
+        want = (
+            None
+            if not len(before)
+            else {"price": before.max() * 0.5, "shop": f"s{before.max()}", "at": before.max()}
+        )
         assert got == want
     newest = store.multi_get([base + 35, *written[0][:1]])
     assert newest.offsets.tolist()[:2] == [0, 0]  # a key that is absent has no row
@@ -74,7 +81,10 @@ def test_what_is_not_there_or_of_another_width_is_one_line(address):
 
 
 def test_nobody_there_is_told_with_what_to_try():
-    with pytest.raises(StoreError, match=r"127\.0\.0\.1:9 \(buffered transport, binary protocol\), asked in 2 attempts .*hbase thrift start"):
+    with pytest.raises(
+        StoreError,
+        match=r"127\.0\.0\.1:9 \(buffered transport, binary protocol\), asked in 2 attempts .*hbase thrift start",
+    ):
         open_store("hbase://127.0.0.1:9/items", COLUMNS, attempts=2, timeout_s=0.5)
 
 
