@@ -7,6 +7,7 @@ It has versions by time, scans and column families; no filters, regions, TTL or 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import sys
@@ -52,10 +53,8 @@ class Standin:
         """Stop listening, and drop every connection."""
         self._over = True
         for each in (self._socket, *self._open):
-            try:
+            with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             each.close()
 
     def _accept(self) -> None:

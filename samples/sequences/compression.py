@@ -3,7 +3,8 @@
 The event that stays is the first. It says how many it stands for (`count`), the seconds from the first to the last of them
 (`span`) and their kinds (`kinds`), all as of the user's next event: what came at or after that is not in it, so that no sample
 sees what is not older than itself. `expand` gives back every row as it was: the repeats are kept beside, with their places.
-Periods are those of the clock: with 1d, days of UTC. Samples are strict: of a user's events none at the sample's own second is seen.
+Periods are those of the clock: with 1d, days of UTC. Samples are strict: they see no event of their
+own second.
 """
 
 # Shapes: R rows of the log, H events that stay, U users.

@@ -86,7 +86,8 @@ class HBaseStore(Store):
             family = source.decode().partition(":")[0]
             if family not in there:
                 raise ConfigError(
-                    f"{self.name}: column {name!r} is in family {family!r}; the table has {listed(there)}.{did_you_mean(family, there)}"
+                    f"{self.name}: column {name!r} is in family {family!r}; the table has {listed(there)}."
+                    f"{did_you_mean(family, there)}"
                 )
 
     def checked_keys(self, keys: Any) -> Any:

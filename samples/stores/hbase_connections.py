@@ -6,6 +6,7 @@ read that fails on the wire is tried on a fresh connection, `attempts` times wit
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import time
@@ -121,8 +122,8 @@ class HBaseConnections:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         times = f"in {attempts} attempts" if attempts > 1 else "once"
         return (
-            f"{self.name}: no answer from {self.place}, asked {times} within {self.place.timeout_s:g} s each ({cause}); is a Thrift 1 "
-            "server there (hbase thrift start), started with this transport and protocol?"
+            f"{self.name}: no answer from {self.place}, asked {times} within {self.place.timeout_s:g} s each ({cause}); is a "
+            "Thrift 1 server there (hbase thrift start), started with this transport and protocol?"
         )
 
 
@@ -137,7 +138,5 @@ def _wire_errors() -> tuple[type[BaseException], ...]:
 
 
 def _close(connection: Any) -> None:
-    try:
+    with contextlib.suppress(Exception):
         connection.close()
-    except Exception:
-        pass

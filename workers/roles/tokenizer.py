@@ -80,8 +80,8 @@ class KnownRun:
 @dataclass(frozen=True, slots=True)
 class DataSetup:
     """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
-    what holds of repeats (None: the data decides), how transitions are counted (CountOptions), and the period in seconds and "item"
-    or "category" by which repeated events become one."""
+    what holds of repeats (None: the data decides), how transitions are counted (CountOptions), and the period in seconds and
+    "item" or "category" by which repeated events become one."""
 
     interactions: str
     items: str | None

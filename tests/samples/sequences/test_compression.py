@@ -78,7 +78,7 @@ def leaks(log: pa.Table, by: str = "item") -> tuple[int, int]:
 
 
 def _before(log: pa.Table, items: pa.Table, by: str, user, item, first, time) -> np.ndarray:
-    """How many rows of the log one compressed event may stand for, by hand: of its user, item and day, before the sample's time."""
+    """How many rows of the log one event may stand for, by hand: of its user, item and day, before the sample's time."""
     same = np.array([0, 1, 2, 3]) if by == "item" else np.array([0, 0, 2, 3])
     day = log["timestamp"].to_numpy() // DAY
     group = (log["user_id"].to_numpy() * 4 + same[log["item_id"].to_numpy()]) * 8 + day
@@ -149,5 +149,5 @@ def test_what_cannot_be_compressed_is_one_line():
     log = pa.table({"user_id": [1], "item_id": [1], "timestamp": [5], "count": [1]})
     with pytest.raises(DataError, match="have a column 'count' already"):
         compress(log, DAY, "item")
-    with pytest.raises(DataError, match="by: category wants data.items"):
+    with pytest.raises(DataError, match=r"by: category wants data\.items"):
         compress(log.drop_columns(["count"]), DAY, "category")

@@ -73,10 +73,10 @@ def test_what_is_not_there_or_of_another_width_is_one_line(address):
         open_store(address + "x", COLUMNS)
     with pytest.raises(ConfigError, match="is in family 'dd'; the table has d"):
         open_store(address, {"price": "dd:price"})
-    with pytest.raises(ConfigError, match="no type 'flot64'.*Did you mean 'float64'"):
+    with pytest.raises(ConfigError, match=r"no type 'flot64'.*Did you mean 'float64'"):
         open_store(address, {"price": "d:price flot64"})
     open_store(address, {"price": "d:width"}).put([3 * 10**9], pa.table({"price": ["abc"]}), [5])
-    with pytest.raises(DataError, match="row '3000000000' has 3 bytes in column 'price'.*no float64"):
+    with pytest.raises(DataError, match=r"row '3000000000' has 3 bytes in column 'price'.*no float64"):
         open_store(address, {"price": "d:width float64"}).multi_get([3 * 10**9])
 
 
