@@ -73,7 +73,7 @@ ROOMS = {
         *("report", "run", "new", "doctor", "parity", "after", "tune"),
         *("serving/access", "serving/features", "serving/service", "serving", "verbs", ""),
     ),
-    "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", ""),
+    "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", "serving", ""),
 }
 
 

@@ -34,6 +34,11 @@ class Engine:
         """Items of the dense index."""
         return self._recommender.corpus.trie.n_items
 
+    @property
+    def model(self) -> Any:
+        """The module."""
+        return self._recommender.model
+
     @staticmethod
     def cost(question: Question) -> float:
         """What a question costs beside others of its batch, in positions of a history."""
