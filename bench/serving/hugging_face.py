@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,16 @@ class HuggingFace:
 
     def _behind_serve(self) -> Any:
         from ray import serve
+        from ray.serve import context
+        from ray.serve._private.common import DeploymentID, ReplicaID
+        from ray.serve.schema import ReplicaRank
+
+        # What `@serve.batch` asks its replica; so it works in this process, and theirs pays for no call between processes.
+        config: Any = SimpleNamespace(max_ongoing_requests=1 << 16)
+        context._set_internal_replica_context(
+            replica_id=ReplicaID("bench", DeploymentID("generate", "bench")), servable_object=self.generate,
+            _deployment_config=config, rank=ReplicaRank(rank=0, node_rank=0, local_rank=0), world_size=1,
+        )  # fmt: skip
 
         @serve.batch(max_batch_size=_MOST, batch_wait_timeout_s=_WAIT_S)
         async def answer(histories: list[np.ndarray]) -> list[Any]:

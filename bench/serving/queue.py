@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,15 +23,15 @@ Result = tuple[list[dict[str, Any]], dict[str, float]]
 
 
 def opened(run: str) -> tuple[OpenRun, Engine]:
-    """A run and an engine of its newest version, which is published where it was not."""
-    made = OpenRun.of(run)
+    """A run and an engine of its newest commit, published into a folder of the bench's own."""
+    made = OpenRun.of(run, Path(tempfile.mkdtemp(prefix="nonet-bench-")))
     version = made.publish_newest()
     return made, Engine(made.recommender(version), version.number)
 
 
 def questions_of(run: OpenRun) -> list[Question]:
     """What every user of the data would ask: ten items."""
-    histories = Histories(run.corpus, run.folder.path / "serving" / "bench-events.jsonl")
+    histories = Histories(run.corpus, run.beside / "events.jsonl")
     features = Features(run.corpus, histories, run.setup.history, run.scenario.evaluate.width)
     users = run.corpus.seq.user_id.tolist()
     return [features.list_of(str(user), None, 10).question for user in users]

@@ -1,7 +1,7 @@
 """`nonet bench serve`: the rate that an engine holds at a p99, merged and one at a time, beside Hugging Face; versions; states.
 
 Everything runs in this process at the engine's queue, in turn, on one thread of torch; `--set run=RUN` names the run, sections
-are queue, merging, versions and swaps. What HTTP adds is the section http, which starts Ray Serve.
+are merging, queue, versions, swaps and states.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.bench.serving.queue import merging, queue
+from nonet.bench.serving.states import states
 from nonet.bench.serving.versions import swaps, versions
 from nonet.errors import ConfigError
 
-_SECTIONS = {"merging": merging, "queue": queue, "versions": versions, "swaps": swaps}
+_SECTIONS = {"merging": merging, "queue": queue, "versions": versions, "swaps": swaps, "states": states}
 
 
 def serve(
-    run: str = "last", sections: str = "merging,queue,versions,swaps", rounds: int = 3
+    run: str = "last", sections: str = "merging,queue,versions,swaps,states", rounds: int = 3
 ) -> dict[str, Any]:
     """Rows and ratios of the sections."""
     import torch

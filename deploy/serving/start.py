@@ -76,10 +76,16 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     torch.set_num_threads(settings.threads)
     opened = OpenRun.of(run)
     corpus = opened.corpus
-    histories = Histories(corpus, opened.folder.path / "serving" / "events.jsonl")
+    histories = Histories(corpus, opened.beside / "events.jsonl")
     width = opened.scenario.evaluate.width
     features = Features(corpus, histories, opened.setup.history, width, settings.block)
-    engines = Engines(opened, follow=settings.follow, device=settings.device, queue=settings.queue)
+    engines = Engines(
+        opened,
+        follow=settings.follow,
+        device=settings.device,
+        queue=settings.queue,
+        state_bytes=settings.state_bytes,
+    )
     service = Service(features, engines, Fallback(corpus, features.items), settings.service(), Metrics())
     return make_app(service, local=local)
 

@@ -1,4 +1,4 @@
-"""The verbs that serve runs: `serve`, `versions`, `promote`, `rollback`. The command line (cli.py) lists them."""
+"""The verbs that serve runs: `serve`, `versions`, `promote`, `rollback`, `export`. The command line (cli.py) lists them."""
 
 from __future__ import annotations
 
@@ -60,6 +60,22 @@ def rollback(
     from nonet.deploy.serving import rollback_version
 
     _say(rollback_version(run, to), as_json)
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, its id, a prefix, or `last`.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    version: Annotated[int | None, typer.Option(help="The one that is served by default.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model, its semantic ids, trie, rows and counts into a folder that needs no Ray."""
+    from nonet.deploy.serving import export_run
+
+    written = export_run(run, target, version)
+    done = (
+        f"{target}: version {written['version']}, {written['bytes']:,} bytes; try: python {target}/example.py"
+    )
+    print(json.dumps(written, indent=1) if as_json else done)
 
 
 def _say(serving: dict[str, Any], as_json: bool) -> None:
