@@ -15,6 +15,7 @@ import numpy as np
 
 _MOST_WAITING = 2000
 _ZIPF = 1.1
+_LEAST = 12  # requests of a rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Load:
 def drive(submit: Callable[[int], Future[Any]], users: int, rate: float, seconds: float, seed: int) -> Load:
     """Ask at a rate for so many seconds; `submit` takes a user's number and gives its answer to be."""
     draw = np.random.default_rng(seed)
-    due = np.cumsum(draw.exponential(1 / rate, max(20, int(rate * seconds))))
+    due = np.cumsum(draw.exponential(1 / rate, max(_LEAST, int(rate * seconds))))
     asked = zipf_users(draw, users, len(due))
     done = np.full(len(due), np.inf)
     futures: list[Future[Any]] = []
@@ -55,7 +56,7 @@ def drive(submit: Callable[[int], Future[Any]], users: int, rate: float, seconds
         future = submit(user)
         future.add_done_callback(finished(place))
         futures.append(future)
-    wait(futures, timeout=20)
+    wait(futures, timeout=10)
     taken = done[: len(futures)] - due[: len(futures)]
     failed = int((~np.isfinite(taken)).sum()) + len(due) - len(futures)
     p50, p99 = np.quantile(np.where(np.isfinite(taken), taken, 1e6), [0.5, 0.99]).tolist()
@@ -74,13 +75,13 @@ def best_rates(
     *,
     p99_ms: float,
     seconds: float,
-    first: float,
+    first: dict[str, float],
     steps: int,
     seed: int,
 ) -> tuple[dict[str, float], list[Load]]:
     """The highest rate of each that keeps p99, searched in turn step by step: doubled until it fails, then halved between."""
     low, high = dict.fromkeys(systems, 0.0), dict.fromkeys(systems, float("inf"))
-    rate = dict.fromkeys(systems, first)
+    rate = dict(first)
     loads: list[Load] = []
     for step in range(steps):
         for name, submit in systems.items():
@@ -90,11 +91,11 @@ def best_rates(
                 low[name] = max(low[name], rate[name])
             else:
                 high[name] = min(high[name], rate[name])
-            rate[name] = _next(low[name], high[name], first)
+            rate[name] = _next(low[name], high[name])
     return low, loads
 
 
-def _next(low: float, high: float, first: float) -> float:
+def _next(low: float, high: float) -> float:
     if not low:
         return high / 2
     return 2 * low if high == float("inf") else float(np.sqrt(low * high))

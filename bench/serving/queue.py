@@ -16,7 +16,7 @@ from nonet.deploy.serving.features import Features, Histories, OpenRun
 from nonet.models.inference import Engine, Question, TensorBatch
 
 P99_MS = 200.0
-_SECONDS, _STEPS, _FIRST = 3.0, 7, 16.0
+_SECONDS, _STEPS = 3.0, 6
 _WITHIN_S = 10.0
 
 Result = tuple[list[dict[str, Any]], dict[str, float]]
@@ -84,7 +84,13 @@ def queue(run: str, rounds: int) -> Result:
     rates: dict[str, list[float]] = {name: [] for name in systems}
     for turn in range(rounds):
         found, _ = best_rates(
-            systems, len(asked), p99_ms=P99_MS, seconds=_SECONDS, first=_FIRST, steps=_STEPS, seed=100 * turn
+            systems,
+            len(asked),
+            p99_ms=P99_MS,
+            seconds=_SECONDS,
+            first=dict(zip(systems, (128.0, 32.0, 2.0), strict=True)),
+            steps=_STEPS,
+            seed=100 * turn,
         )
         for name, rate in found.items():
             rates[name].append(rate)

@@ -18,7 +18,7 @@ from nonet.embedding.reading import Layer
 from nonet.embedding.tables import TableSpec
 from nonet.models.inference import Engine
 from nonet.workers.registry import Contents, Registry, Version
-from nonet.workers.weights import write_tensors
+from nonet.workers import write_tensors
 
 _ROWS, _DIM, _SHARE = 1_000_000, 16, 0.01
 

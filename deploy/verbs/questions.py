@@ -117,7 +117,7 @@ def recommend(
 def _recommend_all(
     run: str, users: Path | None, out: Path | None, top: int, workers: int | None, as_json: bool
 ) -> None:
-    from nonet.deploy.serving import recommend_all
+    from nonet.deploy.serving.offline import recommend_all
 
     if users is None or out is None:
         raise ConfigError("--users U.parquet and --out R.parquet go together")

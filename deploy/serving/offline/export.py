@@ -31,7 +31,7 @@ _EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarro
 import sys
 from pathlib import Path
 
-from nonet.deploy.serving import Exported
+from nonet.deploy.serving.offline import Exported
 
 model = Exported(Path(__file__).parent)
 history = [type(model.items[0])(item) for item in sys.argv[1:]] or model.items[:3]

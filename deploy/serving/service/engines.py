@@ -31,8 +31,8 @@ class Lane:
 
 
 class Engines:
-    """Of a run. `follow`: publish and serve the run's newer commits; `queue`: options of every `TensorBatch`; `state_bytes`: kept of
-    users by each version, 0 for none."""
+    """Of a run. `follow`: publish and serve the run's newer commits; `queue`: options of every `TensorBatch`; `state_bytes`:
+    kept of users by each version, 0 for none."""
 
     def __init__(
         self,
