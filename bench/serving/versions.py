@@ -17,8 +17,8 @@ from nonet.deploy.serving.service import Engines
 from nonet.embedding.reading import Layer
 from nonet.embedding.tables import TableSpec
 from nonet.models.inference import Engine
-from nonet.workers.registry import Contents, Registry, Version
 from nonet.workers import write_tensors
+from nonet.workers.registry import Contents, Registry, Version
 
 _ROWS, _DIM, _SHARE = 1_000_000, 16, 0.01
 

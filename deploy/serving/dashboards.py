@@ -21,7 +21,8 @@ _PANELS = (
     ("Version of most users", "nonet_version", "{{instance}}", "short"),
     ("Refused with 429", "sum by (why) (rate(nonet_refused_total[1m]))", "{{why}}", "reqps"),
     ("Fall-backs", "sum by (what, reason) (rate(nonet_fallbacks_total[1m]))", "{{what}}: {{reason}}", "reqps"),
-    ("Users whose state was kept", "sum(rate(nonet_state_hits[5m])) / (sum(rate(nonet_state_hits[5m])) + sum(rate(nonet_state_misses[5m])))",
+    ("Users whose state was kept", "sum(rate(nonet_state_hits[5m]))"
+     " / (sum(rate(nonet_state_hits[5m])) + sum(rate(nonet_state_misses[5m])))",
      "hits", "percentunit"),
 )  # fmt: skip
 _ALERTS = (

@@ -9,6 +9,7 @@ from typing import Any
 
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
+from nonet.deploy.serving.features.artifacts import artifacts_of
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.workers.registry import Contents, Registry, Version, model_of
@@ -28,15 +29,8 @@ class OpenRun:
     def of(cls, run: str | Path, beside: Path | None = None) -> OpenRun:
         """Raises ConfigError where there is no such run, or nothing in it to recommend from. `beside`: RUN/serving by default."""
         folder = find_run(run)
-        facts = folder.read_json("results/tokenise.json")
-        if facts is None:
-            raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
-        if "sids" not in facts["artifacts"]:
-            raise ConfigError(
-                f"{folder.id} predicts clicks: it scores events and has nothing to recommend from"
-            )
+        folders = artifacts_of(folder)
         scenario, _ = load_scenario(folder.scenario)
-        folders = {kind: each["path"] for kind, each in facts["artifacts"].items()}
         return cls(folder, scenario, folders, beside or folder.path / "serving")
 
     @cached_property
