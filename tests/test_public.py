@@ -21,6 +21,7 @@ ROOMS = {
     "samples": (
         "",
         "tables",
+        "stores",
         "ledger",
         "sequences",
         "preparation",
