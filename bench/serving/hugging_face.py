@@ -60,7 +60,7 @@ class HuggingFace:
             bos_token_id=0, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
         torch.manual_seed(0)
-        self._model = GPT2LMHeadModel(config).eval()
+        self._model: Any = GPT2LMHeadModel(config).eval()
         self._prompt, self._beams, self._levels = prompt, beams, trie.levels
         self._processors = LogitsProcessorList([self._trie])  # pyright: ignore[reportArgumentType]
         self._loop = asyncio.new_event_loop()
