@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import happybase  # noqa: F401  loads Hbase.thrift as the module Hbase_thrift
-import Hbase_thrift as H
+import Hbase_thrift as H  # pyright: ignore[reportMissingImports]
 from thriftpy2.protocol import TCyBinaryProtocolFactory
 from thriftpy2.thrift import TProcessor
 from thriftpy2.transport import TCyBufferedTransportFactory, TSocket

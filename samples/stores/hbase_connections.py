@@ -45,6 +45,7 @@ class HBaseConnections:
 
     def read(self, call: Callable[[Any], Any]) -> Any:
         """What `call(connection)` gives. Raises StoreError once every attempt failed, ConfigError for what is not there."""
+        last: BaseException | None = None
         for attempt in range(self.place.attempts):
             try:
                 return self._once(call)
@@ -105,7 +106,7 @@ class HBaseConnections:
 
     def _told(self, error: BaseException) -> BaseException:
         """What the server itself said is no matter of the wire."""
-        import Hbase_thrift
+        import Hbase_thrift  # pyright: ignore[reportMissingImports]  happybase makes it out of its IDL
         from thriftpy2.thrift import TApplicationException
 
         if isinstance(error, Hbase_thrift.IOError | Hbase_thrift.IllegalArgument):
@@ -118,7 +119,7 @@ class HBaseConnections:
             )
         return error
 
-    def _lost(self, error: BaseException, attempts: int) -> str:
+    def _lost(self, error: BaseException | None, attempts: int) -> str:
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         times = f"in {attempts} attempts" if attempts > 1 else "once"
         return (
