@@ -205,7 +205,7 @@ def stop(
 
 for verb in (questions.runs, questions.report, questions.evaluate, questions.recommend):
     app.command()(verb)
-for verb in (serving.serve, serving.versions, serving.promote, serving.rollback):
+for verb in (serving.serve, serving.top, serving.versions, serving.promote, serving.rollback, serving.export):
     app.command()(verb)
 
 

@@ -21,6 +21,7 @@ ROOMS = {
     "samples": (
         "",
         "tables",
+        "stores",
         "ledger",
         "sequences",
         "preparation",
@@ -71,9 +72,9 @@ ROOMS = {
     ),
     "deploy": (
         *("report", "run", "new", "doctor", "parity", "after", "tune"),
-        *("serving/access", "serving/features", "serving/service", "serving", "verbs", ""),
+        *("serving/access", "serving/features", "serving/offline", "serving/service", "serving", "verbs", ""),
     ),
-    "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", ""),
+    "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", "serving", ""),
 }
 
 

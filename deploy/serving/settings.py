@@ -16,8 +16,8 @@ from nonet.suggest import did_you_mean
 class ServeConfig(StrictModel):
     """host, port: where it listens; deadline_s: of a request that names none; waiting: requests in the queue beyond which 429 is
     answered; rate, burst: requests a second and caller; failures, pause_s: of the circuit breaker; block: events that a
-    user's window moves by; threads: of torch; cpus: of the replica; follow: serve newer commits of the run; queue:
-    most_cost and most of a merged batch."""
+    user's window moves by; state_bytes: kept of users who asked before, by each version, 0 for none; threads: of torch; cpus: of
+    the replica; follow: serve newer commits of the run; queue: most_cost and most of a merged batch."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
@@ -28,6 +28,7 @@ class ServeConfig(StrictModel):
     failures: int = Field(default=5, ge=1)
     pause_s: float = Field(default=2.0, gt=0)
     block: int = Field(default=1, ge=1)
+    state_bytes: int = Field(default=0, ge=0)
     threads: int = Field(default=1, ge=1)
     cpus: int = Field(default=1, ge=0)
     follow: bool = True

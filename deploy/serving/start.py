@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import find_run
+from nonet.deploy.serving.features import artifacts_of
 from nonet.deploy.serving.settings import ServeConfig, read_config
-from nonet.errors import ConfigError, NonetError, PlacementError
+from nonet.errors import ConfigError, PlacementError
 
 APP = "nonet"
 Say = Callable[[str], None]
@@ -33,16 +34,11 @@ def serve_run(
     folder = find_run(run)
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
+    artifacts_of(folder)
     _check_port(host, port)
-    failed: list[NonetError] = []
-    publishing = threading.Thread(target=_publish, args=(folder.path, failed, say))
-    publishing.start()  # while Ray starts
     serve = _start(settings, host, port)
     try:
-        publishing.join()
-        if failed:
-            raise failed[0]
-        serve.run(bound(serve, str(folder.path), settings, host), name=APP, route_prefix="/")
+        _deploy(serve, bound(serve, str(folder.path), settings, host))
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
         _until_interrupted()
@@ -76,29 +72,33 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     torch.set_num_threads(settings.threads)
     opened = OpenRun.of(run)
     corpus = opened.corpus
-    histories = Histories(corpus, opened.folder.path / "serving" / "events.jsonl")
+    histories = Histories(corpus, opened.beside / "events.jsonl")
     width = opened.scenario.evaluate.width
     features = Features(corpus, histories, opened.setup.history, width, settings.block)
-    engines = Engines(opened, follow=settings.follow, device=settings.device, queue=settings.queue)
+    engines = Engines(
+        opened,
+        follow=settings.follow,
+        device=settings.device,
+        queue=settings.queue,
+        state_bytes=settings.state_bytes,
+    )
     service = Service(features, engines, Fallback(corpus, features.items), settings.service(), Metrics())
     return make_app(service, local=local)
+
+
+def _deploy(serve: Any, app: Any) -> None:
+    """Run it; the replica publishes the newest commit. Raises PlacementError with what stopped the replica."""
+    try:
+        serve.run(app, name=APP, route_prefix="/")
+    except RuntimeError as error:  # Serve tells no more; the status has the replica's own words
+        deployments = serve.status().applications[APP].deployments.values()
+        words = [line for each in deployments for line in each.message.splitlines() if "Error:" in line]
+        raise PlacementError(words[-1].strip() if words else str(error)) from None
 
 
 def _environment() -> dict[str, str]:
     token = os.environ.get("NONET_TOKEN")
     return {"OMP_NUM_THREADS": "1"} | ({"NONET_TOKEN": token} if token else {})
-
-
-def _publish(run: Path, failed: list[NonetError], say: Say) -> None:
-    """Publish the newest commit; what is wrong with the run is kept for the thread that started this."""
-    from nonet.deploy.serving.features import OpenRun
-
-    try:
-        OpenRun.of(run).publish_newest()
-    except ConfigError as error:
-        failed.append(error)
-    except NonetError as error:  # an older version may be there to serve
-        say(f"the newest commit is not published: {' '.join(str(error).split())}")
 
 
 def _start(settings: ServeConfig, host: str, port: int) -> Any:

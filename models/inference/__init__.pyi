@@ -4,4 +4,5 @@ from .question import Events as Events
 from .question import Question as Question
 from .question import packed as packed
 from .question import usual_columns as usual_columns
+from .states import States as States
 from .tensor_batch import TensorBatch as TensorBatch

@@ -8,31 +8,44 @@ row, so scores differ by the rounding of larger matrix products, under 1e-5 (tes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import Recommender, Votes, beam_search, leaf_scores, voted_shares
+from nonet.models.generation import Recommender, Votes, beam_search, leaf_scores, on, voted_shares
 from nonet.models.inference.question import Answer, Question, events_of_nobody, hidden_of, packed
+from nonet.models.inference.states import States
 from nonet.samples.batches import prompt_batch
+from nonet.samples.sequences import Sequences
+from nonet.types import SampleBatch
 
 # Shapes: Q questions, W beams, X items scored for a question, V votes.
 _BEAM_COST = 0.5  # of a history's position: what a beam costs, all levels together
 
 
 class Engine:
-    """Answers of one version. Immutable: a newer version is another engine."""
+    """Answers of one version. A newer version is another engine, with states of its own.
 
-    def __init__(self, recommender: Recommender, version: int = 0):
+    states: what is kept of users between questions, where the model can go on from it; one thread asks at a time.
+    """
+
+    def __init__(self, recommender: Recommender, version: int = 0, states: States | None = None):
         self._recommender, self.version = recommender, version
+        self.states = states if getattr(recommender.model, "extends", False) else None
         self._like = recommender.corpus.seq.part(0, 0)
 
     @property
     def items(self) -> int:
         """Items of the dense index."""
         return self._recommender.corpus.trie.n_items
+
+    @property
+    def model(self) -> Any:
+        """The module."""
+        return self._recommender.model
 
     @staticmethod
     def cost(question: Question) -> float:
@@ -96,13 +109,33 @@ class Engine:
         """What the model keeps of the histories, and what is voted."""
         recommender = self._recommender
         seq = packed(questions, self._like)
-        users = np.arange(len(questions))
-        positions = seq.lengths - 1
-        batch = prompt_batch(
+        users, positions = np.arange(len(questions)), seq.lengths - 1
+        votes = recommender.votes(users, positions, seq, hidden_of(questions))
+        if self.states is None:
+            return recommender.prefill(self._batch(seq)), votes
+        return self._extended(questions, self.states), votes
+
+    def _extended(self, questions: Sequence[Question], states: States) -> Any:
+        """As a prefill, but events that a state holds are not computed again."""
+        found = [states.find(question) for question in questions]
+        tails = [
+            replace(question, events=question.events.last(len(question.events) - known))
+            for question, (_, known) in zip(questions, found, strict=True)
+        ]
+        batch = self._batch(packed(tails, self._like))
+        rows = self._recommender.rows(batch)
+        device = self._recommender.device
+        cache, longer = self.model.extend(on(batch, device), rows, [prefix for prefix, _ in found])
+        for question, prefix in zip(questions, longer, strict=True):
+            states.keep(question, prefix)
+        return cache
+
+    def _batch(self, seq: Sequences) -> SampleBatch:
+        recommender = self._recommender
+        users, positions = np.arange(len(seq)), seq.lengths - 1
+        return prompt_batch(
             seq, recommender.corpus.sids, users, positions, history=recommender.history, stage="serve"
         )
-        votes = recommender.votes(users, positions, seq, hidden_of(questions))
-        return recommender.prefill(batch), votes
 
     def _leaves(self, item: Tensor) -> Tensor:
         leaf = self._recommender.corpus.trie.tensor("leaf_of_item", 0, self._recommender.device)

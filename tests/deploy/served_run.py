@@ -8,19 +8,24 @@ from run_folders import folder_of
 from nonet.background import sealed
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.deploy.serving.features import OpenRun
+from nonet.models.inference import Events
 from nonet.samples.sequences import Transitions
-
-MEMORY = "model: {use: sid_decoder, memory: on,"
 
 
 class ServedRun:
     """A run's folder with a memory; `commit` trains on and commits."""
 
-    def __init__(self, folder, memory=True):
+    def __init__(self, folder, memory=True, changes=()):
         (folder / "ring").mkdir()
         self.ring = Ring(folder / "ring")
+        for change in changes:
+            key, _, value = change.removeprefix("model.").partition("=")
+            text = self.ring.scenario.read_text().replace("model: {", f"model: {{{key}: {value}, ")
+            self.ring.scenario.write_text(text)
         if memory:
-            text = self.ring.scenario.read_text().replace("model: {use: sid_decoder,", MEMORY)
+            text = self.ring.scenario.read_text().replace(
+                "use: sid_decoder,", "use: sid_decoder, memory: on,"
+            )
             self.ring.scenario.write_text(text)
             corpus = self.ring.corpus()
             home = folder / "transitions"
@@ -50,3 +55,12 @@ class ServedRun:
     def open(self):
         """The run as serving reads it."""
         return OpenRun.of(self.folder.path)
+
+
+def events_of(seq, user, stop=None):
+    """The first `stop` events of a user row, by default all."""
+    cut = slice(
+        int(seq.offsets[user]), int(seq.offsets[user + 1] if stop is None else seq.offsets[user] + stop)
+    )
+    columns = {name: values[cut] for name, values in seq.columns.items()}
+    return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)

@@ -93,10 +93,16 @@ class Registry:
     def publish(self, contents: Contents, *, base: int | None = None, serve: bool = True) -> Version:
         """A new version made from `base`; with `serve` it is what everybody is answered by from now on.
 
+        A commit that was published is not published again: the version it has.
+
         Raises StaleVersion, and leaves no version, where the base was rolled back.
         """
         with self._lock():
             serving = self.serving
+            commit = contents.source.get("commit")
+            for number in self.numbers() if commit else ():
+                if (there := self.version(number)).source.get("commit") == commit:
+                    return there
             if base is not None and base in serving.refused:
                 raise StaleVersion(
                     f"version {base} was rolled back: what is made from it is refused; publish from {serving.default}"

@@ -1,3 +1,4 @@
+from .artifacts import artifacts_of as artifacts_of
 from .fallback import Fallback as Fallback
 from .features import Asked as Asked
 from .features import Features as Features

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder
+from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Events, usual_columns
 from nonet.samples.tables import as_numbers, keys_in
@@ -24,19 +25,24 @@ _KEPT_IDS = 1 << 17  # posts whose ids are remembered
 
 
 class Histories:
-    """Of the users of a corpus and of those that post events; `journal`: the file of posted events."""
+    """Of the users of a corpus and of those that post events; `journal`: the file of posted events, without it none are taken.
 
-    def __init__(self, corpus: Corpus, journal: Path):
+    usual: what columns of an event hold when nobody says, by default what the events of the corpus say.
+    """
+
+    def __init__(self, corpus: Corpus, journal: Path | None, usual: Mapping[str, Any] | None = None):
         self._seq = corpus.seq
         self._rows = {str(user): row for row, user in enumerate(self._seq.user_id.tolist())}
-        self.usual = usual_columns(self._seq)
+        self.usual = usual_columns(self._seq) if usual is None else dict(usual)
         self.kinds = {name: place for place, name in enumerate(self._seq.event_names)}
         self._posted: dict[str, list[dict[str, Any]]] = {}
         self._ids: dict[str, None] = {}
-        self._lock, self._order = threading.Lock(), threading.Lock()
-        make_folder(journal.parent)
-        self._replay(journal)
-        self._file = os.open(journal, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
+        self._lock = threading.Lock()
+        self._file = -1
+        if journal is not None:
+            make_folder(journal.parent)
+            self._replay(journal)
+            self._file = os.open(journal, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
 
     def __contains__(self, user: str) -> bool:
         return user in self._rows or user in self._posted
@@ -79,7 +85,12 @@ class Histories:
         )
 
     def post(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None = None) -> bool:
-        """Take events; when this returns they are on disk and in the next answer. False for an id that was taken before."""
+        """Take events; when this returns they are on disk and in the next answer. False for an id that was taken before.
+
+        Raises ConfigError without a journal.
+        """
+        if self._file < 0:
+            raise ConfigError("these histories are read only: they were opened without a journal")
         with self._lock:
             if id is not None and id in self._ids:
                 return False
@@ -91,7 +102,9 @@ class Histories:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _take(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
         self._posted[user] = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.controller.setup import run_setup
+from nonet.deploy.serving.features.artifacts import artifacts_of
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.workers.registry import Contents, Registry, Version, model_of
@@ -18,29 +18,26 @@ from nonet.workers.roles import RunSetup
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that has tokenised its data."""
+    """A run that has tokenised its data. `beside`: where its versions and posted events lie."""
 
     folder: RunFolder
     scenario: Scenario
     folders: dict[str, str]
+    beside: Path
 
     @classmethod
-    def of(cls, run: str | Path) -> OpenRun:
-        """Raises ConfigError where there is no such run, or nothing in it to recommend from."""
+    def of(cls, run: str | Path, beside: Path | None = None) -> OpenRun:
+        """Raises ConfigError where there is no such run, or nothing in it to recommend from. `beside`: RUN/serving by default."""
         folder = find_run(run)
-        facts = folder.read_json("results/tokenise.json")
-        if facts is None:
-            raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
-        if "sids" not in facts["artifacts"]:
-            raise ConfigError(
-                f"{folder.id} predicts clicks: it scores events and has nothing to recommend from"
-            )
+        folders = artifacts_of(folder)
         scenario, _ = load_scenario(folder.scenario)
-        return cls(folder, scenario, {kind: each["path"] for kind, each in facts["artifacts"].items()})
+        return cls(folder, scenario, folders, beside or folder.path / "serving")
 
     @cached_property
     def setup(self) -> RunSetup:
         """How its model is built and its votes are taken."""
+        from nonet.controller.setup import run_setup  # imports Ray, which an export does without
+
         return run_setup(self.scenario)
 
     @cached_property
@@ -51,7 +48,7 @@ class OpenRun:
     @cached_property
     def registry(self) -> Registry:
         """Its published versions."""
-        return Registry(self.folder.path / "serving" / "registry")
+        return Registry(self.beside / "registry")
 
     def newest_commit(self) -> tuple[Path, Manifest]:
         """The newest whole commit. Raises ConfigError where there is none."""

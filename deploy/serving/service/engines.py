@@ -16,7 +16,7 @@ from typing import Any
 
 from nonet.deploy.serving.features import OpenRun
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
-from nonet.models.inference import Answer, Engine, Question, TensorBatch
+from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
 from nonet.workers.registry import Serving
 
 _KEPT = 3  # versions that no longer answer and are kept built
@@ -31,7 +31,8 @@ class Lane:
 
 
 class Engines:
-    """Of a run. `follow`: publish and serve the run's newer commits; `queue`: options of every `TensorBatch`."""
+    """Of a run. `follow`: publish and serve the run's newer commits; `queue`: options of every `TensorBatch`; `state_bytes`:
+    kept of users by each version, 0 for none."""
 
     def __init__(
         self,
@@ -40,11 +41,12 @@ class Engines:
         follow: bool = True,
         device: str = "cpu",
         queue: Mapping[str, Any] | None = None,
+        state_bytes: int = 256 << 20,
         look_s: float = _LOOK_S,
     ):
         self._run, self._device, self._look_s = run, device, look_s
         self._follow, self._queue_options = follow, dict(queue or {})
-        self._turn = threading.Lock()
+        self._turn, self._state_bytes = threading.Lock(), state_bytes
         self._lanes: dict[int, Lane] = {}
         self._now: tuple[Serving, Mapping[int, Lane]] = (Serving(), MappingProxyType({}))
         self._used: dict[int, float] = {}
@@ -128,8 +130,9 @@ class Engines:
     def _lane(self, version: int) -> Lane | None:
         if version not in self._lanes:
             try:
+                recommender = self._run.recommender(self._run.registry.version(version), self._device)
                 engine = Engine(
-                    self._run.recommender(self._run.registry.version(version), self._device), version
+                    recommender, version, States(self._state_bytes) if self._state_bytes else None
                 )
                 engine.warm()
             except (ConfigError, CheckpointError) as error:

@@ -52,13 +52,17 @@ class _Watched:
                 ("batch_seconds", "Seconds computed"),
                 ("batch_size", "Questions of the newest batch"),
                 ("late", "Questions whose deadline passed in the queue"),
+                ("state_hits", "Questions of users whose state was kept"),
+                ("state_misses", "Questions of others"),
+                ("state_bytes", "Bytes of states"),
             )
         }
         for version, lane in self._engines.lanes.items():
-            measures = lane.queue.measures
+            measures, states = lane.queue.measures, lane.engine.states
+            kept = (states.hits, states.misses, states.nbytes) if states else (0, 0, 0)
             values = (
                 len(lane.queue), measures.batches, measures.questions, measures.cost, measures.seconds, measures.newest,
-                measures.late,
+                measures.late, *kept,
             )  # fmt: skip
             for family, value in zip(by_version.values(), values, strict=True):
                 family.add_metric([str(version)], value)

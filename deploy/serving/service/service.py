@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,7 @@ _FAIR = 0.8  # of the usual deadline: a miss of a shorter one does not count aga
 @dataclass(frozen=True, slots=True)
 class Settings:
     """deadline_s: of a request that names none; waiting: questions in the queues beyond which requests are refused; rate, burst:
-    requests a second and caller; failures, pause_s: of the circuit breaker; queue: options of TensorBatch; block: events that
-    windows move by; threads: of torch."""
+    requests a second and caller; failures, pause_s: of the circuit breaker."""
 
     deadline_s: float = 1.0
     waiting: int = 512
@@ -44,11 +43,6 @@ class Settings:
     burst: float | None = None
     failures: int = 5
     pause_s: float = 2.0
-    block: int = 1
-    threads: int = 1
-    follow: bool = True
-    device: str = "cpu"
-    queue: dict[str, Any] = field(default_factory=dict)
 
 
 class TooMany(NonetError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from served_run import ServedRun
+from served_run import ServedRun, events_of
 
-from nonet.models.inference import Engine, Events, Question, packed
+from nonet.models.inference import Engine, Question, packed
 from nonet.samples.batches import prompt_batch
 
 MANY = 24
@@ -19,14 +19,6 @@ def world(request, tmp_path_factory):
     served.commit(6)
     run = served.open()
     return run, Engine(run.recommender(run.publish_newest()), 1)
-
-
-def events_of(seq, user, stop=None):
-    cut = slice(
-        int(seq.offsets[user]), int(seq.offsets[user + 1] if stop is None else seq.offsets[user] + stop)
-    )
-    columns = {name: values[cut] for name, values in seq.columns.items()}
-    return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)
 
 
 def question(seq, user, **options):
