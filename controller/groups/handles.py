@@ -186,12 +186,14 @@ class RolloutHandle:
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
         self.ensure_on_device(prompts.stage)
+        options = self._options[prompts.stage]
         how = {
             "stage": prompts.stage,
             "step": prompts.step,
-            "width": self._options[prompts.stage]["width"],
+            "width": options["width"],
             "version": self.version,
             "chunk": self._chunks.get(prompts.stage),
+            **({"draw": dict(options)} if len(options) > 1 else {}),
         }
         if prompts.users is None:
             return self.group.generate_step(prompts.size, **how)

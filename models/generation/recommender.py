@@ -97,7 +97,7 @@ class Recommender:
         """The `width` best items of each prompt, without those that are masked."""
         beams = beam_search(
             self.model,
-            self._prefill(batch),
+            self.prefill(batch),
             self.corpus.trie,
             width,
             forbidden=masked(self.corpus.seq, users, positions),
@@ -119,7 +119,7 @@ class Recommender:
         return mixed.cpu(), own.cpu()
 
     def _scores(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        cache, votes = self._prefill(batch), self.votes(users, positions)
+        cache, votes = self.prefill(batch), self.votes(users, positions)
         own = score_items(self.model, cache, self.corpus.trie)
         if votes is None:
             return own, own
@@ -141,7 +141,8 @@ class Recommender:
             voters.read(self.reader.rows(self.features["item"], keys))
             self._read_version = version
 
-    def _prefill(self, batch: SampleBatch) -> Any:
+    def prefill(self, batch: SampleBatch) -> Any:
+        """What the model keeps of each prompt."""
         self.model.eval()
         return self.model.prefill(on(batch, self.device), self.rows(batch))
 
