@@ -68,7 +68,7 @@ ROOMS = {
         ),
     ),
     "deploy": ("report", "run", "new", "doctor", "parity", "after", "tune", ""),
-    "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", ""),
+    "bench": ("timing", "cluster", "runs", "rl", "attention", "embedding", "samples", ""),
 }
 
 
