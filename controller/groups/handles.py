@@ -22,7 +22,8 @@ from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, Worke
 class Prompts:
     """The prompts of one RL step: by default those that every rollout knows, a function of the step, `size` of them at most.
 
-    Of one's own: rows of users [U] and positions [U]; metadata, no histories.
+    Of one's own: rows of users [U] and positions [U]; metadata, no histories. `served`: what would be recommended is asked
+    for, the most likely items, however the stage draws.
     """
 
     stage: str
@@ -30,6 +31,7 @@ class Prompts:
     size: int = 0
     users: np.ndarray | None = None
     positions: np.ndarray | None = None
+    served: bool = False
 
 
 _LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
@@ -193,7 +195,7 @@ class RolloutHandle:
             "width": options["width"],
             "version": self.version,
             "chunk": self._chunks.get(prompts.stage),
-            **({"draw": dict(options)} if len(options) > 1 else {}),
+            **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
         }
         if prompts.users is None:
             return self.group.generate_step(prompts.size, **how)

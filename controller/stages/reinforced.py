@@ -31,7 +31,9 @@ _BEFORE = ("rollout", "reward")  # of a step, what staleness lets run beside the
 
 
 class AlgorithmOptions(Replaceable):
-    default: ClassVar[str] = "grpo"
+    """By default what climbs without bias: RLOO over draws that say what they weigh (`nonet bench gradient`)."""
+
+    default: ClassVar[str] = "rloo"
     registry: ClassVar[Registry[Any] | None] = ALGORITHMS
 
 
@@ -69,7 +71,7 @@ class SampledRollout(_Drawing):
 
 
 class RolloutOptions(Replaceable):
-    default: ClassVar[str] = "beam"
+    default: ClassVar[str] = "gumbel"
     shipped: ClassVar[dict[str, type[StrictModel]]] = {
         "beam": BeamRollout,
         "sample": SampledRollout,
