@@ -64,6 +64,10 @@ BENCHES = {
         "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
     ),
     "scale": ("runs.scale:scale", "a log of any size: prepared, trained on and ranked; seconds and memory"),
+    "serve": (
+        "serving.suite:serve",
+        "an engine's rate at a p99: merged, one at a time, Hugging Face; versions and swaps",
+    ),
     "startup": ("cluster.startup:startup", "seconds of `import nonet` and of `nonet --help`"),
     "sync": ("embedding.sync:measure", "moving a replica by a delta and whole"),
     "tiers": (

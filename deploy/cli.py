@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy import questions
-from nonet.deploy.questions import JsonOption, RunArg
+from nonet.deploy.verbs import JsonOption, RunArg, questions, serving
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -204,8 +203,10 @@ def stop(
     print(stop_run(Path(run).name))
 
 
-for asking in (questions.runs, questions.report, questions.evaluate, questions.recommend):
-    app.command()(asking)
+for verb in (questions.runs, questions.report, questions.evaluate, questions.recommend):
+    app.command()(verb)
+for verb in (serving.serve, serving.top, serving.versions, serving.promote, serving.rollback, serving.export):
+    app.command()(verb)
 
 
 @app.command("import")
@@ -222,18 +223,18 @@ def import_(
     items: Annotated[Path | None, typer.Option(help="csv: a CSV of items.")] = None,
 ) -> None:
     """Write the two Parquet tables from another format."""
-    from nonet.deploy.listing import import_tables
+    from nonet.deploy.verbs import listing
 
-    counts = import_tables(form, source, target, column or [], items)
+    counts = listing.import_tables(form, source, target, column or [], items)
     print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
 
 
 @app.command()
 def scenarios(as_json: JsonOption = False) -> None:
     """List the shipped scenarios."""
-    from nonet.deploy.listing import describe_scenarios
+    from nonet.deploy.verbs import listing
 
-    rows = describe_scenarios()
+    rows = listing.describe_scenarios()
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -259,9 +260,9 @@ def new(
     ] = None,
 ) -> None:
     """Write a scenario to start from: one for your data, or a copy of a shipped one with its reward files."""
-    from nonet.deploy.listing import start_scenario
+    from nonet.deploy.verbs import listing
 
-    for line in start_scenario(names, data, items, column or []):
+    for line in listing.start_scenario(names, data, items, column or []):
         print(line)
 
 

@@ -91,3 +91,8 @@ class SidModel(Protocol):
     #
     # Logits [U, c] of code_c[i] after prefix_ml[row_c[i]], rows rising; prefixes [m, level] are the same for all prompts. None
     # where it has no faster way than `step`.
+    #
+    # And `extend` with `extends` True, which servers ask in place of `prefill` where a user comes back: of prefixes that were
+    # kept and the events after them what steps need, and the longer prefixes, each with `nbytes`:
+    #
+    #     def extend(self, batch, rows, kept) -> tuple[PromptCache, list[Prefix]]

@@ -21,6 +21,7 @@ ROOMS = {
     "samples": (
         "",
         "tables",
+        "stores",
         "ledger",
         "sequences",
         "preparation",
@@ -40,10 +41,12 @@ ROOMS = {
         "hf",
         "tokenizer",
         "baselines",
+        "inference",
     ),
     "rl": ("", "rewards", "algorithms"),
     "workers": (
         "",
+        "registry",
         "devices",
         "runtime",
         "engines",
@@ -67,8 +70,11 @@ ROOMS = {
             "",
         ),
     ),
-    "deploy": ("report", "run", "new", "doctor", "parity", "after", "tune", ""),
-    "bench": ("timing", "cluster", "runs", "rl", "attention", "embedding", "samples", ""),
+    "deploy": (
+        *("report", "run", "new", "doctor", "parity", "after", "tune"),
+        *("serving/access", "serving/features", "serving/offline", "serving/service", "serving", "verbs", ""),
+    ),
+    "bench": ("timing", "cluster", "runs", "rl", "attention", "embedding", "samples", "serving", ""),
 }
 
 

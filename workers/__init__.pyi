@@ -12,6 +12,7 @@ from .weights import Incoming as Incoming
 from .weights import buckets as buckets
 from .weights import host_copy as host_copy
 from .weights import load_model as load_model
+from .weights import load_weights as load_weights
 from .weights import outline as outline
 from .weights import pack as pack
 from .weights import read_tensors as read_tensors

@@ -162,11 +162,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def load_model(model: torch.nn.Module, folder: Path) -> None:
     """Put the weights of a commit's dense folder into a model. Raises CheckpointError when they do not fit."""
+    load_weights(model, folder / "model.safetensors")
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Put the weights of a safetensors file into a model. Raises CheckpointError when they do not fit."""
     try:
-        model.load_state_dict(_known(model, read_tensors(folder / "model.safetensors")))
+        model.load_state_dict(_known(model, read_tensors(path)))
     except RuntimeError as error:
         raise CheckpointError(
-            f"{folder}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
+            f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
         ) from None
 
 

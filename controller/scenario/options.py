@@ -8,11 +8,13 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_valid
 
 from nonet.controller.scenario.replaceable import Replaceable, files_of
 from nonet.deadlines import DEFAULTS
+from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.models.baselines import BASELINES
 from nonet.options import Count, Positive, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
+from nonet.samples.stores import check_address
 from nonet.suggest import suggestion
 from nonet.units import Bytes, Seconds
 from nonet.workers.engines import ENGINES
@@ -50,9 +52,48 @@ class Compress(StrictModel):
 
 
 class Join(StrictModel):
-    use: str
-    columns: list[str]
-    as_of: str | None = None
+    """Columns of a store that samples and rollouts get as they are read (`nonet.samples.stores`)."""
+
+    use: Annotated[
+        str,
+        Field(
+            description="a folder of packed segments, lmdb:/FOLDER, redis://HOST:PORT/PREFIX or hbase://HOST:PORT/TABLE; "
+            "passwords come from the environment"
+        ),
+    ]
+    columns: Annotated[
+        list[str] | dict[str, str],
+        Field(
+            min_length=1,
+            description="names, or name here -> name in the store; of HBase name -> family:qualifier type",
+        ),
+    ]
+    on: Annotated[
+        Literal["item", "user"] | None,
+        Field(description="what the store's keys are the ids of; by default what the join is called"),
+    ] = None
+    as_of: Annotated[
+        Literal["time", "newest"] | None,
+        Field(
+            description="time: the newest version before the event; newest: as it is now. By default time where the store has "
+            "versions"
+        ),
+    ] = None
+    options: Annotated[
+        dict[str, Any], Field(description="of the store: timeout, attempts, and what docs/stores.md lists")
+    ] = {}
+
+    @field_validator("use")
+    @classmethod
+    def _without_password(cls, use: str) -> str:
+        try:
+            check_address(use)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return use
+
+
+_BATCH_COLUMNS = ("item", "user", "time", "event", "sid", "target", "uid")
 
 
 class Source(Replaceable):
@@ -92,6 +133,24 @@ class Data(StrictModel):
             "that return to one are missed by all. By default allow where more than 1 % of the events but the test's return"
         ),
     ] = None
+
+    @model_validator(mode="after")
+    def _joins_meet(self) -> Data:
+        taken: dict[str, str] = {}
+        for name, join in self.join.items():
+            if join.on is None and name not in ("item", "user"):
+                raise ValueError(f"join.{name}: say on: item or on: user, or call the join item or user")
+            for column in join.columns:
+                if column in _BATCH_COLUMNS:
+                    raise ValueError(
+                        f"join.{name}.columns: {column!r} is a name of every sample; give it another: {{mine: {column}}}"
+                    )
+                if column in taken:
+                    raise ValueError(
+                        f"join.{name}.columns: {column!r} comes from join.{taken[column]} too; rename one: {{mine: {column}}}"
+                    )
+                taken[column] = name
+        return self
 
     @model_validator(mode="after")
     def _engine_of_source(self) -> Data:

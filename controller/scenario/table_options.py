@@ -51,7 +51,7 @@ def check_tables(scenario: Scenario) -> None:
         except ConfigError as error:
             raise ConfigError(f"sparse.tables.{name}: {error}") from None
         for feature in table.features or [name]:
-            known = scenario.model.spec.features
+            known = _known_features(scenario)
             if known is not None and feature not in known:
                 raise ConfigError(
                     f"sparse.tables.{name}: {scenario.model.use} has no feature {feature!r}; there are "
@@ -72,6 +72,14 @@ def check_tables(scenario: Scenario) -> None:
             f"sparse.tables.{timed[0]}.evict.ttl is counted in steps of the first supervised stage, and there is none: "
             "give ttl_steps, or leave it out"
         )
+
+
+def _known_features(scenario: Scenario) -> tuple[str, ...] | None:
+    """The features that the scenario's model may read, columns out of stores among them; None: whatever tables say."""
+    own = scenario.model.spec.features
+    if own is None or not scenario.model.spec.makes_lists:
+        return own
+    return (*own, *(column for join in scenario.data.join.values() for column in join.columns))
 
 
 def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:

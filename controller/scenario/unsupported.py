@@ -36,8 +36,10 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield "storage (runs live in a local folder)"
     if data.events:
         yield "data.events.compress"
-    if data.join:
-        yield "data.join"
+    if data.join and not scenario.model.spec.makes_lists:
+        yield f"data.join with model.use: {scenario.model.use}"
+    if data.join and not data.source.spec.targets:
+        yield f"data.join with data.source: {data.source.use}"
     if not scenario.model.spec.runs:
         yield f"model.use: {scenario.model.use}"
     if is_reference(str(scenario.tokenizer.use)):

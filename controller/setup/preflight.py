@@ -19,6 +19,7 @@ from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import (
     baselines_of,
+    joins,
     reward_options,
     run_setup,
     stage_setups,
@@ -30,6 +31,7 @@ from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import check_options, columns_of, find_reward
 from nonet.samples.profiles import measure
 from nonet.samples.sequences import TEST, TRAIN
+from nonet.samples.stores import Joins
 from nonet.suggest import did_you_mean
 from nonet.workers.roles import DataSetup
 
@@ -55,7 +57,29 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
         target = find_reward(options.use or name, folder, name=name)
         _check_reward(target, name, options)
         reward_columns += [(name, column) for column in columns_of(target)]
+    joined = _check_joins(scenario)
+    reward_columns = [(name, column) for name, column in reward_columns if column not in joined]
     return _check_data(scenario, folder, reward_columns)
+
+
+def _check_joins(scenario: Scenario) -> list[str]:
+    """Open every store that is joined, and close it: the columns that samples get. Raises ConfigError, StoreError."""
+    joined = Joins(joins(scenario))
+    features = run_setup(scenario).features
+    try:
+        for name, kind in joined.kinds().items():
+            if name in features and kind != "int64":
+                raise ConfigError(
+                    f"sparse.tables.{features[name]}: the joined column {name!r} is {kind}; a table has rows of ids, "
+                    "whole numbers or text"
+                )
+        for name in set(joined.names) & set(features) - set(joined.kinds()):
+            raise ConfigError(
+                f"sparse.tables.{features[name]}: the joined column {name!r} is a list; models read one id an event"
+            )
+    finally:
+        joined.close()
+    return joined.names
 
 
 def _check_reward(target: Any, name: str, options: Any) -> None:

@@ -21,6 +21,7 @@ from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
 from nonet.models import Surroundings
 from nonet.plugins import OWN, heavy
+from nonet.samples.stores import JoinSetup
 from nonet.workers.roles import RunSetup, StageSetup
 from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import RoleSpec
@@ -48,6 +49,15 @@ def run_setup(scenario: Scenario) -> RunSetup:
         _engine(scenario),
         _source(scenario),
         scenario.model.votes(),
+        joins(scenario),
+    )
+
+
+def joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
+    """What is joined to samples and rollouts."""
+    return tuple(
+        JoinSetup(name, join.on or name, join.use, join.columns, join.as_of, join.options)
+        for name, join in scenario.data.join.items()
     )
 
 
@@ -131,7 +141,7 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
             heavy(ROLES.get("reward").cls),
-            (name, copies.address(options.use or name), str(run.sources), options.options()),
+            (name, copies.address(options.use or name), str(run.sources), options.options(), joins(scenario)),
         )
     return specs
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nonet.controller.record import Checkpoints, RunFolder, find_run
-from nonet.controller.scenario import load_scenario
+from nonet.controller.scenario import Scenario, load_scenario
 from nonet.controller.setup import baselines_of, run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.baselines import BASELINES, Popularity, make_baseline
@@ -45,9 +45,11 @@ def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> 
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to recommend from")
     if "sids" not in facts["artifacts"]:
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
-    corpus = Corpus.load({kind: artifact["path"] for kind, artifact in facts["artifacts"].items()})
+    scenario, _ = load_scenario(folder.scenario)
+    artifacts = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    corpus = run_setup(scenario).corpus(artifacts)
     row, length, histories = _known_user(corpus, user) if user is not None else _new_user(corpus, like)
-    return _answers(folder, corpus, histories, row, length, top)
+    return _answers(folder, scenario, corpus, histories, row, length, top)
 
 
 def columns(answer: dict[str, Any]) -> str:
@@ -64,9 +66,14 @@ def columns(answer: dict[str, Any]) -> str:
 
 
 def _answers(
-    folder: RunFolder, corpus: Corpus, histories: Corpus, row: int, length: int, top: int
+    folder: RunFolder,
+    scenario: Scenario,
+    corpus: Corpus,
+    histories: Corpus,
+    row: int,
+    length: int,
+    top: int,
 ) -> dict[str, Any]:
-    scenario, _ = load_scenario(folder.scenario)
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
     history = seen(histories.seq, users, positions)
@@ -127,7 +134,8 @@ def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray
     count = len(items) + 1
     offsets = np.zeros(max(len(seq), row + 1) + 1, np.int64)
     offsets[row + 1 :] = count
-    ids = np.concatenate([seq.user_id, seq.user_id[:1]])[: len(offsets) - 1]
+    nobody = np.array([""], object) if seq.user_id.dtype == object else np.array([-1])
+    ids = np.concatenate([seq.user_id, nobody])[: len(offsets) - 1]
     keys = seq.user_key
     if keys is not None:  # nobody's key: a row that was never trained
         keys = np.append(keys, keys_in("nobody", np.zeros(1, np.int64)))[: len(offsets) - 1]

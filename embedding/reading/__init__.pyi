@@ -1,3 +1,6 @@
+from .mapped import Layer as Layer
+from .mapped import MappedRows as MappedRows
+from .mapped import whole as whole
 from .publisher import Answer as Answer
 from .publisher import Publisher as Publisher
 from .reader import LocalReader as LocalReader

@@ -11,11 +11,13 @@ from .logprob import legal_log_softmax as legal_log_softmax
 from .logprob import log_prob as log_prob
 from .memory import MEMORY_WEIGHTS as MEMORY_WEIGHTS
 from .memory import attach as attach
+from .memory import leaf_scores as leaf_scores
 from .memory import memory_weights as memory_weights
 from .memory import nearest_share as nearest_share
 from .memory import policy_log_prob as policy_log_prob
 from .memory import policy_of_leaves as policy_of_leaves
 from .memory import remember as remember
+from .memory import voted_shares as voted_shares
 from .nearest import QUERY as QUERY
 from .nearest import mixed_votes as mixed_votes
 from .nearest import nearest_loss as nearest_loss

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from nonet.models.generation.corpus_items import as_array, read_items
 from nonet.models.generation.trie import Trie
-from nonet.samples.sequences import Sequences, Transitions
+from nonet.samples.sequences import Sequences, Transitions, joined_to
+from nonet.samples.stores import Joins
 
 # Shapes: I items, L levels.
 
@@ -56,10 +57,19 @@ class Corpus(Catalogue):
         """How often items came soon after others in training."""
         return Transitions.load(Path(self.folders["transitions"]))
 
+    joins: Joins | None = None
+
     @cached_property
     def seq(self) -> Sequences:
-        """The events; a process that never asks for them never loads them."""
-        return Sequences.load(Path(self.folders["sequences"]))
+        """The events, with what is joined to them; a process that never asks for them never loads them."""
+        seq = Sequences.load(Path(self.folders["sequences"]))
+        return joined_to(seq, self.joins, self.item_id) if self.joins else seq
+
+    def with_joins(self, joins: Joins) -> Corpus:
+        """The same, its events with columns out of stores; before they are first read."""
+        other = copy.copy(self)
+        other.__dict__["joins"] = joins
+        return other
 
     def with_events(self, seq: Sequences) -> Corpus:
         """The same items with other events."""

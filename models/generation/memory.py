@@ -139,3 +139,21 @@ def policy_of_leaves(
     memory, _, logp_UWL = remember(model, cache, trie, votes, leaf_UW)
     mixed_UWL = memory.levels(trie, leaf_UW.clamp_min(0), logp_UWL)
     return mixed_UWL.masked_fill(leaf_UW.unsqueeze(-1) < 0, 0.0)
+
+
+def leaf_scores(
+    model: SidModel, cache: PromptCache, trie: Trie, leaf_UX: Tensor, votes: Votes | None
+) -> Tensor:
+    """Log-probability [U, X] of leaves (-1 for none, which reads 0): with votes of the mixture, without them of the model."""
+    if votes is None:
+        return path_log_probs(model, cache, trie, Leaves.of(trie, leaf_UX)).sum(-1)
+    memory, _, logp_UXL = remember(model, cache, trie, votes, leaf_UX)
+    mixed_UX = memory.levels(trie, leaf_UX.clamp_min(0), logp_UXL).sum(-1)
+    return mixed_UX.masked_fill(leaf_UX < 0, 0.0)
+
+
+def voted_shares(model: SidModel, cache: PromptCache, votes: Votes, leaf_UX: Tensor) -> Tensor:
+    """The share [U, X] of a prompt's votes that each leaf got, of all voters together."""
+    heard = votes.heard(_module(model), cache.state, nearest_share(_module(model)))
+    same_UXV = leaf_UX[:, :, None] == heard.leaf.masked_fill(heard.leaf < 0, -2)[:, None, :]
+    return (same_UXV * heard.weight[:, None, :]).sum(-1)

@@ -20,6 +20,7 @@ from nonet.models.generation.corpus import Corpus
 from nonet.models.generation.exhaustive import score_items, with_votes
 from nonet.models.generation.votes import Voters, Votes
 from nonet.samples.batches import masked, prompt_batch
+from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: U prompts, W beams, I items, N events.
@@ -125,13 +126,21 @@ class Recommender:
             return own, own
         return with_votes(self.model, self.corpus.trie, own, votes, cache.state), own
 
-    def votes(self, users: np.ndarray, positions: np.ndarray) -> Votes | None:
-        """What is voted for each prompt, on the model's device; None without a memory."""
+    def votes(
+        self,
+        users: np.ndarray,
+        positions: np.ndarray,
+        seq: Sequences | None = None,
+        hidden: Jagged | None = None,
+    ) -> Votes | None:
+        """What is voted for each prompt, on the model's device; None without a memory. `seq`: events of other users than the
+        corpus's; `hidden`: items that get no votes, by default those that the data's policy masks."""
         if self.voters is None:
             return None
         if self.voters.nearest:
             self._read_items(self.voters)
-        return self.voters.votes(self.corpus.seq, users, positions).to(self.device)
+        seq = self.corpus.seq if seq is None else seq
+        return self.voters.votes(seq, users, positions, hidden).to(self.device)
 
     def _read_items(self, voters: Voters) -> None:
         """Rows of all items, once a version; those of a process that trains may move under any version."""
@@ -142,7 +151,7 @@ class Recommender:
             self._read_version = version
 
     def prefill(self, batch: SampleBatch) -> Any:
-        """What the model keeps of each prompt."""
+        """What the model keeps of each prompt's history, on its device."""
         self.model.eval()
         return self.model.prefill(on(batch, self.device), self.rows(batch))
 

@@ -88,11 +88,14 @@ class Voters:
         leaf_C = torch.from_numpy(np.asarray(self._trie.leaf_of_item)[self.items].astype(np.int64))
         self._rows = ItemRows(leaf_C, row_CD)
 
-    def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
-        """The votes for each prompt."""
+    def votes(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, hidden: Jagged | None = None
+    ) -> Votes:
+        """The votes for each prompt; `hidden`: items that get none, by default those that the data's policy masks."""
         prompt, item, vote = self.cells(seq, users, positions)
         leaf = self._trie.leaf_of_item[item]
-        hidden, n_items = masked(seq, users, positions), len(self._transitions)
+        hidden = masked(seq, users, positions) if hidden is None else hidden
+        n_items = len(self._transitions)
         barred = np.repeat(np.arange(len(users)), np.diff(hidden.offsets)) * n_items + hidden.values
         chosen = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, barred)
         votes = self._cut(prompt[chosen], leaf[chosen], vote[chosen], len(users))

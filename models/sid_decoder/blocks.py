@@ -27,14 +27,56 @@ class Block(nn.Module):
         self.qkv, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x_TD: Tensor, cuts_B1: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, cuts_B1: Tensor, turn: tuple[Tensor, Tensor], past: Past | None = None
+    ) -> Tensor:
+        """`past`: keys and values that stand before those of x in each sequence."""
         q, k, v = self.qkv(self.attend_norm(x_TD)).unflatten(-1, (3, self.heads, -1)).unbind(1)
-        seen_THE = uni_attention(
-            rotate(q, turn), rotate(k, turn), v, mask=UniMask.causal(), cu_seqlens_q=cuts_B1
-        )
+        q, k, cuts_k = rotate(q, turn), rotate(k, turn), None
+        if past is not None:
+            k, v, cuts_k = past.take(k, v)
+        seen_THE = uni_attention(q, k, v, mask=UniMask.causal(), cu_seqlens_q=cuts_B1, cu_seqlens_k=cuts_k)
         x_TD = x_TD + functional.dropout(self.merge(seen_THE.flatten(1)), self.dropout, self.training)
         thought_TD = self.narrow(functional.relu(self.widen(self.think_norm(x_TD))))
         return x_TD + functional.dropout(thought_TD, self.dropout, self.training)
+
+
+class Past:
+    """Keys and values of kept positions, put before new ones of their sequences block by block; `seen`: both, by block."""
+
+    def __init__(self, kv: Tensor | None, at_S: Tensor, at_T: Tensor, cuts_B1: Tensor):
+        self._kv, self._at_S, self._at_T, self._cuts_B1, self._number = kv, at_S, at_T, cuts_B1, 0
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    @classmethod
+    def of(cls, kv_JSHE: Tensor | None, past_B1: Tensor, new_B1: Tensor) -> Past:
+        """Of kept keys and values [J, 2, S, H, E] cut by past_B1, before new positions cut by new_B1."""
+        kept_S = torch.arange(int(past_B1[-1]), device=past_B1.device)
+        new_T = torch.arange(int(new_B1[-1]), device=new_B1.device)
+        at_S = kept_S + new_B1[torch.repeat_interleave(past_B1.diff())]
+        at_T = new_T + past_B1[torch.repeat_interleave(new_B1.diff()) + 1]
+        return cls(kv_JSHE, at_S, at_T, past_B1 + new_B1)
+
+    def layer(self, number: int) -> Past:
+        """For a block, by its number."""
+        self._number = number
+        return self
+
+    def joined(self, kept: Tensor, new: Tensor) -> Tensor:
+        """Kept [S, ..] and new [T, ..] positions, sequence by sequence."""
+        both = new.new_empty(len(kept) + len(new), *new.shape[1:])
+        both.index_copy_(0, self._at_S, kept)
+        return both.index_copy_(0, self._at_T, new)
+
+    def take(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All keys and values of the sequences, and their cuts; None where they are those of the new ones."""
+        if self._kv is None:
+            self.seen.append((keys, values))
+            return keys, values, None
+        keys = self.joined(self._kv[self._number, 0], keys)
+        values = self.joined(self._kv[self._number, 1], values)
+        self.seen.append((keys, values))
+        return keys, values, self._cuts_B1
 
 
 def rotary(place_T: Tensor, width: int) -> tuple[Tensor, Tensor]:

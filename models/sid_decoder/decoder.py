@@ -21,6 +21,7 @@ from nonet.models.sid_decoder.blocks import Block, rotary
 from nonet.models.sid_decoder.depth import DepthDecoder
 from nonet.models.sid_decoder.depth_attention import DepthAttention
 from nonet.models.sid_decoder.hstu import HstuBlock
+from nonet.models.sid_decoder.prefix import Prefix, extend
 from nonet.models.sid_decoder.spec import GAPS, RATINGS, TYPES
 from nonet.types import Jagged, SampleBatch
 
@@ -59,7 +60,7 @@ class SidDecoder(nn.Module):
         super().__init__()
         self.levels, self.codes, self.features = len(codes), tuple(map(int, codes)), dict(features)
         self.width = width
-        self._head_width = width // heads
+        self.head_width = width // heads
         self.code = nn.ModuleList(nn.Embedding(k, width) for k in self.codes)
         self.row = nn.ModuleDict(
             {f"of_{name}": nn.Linear(dim, width, bias=False) for name, dim in self.features.items()}
@@ -152,12 +153,7 @@ class SidDecoder(nn.Module):
         """State [T, D] at every position: a sequence's start, then after each of its events."""
         events_N, sequence_N, _ = _places(batch)
         sequences, cuts_B1 = len(batch.item), _cuts(batch)
-        event_ND, start_BD = self._events(batch), self.start.expand(sequences, -1)
-        for projected, by_event in self._rows(batch, rows):
-            if by_event:
-                event_ND = event_ND + projected
-            else:
-                start_BD = start_BD + projected
+        event_ND, start_BD = self.entering(batch, rows)
         x_TD = start_BD.new_zeros(len(event_ND) + sequences, start_BD.shape[-1])
         after_N = events_N + sequence_N + 1
         context = self._context(batch, cuts_B1, after_N)
@@ -166,6 +162,30 @@ class SidDecoder(nn.Module):
             x_TD = block(x_TD, cuts_B1, *context)
         return self.norm(x_TD)
 
+    def entering(
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], before_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What enters the first block: events [N, D] and starts [B, D]. before_B: time of the event before each sequence, -1 for
+        none."""
+        event_ND, start_BD = self._events(batch, before_B), self.start.expand(len(batch.item), -1)
+        for projected, by_event in self._rows(batch, rows):
+            if by_event:
+                event_ND = event_ND + projected
+            else:
+                start_BD = start_BD + projected
+        return event_ND, start_BD
+
+    @property
+    def extends(self) -> bool:
+        """Whether `extend` works: HSTU's time bias is of whole sequences."""
+        return not self._hstu
+
+    def extend(
+        self, batch: SampleBatch, rows: Mapping[str, Tensor], kept: Sequence[Prefix | None]
+    ) -> tuple[Cache, list[Prefix]]:
+        """As `prefill`, of prefixes that were kept and the events after them (`prefix.py`); and the longer prefixes."""
+        return extend(self, batch, rows, kept)
+
     def _context(self, batch: SampleBatch, cuts_B1: Tensor, after_N: Tensor) -> tuple[Any, ...]:
         """What all blocks take besides states and cuts; events stand at positions `after_N`."""
         _, sequence_N, place_N = _places(batch)
@@ -173,14 +193,14 @@ class SidDecoder(nn.Module):
             int(len(after_N) + len(cuts_B1) - 1), dtype=torch.int64, device=after_N.device
         )
         if not self._hstu:
-            return (rotary(nothing_T.index_copy(0, after_N, place_N + 1), self._head_width),)
+            return (rotary(nothing_T.index_copy(0, after_N, place_N + 1), self.head_width),)
         time_N = batch.time.values
         since_N = time_N - time_N[batch.item.offsets[sequence_N]]  # a start stands at its first event's time
         time_T = nothing_T.index_copy(0, after_N, since_N.clamp_max(_LATEST)).int()
         return UniMask.hstu().table(cuts_B1), time_T
 
-    def _events(self, batch: SampleBatch) -> Tensor:
-        x_ND = self.gap(_gaps(batch))
+    def _events(self, batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
+        x_ND = self.gap(_gaps(batch, before_B))
         for level, table in enumerate(self.code):
             x_ND = x_ND + table(batch.sid[:, level])
         if "rating" in batch.context:
@@ -222,12 +242,20 @@ def _places(batch: SampleBatch) -> tuple[Tensor, Tensor, Tensor]:
     return events_N, sequence_N, events_N - offsets[sequence_N]
 
 
-def _gaps(batch: SampleBatch) -> Tensor:
-    """Bucket [N] of the time since the event before: 0 the first of its sequence, 1 none, then powers of two of seconds."""
-    _, _, place_N = _places(batch)
+def _gaps(batch: SampleBatch, before_B: Tensor | None = None) -> Tensor:
+    """Bucket [N] of the time since the event before: 0 the first of its sequence, 1 none, then powers of two of seconds.
+
+    before_B: the time of the event before each sequence's first, -1 where it is the first indeed.
+    """
+    _, sequence_N, place_N = _places(batch)
     time_N = batch.time.values
     since_N = torch.zeros_like(time_N)
     since_N[1:] = (time_N[1:] - time_N[:-1]).clamp_min(0)
+    if before_B is not None:
+        before_N = before_B[sequence_N]
+        led_N = (place_N == 0) & (before_N >= 0)
+        since_N = torch.where(led_N, (time_N - before_N).clamp_min(0), since_N)
+        place_N = place_N + led_N
     bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(GAPS - 3)
     return bucket_N.masked_fill(since_N == 0, 1).masked_fill(place_N == 0, 0)
 

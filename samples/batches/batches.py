@@ -153,8 +153,8 @@ def _batch(
     cuts = torch.from_numpy(offsets)
     item = seq.item[index].astype(np.int64)
     context: dict[str, torch.Tensor | Jagged] = {
-        name: Jagged(torch.from_numpy(_without_nan(values[index])), cuts)
-        for name, values in seq.columns.items()
+        name: Jagged(torch.from_numpy(_without_nan(values) if name in seq.columns else values), cuts)
+        for name, values in seq.columns_at(index, np.repeat(user, np.diff(offsets))).items()
     }
     context["item"] = Jagged(torch.from_numpy(seq.keys_of_items(item)), cuts)
     context["user"] = torch.from_numpy(seq.keys_of_users(user))

@@ -9,6 +9,7 @@ from .flat import FLAT_META as FLAT_META
 from .flat import USER_IDS as USER_IDS
 from .flat import FlatFiles as FlatFiles
 from .flat import Mapped as Mapped
+from .joined import joined_to as joined_to
 from .pairs import Pairs as Pairs
 from .pairs import best_neighbours as best_neighbours
 from .repeats import ALLOW as ALLOW

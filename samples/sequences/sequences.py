@@ -52,7 +52,8 @@ class Sequences:
     numbers float32 (NaN where it has none) · targets: stage name -> [N] bool from that stage's `target:` condition
     user_key [U], item_key [I] int64 the sparse keys of users and items; None in files of a version whose keys are their
     places · dropped: columns of the interactions that none of these can hold, "name (type)" ·
-    repeats: "allow" or "mask", what holds of items that a user has seen (`repeats.py`)
+    repeats: "allow" or "mask", what holds of items that a user has seen (`repeats.py`) ·
+    joined: columns out of stores, (dense items [n], user ids [n], times [n]) -> name -> [n]; not saved
     """
 
     user_id: np.ndarray
@@ -68,6 +69,14 @@ class Sequences:
     item_key: np.ndarray | None = None
     dropped: tuple[str, ...] = ()
     repeats: str = MASK
+    joined: Any = None
+
+    def columns_at(self, index: np.ndarray, users: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns [n] of events by index [n], whose user rows [n] are given: those carried, and those joined."""
+        columns = {name: values[index] for name, values in self.columns.items()}
+        if self.joined is None:
+            return columns
+        return columns | self.joined(self.item[index], self.user_id[users], self.time[index])
 
     def keys_of_users(self, rows: np.ndarray) -> np.ndarray:
         """The sparse keys [B] int64 of user rows [B]."""

@@ -8,7 +8,7 @@ artifact serves the transition counter and the memory of models. 100 neighbours 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -117,12 +117,17 @@ class Transitions:
     def load(cls, folder: str | Path) -> Transitions:
         """Map the arrays of a folder. Raises DataError where it holds none."""
         folder = Path(folder)
+        return cls.map({name: folder / f"{name}.npy" for name in _ARRAYS} | {"meta": folder / "meta.json"})
+
+    @classmethod
+    def map(cls, files: Mapping[str, Path]) -> Transitions:
+        """Map the arrays that lie in these files, by name, with `meta`. Raises DataError where one cannot be read."""
         try:
-            meta = json.loads((folder / "meta.json").read_text())
-            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+            meta = json.loads(files["meta"].read_text())
+            arrays = {name: np.load(files[name], mmap_mode="r") for name in _ARRAYS}
         except (OSError, ValueError) as error:
             raise DataError(
-                f"transitions {folder}: not readable ({error}). Run the tokenise stage again."
+                f"transitions {files['meta'].parent}: not readable ({error}). Run the tokenise stage again."
             ) from None
         until = meta.pop("until")
         return cls(**arrays, options=CountOptions(**{**meta, "events": tuple(meta["events"])}), until=until)

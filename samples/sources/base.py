@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from nonet.samples.ledger import Ledger
     from nonet.samples.sequences import Sequences
+    from nonet.samples.stores import Joins
 
 Options = Mapping[str, Any]
 
@@ -68,6 +69,7 @@ class SampleRequest:
     events       opens the run's prepared sequences
     items        opens its item table, a row an item in the order of the dense index
     sids_IL      semantic ids [I, L] int32; None for a model that has none
+    joins        what the events of the sequences get out of stores; None for nothing
     """
 
     stage: str
@@ -81,6 +83,7 @@ class SampleRequest:
     events: Callable[[], Sequences]
     items: Callable[[], pa.Table]
     sids_IL: np.ndarray | None = None
+    joins: Joins | None = None
 
 
 class Samples(Protocol):

@@ -70,6 +70,8 @@ class UserWindows(_Shuffled):
     @property
     def schema(self) -> Mapping[str, str]:
         columns = {name: f"{values.dtype} an event" for name, values in self.ask.events().columns.items()}
+        joined = self.ask.joins.kinds() if self.ask.joins else {}
+        columns |= {name: f"{kind} an event" for name, kind in joined.items()}
         return {"item": "int64 an event", "user": "int64 a sequence", **columns}
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError, NonetError
 from nonet.plugins import heavy
+from nonet.samples.stores import Join, JoinSetup
 from nonet.samples.tables import matches
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -146,7 +147,70 @@ class Tokenize:
         return folders[-1]
 
 
-Operator = Map | Filter | Tokenize
+@dataclass(frozen=True)
+class JoinColumns:
+    """Adds columns of a store by the ids in the column `on`; of a list column lists as long. What is not there is null.
+
+    store: an address (`nonet.samples.stores.open_store`), or an open store. as_of: the column of times, of which each row (or
+    each of its values) sees what was written strictly before; None for the newest.
+    """
+
+    store: Any
+    on: str
+    columns: Any
+    as_of: str | None = None
+
+    def ready(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        return self._joined
+
+    @property
+    def title(self) -> str:
+        names = list(self.columns)
+        named = self.store if isinstance(self.store, str) else self.store.name
+        return f"join({named}, on={self.on}, columns={', '.join(names)}, as_of={self.as_of or 'newest'})"
+
+    @cached_property
+    def _join(self) -> Join:
+        if isinstance(self.store, str):
+            return JoinSetup("join", self.on, self.store, self.columns, self._when).open()
+        names = self.columns if isinstance(self.columns, Mapping) else {name: name for name in self.columns}
+        return Join(self.store, names, self._when)
+
+    @property
+    def _when(self) -> str:
+        return "time" if self.as_of else "newest"
+
+    def _joined(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        for name in filter(None, (self.on, self.as_of)):
+            if name not in rows.schema.names:
+                raise ConfigError(
+                    f"{self.title}: there is no column {name!r}; there are {', '.join(rows.schema.names)}"
+                )
+        column, lists = rows.column(self.on), None
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            lists, column = column, column.flatten()
+        times = np.zeros(len(column), np.int64)
+        if self.as_of is not None:
+            times = _times_of(rows.column(self.as_of), lists)
+        for name, values in self._join.read(column, times).items():
+            if lists is not None:
+                offsets = lists.offsets.to_numpy()
+                values = type(lists).from_arrays(pa.array(offsets - offsets[0]), values)
+            rows = rows.append_column(name, values)
+        return rows
+
+
+def _times_of(column: pa.Array, lists: pa.Array | None) -> np.ndarray:
+    """Unix seconds [N] of every id: as a list column has them, or one of the whole row."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        column, lists = column.flatten(), None
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("s"), safe=False)
+    times = column.cast(pa.int64()).to_numpy()
+    return times if lists is None else np.repeat(times, pc.list_value_length(lists).to_numpy())
+
+
+Operator = Map | Filter | Tokenize | JoinColumns
 
 
 def in_words(operators: tuple[Operator, ...]) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 from nonet.errors import ConfigError
 from nonet.samples.ledger import Manifest
 from nonet.samples.streams.batch import Batch
-from nonet.samples.streams.operators import Filter, Map, Operator, Tokenize
+from nonet.samples.streams.operators import Filter, JoinColumns, Map, Operator, Tokenize
 
 ROWS = 4096
 """Rows of a slice, and of a batch that nothing else cuts."""
@@ -74,6 +74,10 @@ class Stream:
     def tokenize(self, sids: Any, column: str = "item_id") -> Stream:
         """Add `sid`, the semantic ids of a column's items; see `operators.Tokenize`."""
         return self._then(Tokenize(sids, column))
+
+    def join(self, store: Any, *, on: str, columns: Any, as_of: str | None = None) -> Stream:
+        """Add columns of a store by the ids of a column; see `operators.JoinColumns`."""
+        return self._then(JoinColumns(store, on, columns, as_of))
 
     def pack(self, tokens: int, column: str = "item_id") -> Stream:
         """Cut batches where the lists of a column add up to `tokens`; a longer list is a batch alone. The last of the chain."""

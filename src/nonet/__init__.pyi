@@ -2,6 +2,7 @@ from .controller.session import Session as Session
 from .deploy.run import run as run
 from .deploy.run import scenario as scenario
 from .deploy.run import start as start
+from .deploy.serving import Client as Client
 from .rl.rewards import Reward as Reward
 from .rl.rewards import reward as reward
 from .types import Rollouts as Rollouts

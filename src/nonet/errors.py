@@ -9,6 +9,7 @@
     │   └── NotAdmitted     a worker that was restarted and holds nothing yet: the call did not run
     ├── WorkerFailed        a worker's method raised; carries role, rank and its traceback
     ├── DeadlineExceeded    a wait ran out; names who waited for whom
+    ├── StoreError          a store of samples cannot be reached, or did not answer in time; names it and what to try
     ├── CheckpointError     a commit is missing, torn or of another run
     └── StaleVersion        a reader holds another version than the one published, or a call is of an older gang epoch
 
@@ -73,6 +74,10 @@ class WorkerFailed(NonetError):
 
 class DeadlineExceeded(NonetError):
     """A wait ran out of time; the message names who waited for whom."""
+
+
+class StoreError(NonetError):
+    """A store of samples or features cannot be reached or did not answer in time; the message names it and what to try."""
 
 
 class CheckpointError(NonetError):

@@ -19,7 +19,7 @@ from nonet.embedding import SliceMap
 from nonet.embedding.reading import Answer, LocalReader, Published, RemoteReader, ReplicaReader, join_updates
 from nonet.errors import StaleVersion
 from nonet.models import build_model
-from nonet.models.generation import Corpus, Recommender
+from nonet.models.generation import Recommender
 from nonet.models.policy import Drawing, is_drawn
 from nonet.random import rng
 from nonet.rl import to_wire
@@ -46,7 +46,7 @@ class Rollout(DistributeWorker):
     def open(self, folders: Mapping[str, str]) -> None:
         """Open the artifacts; share a fused trainer's model and rows, or build a model to be filled by `apply`."""
         trainer, shard = self.place.peers.get("trainer"), self.place.peers.get("embedding")
-        corpus = self._corpus = trainer.corpus if trainer else Corpus.load(folders)
+        corpus = self._corpus = trainer.corpus if trainer else self.run.corpus(folders)
         model = (
             trainer.model
             if trainer
@@ -219,7 +219,8 @@ class Rollout(DistributeWorker):
             step=step,
             **drawn,
         )
-        return to_wire(rollouts) | {"user": np.asarray(users), "position": np.asarray(positions)}
+        asked = {"user": np.asarray(users), "position": np.asarray(positions)}
+        return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}
 
     def device_tensors(self) -> Iterable[Tensor]:
         """The model, which is the trainer's where they are fused."""

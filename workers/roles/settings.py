@@ -6,11 +6,14 @@ Everything here comes from the scenario and the plan; a worker never sees the sc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nonet.deadlines import DEFAULTS, Deadlines
+
+if TYPE_CHECKING:
+    from nonet.models.generation import Corpus
 
 CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 
@@ -20,7 +23,8 @@ class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
     of tables in tiers what each may hold, how long waits may take, the codec of rows between processes, the train engine and
-    the source of the trainers' samples, each with its options, and how votes of a memory are taken (None: without one)."""
+    the source of the trainers' samples, each with its options, how votes of a memory are taken (None: without one), and what is
+    joined to samples (JoinSetup)."""
 
     seed: int
     history: int
@@ -35,6 +39,15 @@ class RunSetup:
     engine: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] | None = None
+    joins: Sequence[Any] = ()
+
+    def corpus(self, folders: Mapping[str, str]) -> Corpus:
+        """The run's artifacts, opened; events of users get what is joined to them."""
+        from nonet.models.generation import Corpus
+        from nonet.samples.stores import Joins
+
+        corpus = Corpus.load(folders)
+        return corpus.with_joins(Joins(self.joins)) if self.joins else corpus
 
     def specs(self) -> dict[str, Any]:
         """The TableSpec of each sparse table."""

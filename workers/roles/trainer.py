@@ -24,7 +24,7 @@ from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
 from nonet.models import build_model
-from nonet.models.generation import Corpus, Voters
+from nonet.models.generation import Voters
 from nonet.random import key
 from nonet.rl import Critic
 from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
@@ -95,7 +95,7 @@ class Trainer(DistributeWorker):
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str]) -> dict[str, int]:
         """Open the artifacts and build the model, after its process group is joined; what it is (see `_built`)."""
-        self.corpus = Corpus.load(folders)
+        self.corpus = self.run.corpus(folders)
         model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
         return self._built(model)
 
@@ -157,7 +157,7 @@ class Trainer(DistributeWorker):
             lambda step: self._read(stage, step),
             lambda read: read.keys,
             lambda step, read, rows: self._computed(stage, step, read, rows),
-            depth=self.run.in_flight or (IN_FLIGHT if self.sparse.layout.world > 1 else 1),
+            depth=self.run.in_flight or (IN_FLIGHT if self.sparse.layout.world > 1 or self.run.joins else 1),
             step=lambda step: stage.first + step + 1,
             lr=lambda step, table: self._table_lr(stage, step, table),
             timeout_s=self.run.deadlines.step.times(2),
@@ -419,7 +419,10 @@ class Trainer(DistributeWorker):
     def _request_of(self, stage: StageSetup, unit: str, *data: Any) -> SampleRequest:
         run = self.run
         features, size = tuple(run.features), (stage.users, run.history)
-        return SampleRequest(stage.name, run.seed, unit, *size, stage.target, stage.chunk, features, *data)
+        joins = self.corpus.joins if unit == "users" else None
+        return SampleRequest(
+            stage.name, run.seed, unit, *size, stage.target, stage.chunk, features, *data, joins=joins
+        )
 
 
 def _write(kind: str, tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:

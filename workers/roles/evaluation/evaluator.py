@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nonet.models.baselines import Votes, check_scores
-from nonet.models.generation import Corpus, Recommender
+from nonet.models.generation import Recommender
 from nonet.models.ranking import SparseScores, ranks_of_test
 from nonet.samples.sequences import Sequences
 from nonet.workers import NatsOfTargets, of_some_users
@@ -37,7 +37,7 @@ class Evaluator(DistributeWorker):
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
         """Open the artifacts; ranks go to the folder `results`. Raises DataError where a user's own baseline fails on a few."""
-        self.corpus, self._results = Corpus.load(folders), Path(results)
+        self.corpus, self._results = self.run.corpus(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
         self.ranker = Ranker(self.run, self.ask, self.corpus)
         self.fitted = self.corpus.seq

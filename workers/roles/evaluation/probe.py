@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.reading import SparseReader
-from nonet.models.generation import Corpus, keys_of, on
+from nonet.models.generation import keys_of, on
 from nonet.models.sid_decoder import sid_loss
 from nonet.samples.batches import step_rows, training_batch
 from nonet.workers.devices import claim, device
@@ -40,7 +40,7 @@ class Probe(DistributeWorker):
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], commit: str) -> dict[str, str]:
         """Load the artifacts and the commit; what this side is."""
-        self.corpus = Corpus.load(folders)
+        self.corpus = self.run.corpus(folders)
         self.asked = load_recommender(self.run, self.corpus, Path(commit), claim(self.device))
         torch_name = f"torch {torch.__version__}"
         return {

@@ -18,7 +18,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 def runs(as_json: JsonOption = False) -> None:
     """List the runs here, oldest first."""
-    from nonet.deploy.listing import describe_runs
+    from nonet.deploy.verbs.listing import describe_runs
 
     rows = describe_runs()
     if as_json:
@@ -94,13 +94,39 @@ def recommend(
     more: Annotated[
         list[str] | None, typer.Argument(metavar="[TITLE]...", help="More titles, as after --like.")
     ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(help="For every user_id of this Parquet file, by the version served; --out is written."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="--users: the Parquet file to write.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="--users: processes; one a CPU by default.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend by every stage of a run, side by side with popularity and the transition counter."""
+    """Recommend by every stage of a run, side by side with popularity and the transition counter; or to a table of users."""
+    if users is not None or out is not None:
+        _recommend_all(run, users, out, top, workers, as_json)
+        return
     from nonet.deploy.after import columns, recommend_for
 
     answer = recommend_for(run, [*(like or ()), *(more or ())], user, top)
     print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else columns(answer))
+
+
+def _recommend_all(
+    run: str, users: Path | None, out: Path | None, top: int, workers: int | None, as_json: bool
+) -> None:
+    from nonet.deploy.serving.offline import recommend_all
+
+    if users is None or out is None:
+        raise ConfigError("--users U.parquet and --out R.parquet go together")
+    done = recommend_all(run, users, out, top, workers)
+    print(
+        json.dumps(done, indent=1)
+        if as_json
+        else f"{done['file']}: {done['users']:,} users by version {done['version']}"
+    )
 
 
 def say(run: Any, page: Path) -> None:

@@ -1,0 +1,5 @@
+"""Serving: what merging, versions and the services around an engine cost and gain."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

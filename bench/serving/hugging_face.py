@@ -1,0 +1,112 @@
+"""The other side: `generate` of Hugging Face behind Ray Serve's `@serve.batch`, with a trie that works on whole tensors.
+
+A GPT-2 of the run's width, layers and heads reads the codes of a history, one position a code, and searches as many beams for
+the codes of one item. A table of legal next codes by node is looked up for all beams at once, as well as we can write it:
+the node of a beam is followed by one gather a step. Its weights are drawn; only its speed is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.models.generation import Trie
+
+_MOST, _WAIT_S = 4, 0.0  # 16 at once take 3 s, so larger batches only add to its p99
+
+
+class TrieProcessor:
+    """Scores of codes that lead nowhere become -inf; `child` [nodes, vocabulary] of all levels, -1 where illegal."""
+
+    def __init__(self, trie: Trie, prompt: int):
+        self._prompt = prompt
+        starts = np.cumsum([0, *trie.n_nodes])
+        offsets = np.cumsum([1, *trie.codes])
+        child = torch.full((int(starts[-1]), int(offsets[-1])), -1, dtype=torch.int64)
+        for level in range(trie.levels):
+            nodes = torch.arange(trie.n_nodes[level])
+            row, code, below = trie.ragged_children(level, nodes)
+            child[int(starts[level]) + row, int(offsets[level]) + code] = int(starts[level + 1]) + below
+        self.child, self.vocabulary = child, int(offsets[-1])
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        node = torch.zeros(len(ids), dtype=torch.int64)
+        for code in ids[:, self._prompt :].unbind(1):
+            node = self.child[node, code].clamp_min(0)
+        return scores.masked_fill(self.child[node] < 0, -torch.inf)
+
+
+class HuggingFace:
+    """`submit(history)` -> beams of that history's next item."""
+
+    def __init__(
+        self, trie: Trie, sids: np.ndarray, width: int, layers: int, heads: int, events: int, beams: int
+    ):
+        from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList
+
+        offsets = np.cumsum([1, *trie.codes])[:-1]
+        self._codes = torch.from_numpy(sids.astype(np.int64) + offsets)
+        prompt = events * trie.levels
+        self._trie = TrieProcessor(trie, prompt)
+        config = GPT2Config(
+            vocab_size=self._trie.vocabulary, n_positions=prompt + trie.levels + 1, n_embd=width, n_layer=layers, n_head=heads,
+            bos_token_id=0, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        self._model: Any = GPT2LMHeadModel(config).eval()
+        self._prompt, self._beams, self._levels = prompt, beams, trie.levels
+        self._processors = LogitsProcessorList([self._trie])  # pyright: ignore[reportArgumentType]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._batched = self._behind_serve()
+
+    def submit(self, history: np.ndarray) -> Future[Any]:
+        """Items of a history, dense indices [n]."""
+        return asyncio.run_coroutine_threadsafe(self._batched(history), self._loop)
+
+    def close(self) -> None:
+        """End its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _behind_serve(self) -> Any:
+        from ray import serve
+        from ray.serve import context
+        from ray.serve._private.common import DeploymentID, ReplicaID
+        from ray.serve.schema import ReplicaRank
+
+        # What `@serve.batch` asks its replica; so it works in this process, and theirs pays for no call between processes.
+        config: Any = SimpleNamespace(max_ongoing_requests=1 << 16)
+        context._set_internal_replica_context(
+            replica_id=ReplicaID("bench", DeploymentID("generate", "bench")), servable_object=self.generate,
+            _deployment_config=config, rank=ReplicaRank(rank=0, node_rank=0, local_rank=0), world_size=1,
+        )  # fmt: skip
+
+        @serve.batch(max_batch_size=_MOST, batch_wait_timeout_s=_WAIT_S)
+        async def answer(histories: list[np.ndarray]) -> list[Any]:
+            return self.generate(histories)
+
+        return answer
+
+    @torch.inference_mode()
+    def generate(self, histories: Sequence[np.ndarray]) -> list[Any]:
+        """Beams [beams, levels] of each history; shorter ones are padded on the left."""
+        ids = torch.zeros(len(histories), self._prompt, dtype=torch.int64)
+        there = torch.zeros_like(ids)
+        for place, history in enumerate(histories):
+            codes = self._codes[torch.from_numpy(history.astype(np.int64))].flatten()[-self._prompt :]
+            ids[place, self._prompt - len(codes) :] = codes
+            there[place, self._prompt - max(1, len(codes)) :] = 1
+        found = self._model.generate(
+            ids, attention_mask=there, num_beams=self._beams, num_return_sequences=self._beams, max_new_tokens=self._levels,
+            min_new_tokens=self._levels, do_sample=False, logits_processor=self._processors, pad_token_id=0,
+        )  # fmt: skip
+        return list(found[:, self._prompt :].unflatten(0, (len(histories), self._beams)))

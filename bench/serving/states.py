@@ -1,0 +1,55 @@
+"""States: what a request costs when its user's history is known, when it is not, and without keeping any."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from nonet.bench.serving.load import median
+from nonet.bench.serving.queue import Result, opened, questions_of
+from nonet.models.inference import Engine, Question, States
+
+_USERS = 16
+
+
+def states(run: str, rounds: int) -> Result:
+    """16 merged users, each with one new event: reading their histories, and the whole answer, hit, missed and without states."""
+    made, plain = opened(run)
+    recommender = made.recommender(made.registry.version(plain.version))
+    keeping = Engine(recommender, plain.version, States())
+    asked = [question for question in questions_of(made) if len(question.events) >= 16][: 8 * _USERS]
+    before = [replace(question, events=_without_newest(question)) for question in asked]
+    parts = {"reading": (keeping._read, plain._read), "answer": (keeping.answer, plain.answer)}
+    times: dict[str, list[float]] = {
+        f"{part}, {kind}": [] for part in parts for kind in ("hit", "miss", "without")
+    }
+    for turn in range(8 * rounds):
+        some = slice(_USERS * (turn % 8), _USERS * (turn % 8 + 1))
+        for part, (ours, without) in parts.items():
+            times[f"{part}, without"].append(_seconds(without, asked[some]))
+            keeping.states = States()
+            times[f"{part}, miss"].append(_seconds(ours, asked[some]))
+            keeping.states = States()
+            keeping.answer(before[some])
+            times[f"{part}, hit"].append(_seconds(ours, asked[some]))
+    best = {name: median(taken) for name, taken in times.items()}
+    ratio = {
+        f"{part}: {kind} / without": best[f"{part}, {kind}"] / best[f"{part}, without"]
+        for part in parts
+        for kind in ("hit", "miss")
+    }
+    return [{"what": name, "ms of 16 requests": 1e3 * seconds} for name, seconds in best.items()], ratio
+
+
+def _seconds(call, asked: list[Question]) -> float:
+    began = time.perf_counter()
+    call(asked)
+    return time.perf_counter() - began
+
+
+def _without_newest(question: Question):
+    events = question.events
+    columns = {name: values[:-1] for name, values in events.columns.items()}
+    return replace(
+        events, item=events.item[:-1], time=events.time[:-1], event=events.event[:-1], columns=columns
+    )

@@ -1,0 +1,135 @@
+"""Versions: bytes of a delta, seconds of a rollback, and answers while versions swap under load."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.bench.serving.load import median
+from nonet.bench.serving.queue import Result, opened, questions_of
+from nonet.deploy.serving.service import Engines
+from nonet.embedding.reading import Layer
+from nonet.embedding.tables import TableSpec
+from nonet.models.inference import Engine
+from nonet.workers import write_tensors
+from nonet.workers.registry import Contents, Registry, Version
+
+_ROWS, _DIM, _SHARE = 1_000_000, 16, 0.01
+
+
+def versions(run: str, rounds: int) -> Result:
+    """1 M rows of width 16: bytes of a delta of 1 % beside the full version, and seconds back to it with the same bits."""
+    draw = np.random.default_rng(0)
+    key = np.sort(draw.integers(-(2**62), 2**62, _ROWS)).astype(np.int64)
+    row = draw.standard_normal((_ROWS, _DIM), np.float32)
+    none = np.empty(0, np.int64)
+    specs = {"item": TableSpec(_DIM, "sgd")}
+    asked = torch.from_numpy(draw.choice(key, 4096))
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        registry, dense = Registry(Path(folder) / "registry"), Path(folder) / "model.safetensors"
+        write_tensors(dense, {"w": torch.randn(1 << 18)})
+        full = registry.publish(Contents(dense, {"item": Layer(key, row, none)}, {}, "t"))
+        before = registry.rows(1, specs).rows("item", asked)
+        base, delta = 1, full
+        for _ in range(rounds):
+            changed = row.copy()
+            changed[draw.choice(_ROWS, int(_SHARE * _ROWS), replace=False)] += 1
+            delta = registry.publish(Contents(dense, {"item": Layer(key, changed, none)}, {}, "t"), base=base)
+            began = time.perf_counter()
+            registry.rollback(1)
+            again = Registry(registry.root)  # a process that has checked no file yet
+            back = again.rows(again.serving.default or 0, specs).rows("item", asked)
+            seconds.append(time.perf_counter() - began)
+            assert torch.equal(back, before), "rows after a rollback are not those before"
+    rows = [
+        {"full, bytes": full.written, "delta of 1 %, bytes": delta.written, "rollback, s": median(seconds)}
+    ]
+    return rows, {"bytes: delta of 1 % / full": delta.written / full.written}
+
+
+def swaps(run: str, rounds: int) -> Result:
+    """20 swaps and 5 rollbacks under load: answers that failed, or whose bits are not those of the version they name."""
+    made, _ = opened(run)
+    asked = questions_of(made)[:32]
+    registry, newest = made.registry, made.registry.numbers()[-1]
+    numbers = [newest, *(_other(made, registry, newest, turn).number for turn in range(2))]
+    expected = {n: Engine(made.recommender(registry.version(n)), n).answer(asked) for n in numbers}
+    engines = Engines(made, follow=False, look_s=0.02)
+    failed, wrong, answered, stop = [0], [0], [0], threading.Event()
+
+    def load(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        while not stop.is_set():
+            places = draw.integers(0, len(asked), 8).tolist()
+            futures = [(place, *engines.submit(asked[place], 30.0)) for place in places]
+            for place, future, version in futures:
+                answered[0] += 1
+                try:
+                    answer = future.result(30)
+                except Exception:
+                    failed[0] += 1
+                    continue
+                right = expected[version][place]
+                same = (answer.item == right.item).all() and np.abs(answer.score - right.score).max() < 1e-5
+                wrong[0] += not same
+
+    threads = [threading.Thread(target=load, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    times: dict[str, list[float]] = {"swap": [], "rollback": []}
+    for turn in range(20):
+        times["swap"].append(_until(engines, registry, numbers[1 + turn % 2] if turn % 4 else newest))
+        if turn % 4 == 3:
+            times["rollback"].append(_back(engines, registry, newest))
+            _forgive(registry)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    engines.close()
+    row = {"answers": answered[0], "failed": failed[0], "of no version": wrong[0], "swaps": engines.swaps}
+    return [row | {f"{name}, s (median)": median(taken) for name, taken in times.items()}], {}
+
+
+def _other(made: Any, registry: Registry, base: int, turn: int) -> Version:
+    """A version made from another, whose rows are a little different."""
+    commit, manifest = made.newest_commit()
+    contents = made.contents(commit, manifest)
+    rows = {
+        name: Layer(layer.key, layer.row * np.float32(1.05 + 0.05 * turn), layer.gone)
+        for name, layer in contents.rows.items()
+    }
+    changed = Contents(
+        contents.dense, rows, contents.counts, contents.catalogue, {"step": -1, "commit": f"bench {turn}"}
+    )
+    return registry.publish(changed, base=base, serve=False)
+
+
+def _until(engines: Engines, registry: Registry, version: int) -> float:
+    began = time.perf_counter()
+    registry.promote(version)
+    return _waited(engines, version, began)
+
+
+def _back(engines: Engines, registry: Registry, version: int) -> float:
+    began = time.perf_counter()
+    registry.rollback(version)
+    return _waited(engines, version, began)
+
+
+def _waited(engines: Engines, version: int, began: float) -> float:
+    while engines.serving.default != version:
+        time.sleep(0.002)
+    return time.perf_counter() - began
+
+
+def _forgive(registry: Registry) -> None:
+    """Let what was rolled back be served again: the bench goes on with the same versions."""
+    serving = registry.serving
+    type(serving)(serving.default, {}, (), (), serving.turn + 1).write(registry.root / "serving.json")

@@ -1,0 +1,2 @@
+from .breaker import Breaker as Breaker
+from .limits import Limits as Limits

@@ -1,0 +1,93 @@
+"""`nonet serve --monitoring DIR`: a Grafana dashboard and Prometheus' configuration and alert rules, as they load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nonet.atomic import make_folder, write_whole
+from nonet.controller.scenario import yaml
+
+_PANELS = (
+    ("Requests a second", "sum by (status) (rate(nonet_requests_total[1m]))", "{{status}}", "reqps"),
+    ("Seconds to an answer, p99", "histogram_quantile(0.99, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
+     "version {{version}}", "s"),
+    ("Seconds to an answer, p50", "histogram_quantile(0.5, sum by (le, version) (rate(nonet_request_seconds_bucket[1m])))",
+     "version {{version}}", "s"),
+    ("Questions that wait", "sum by (version) (nonet_queue)", "version {{version}}", "short"),
+    ("Questions a batch", "sum(rate(nonet_batched_questions[1m])) / sum(rate(nonet_batches[1m]))", "merged", "short"),
+    ("Tokens a second", "sum(rate(nonet_batched_tokens[1m]))", "tokens", "short"),
+    ("Version of most users", "nonet_version", "{{instance}}", "short"),
+    ("Refused with 429", "sum by (why) (rate(nonet_refused_total[1m]))", "{{why}}", "reqps"),
+    ("Fall-backs", "sum by (what, reason) (rate(nonet_fallbacks_total[1m]))", "{{what}}: {{reason}}", "reqps"),
+    ("Users whose state was kept", "sum(rate(nonet_state_hits[5m]))"
+     " / (sum(rate(nonet_state_hits[5m])) + sum(rate(nonet_state_misses[5m])))",
+     "hits", "percentunit"),
+)  # fmt: skip
+_ALERTS = (
+    ("NonetSlow", "histogram_quantile(0.99, sum by (le) (rate(nonet_request_seconds_bucket[5m]))) > 0.2", "5m",
+     "The p99 of answers is above 200 ms."),
+    ("NonetFallsBack", "sum(rate(nonet_fallbacks_total[5m])) > 0.05 * sum(rate(nonet_requests_total[5m]))", "5m",
+     "More than 5 % of answers are not the model's."),
+    ("NonetRefuses", 'sum(rate(nonet_refused_total{why="queue"}[5m])) > 0', "5m", "Requests are refused: the queue is full."),
+    ("NonetCannotServe", "max(nonet_problems) > 0", "1m", "A version or a commit cannot be served; GET /versions says why."),
+    ("NonetGone", 'up{job="nonet"} == 0', "1m", "A server does not answer."),
+)  # fmt: skip
+
+
+def write_monitoring(folder: Path, target: str) -> list[Path]:
+    """Write dashboard.json, alerts.yaml and prometheus.yaml for a server at host:port; the files."""
+    make_folder(folder)
+    files = {
+        "dashboard.json": json.dumps(dashboard(), indent=1),
+        "alerts.yaml": yaml.dump(alerts()),
+        "prometheus.yaml": yaml.dump(_prometheus(target)),
+    }
+    for name, text in files.items():
+        write_whole(folder / name, text.encode())
+    return [folder / name for name in files]
+
+
+def dashboard() -> dict[str, Any]:
+    """Grafana's."""
+    panels = [
+        {
+            "id": place + 1,
+            "type": "timeseries",
+            "title": title,
+            "datasource": {"type": "prometheus", "uid": "${source}"},
+            "gridPos": {"h": 8, "w": 12, "x": 12 * (place % 2), "y": 8 * (place // 2)},
+            "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+            "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
+        }
+        for place, (title, expression, legend, unit) in enumerate(_PANELS)
+    ]
+    source = {"name": "source", "type": "datasource", "query": "prometheus", "current": {}}
+    return {
+        "title": "Nonet serving", "uid": "nonet-serving", "schemaVersion": 39, "refresh": "5s",
+        "time": {"from": "now-15m", "to": "now"}, "templating": {"list": [source]}, "panels": panels,
+    }  # fmt: skip
+
+
+def alerts() -> dict[str, Any]:
+    """Prometheus' rules."""
+    rules = [
+        {
+            "alert": name,
+            "expr": expression,
+            "for": duration,
+            "labels": {"severity": "page"},
+            "annotations": {"summary": text},
+        }
+        for name, expression, duration, text in _ALERTS
+    ]
+    return {"groups": [{"name": "nonet", "rules": rules}]}
+
+
+def _prometheus(target: str) -> dict[str, Any]:
+    return {
+        "global": {"scrape_interval": "5s"},
+        "rule_files": ["alerts.yaml"],
+        "scrape_configs": [{"job_name": "nonet", "static_configs": [{"targets": [target]}]}],
+    }

@@ -1,0 +1,49 @@
+"""Fallback: an answer without a model, when there is no time or no engine: transitions of the newest events, then popularity.
+
+It needs no torch module, no rows and no other process. Its answers say what they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nonet.deploy.serving.features.items import Items
+from nonet.models.generation import Corpus, VoteOptions, Voters
+from nonet.models.inference import Answer, Question, packed
+from nonet.types import Jagged
+
+COUNTER, POPULARITY = "transition_counter", "popularity"
+
+
+class Fallback:
+    """Of one corpus. Without counted transitions all answers are by popularity."""
+
+    def __init__(self, corpus: Corpus, items: Items):
+        self._popular, self._trie = items.popular(), corpus.trie
+        self._like = corpus.seq.part(0, 0)
+        self._voters = None
+        if "transitions" in corpus.folders:
+            self._voters = Voters(corpus.transitions, corpus.trie, VoteOptions())
+
+    def answer(self, question: Question) -> tuple[Answer, str]:
+        """The answer, its scores -inf for they are of no model, and what made it. Raises Refused never: it always answers."""
+        voted = self._voted(question)
+        if question.asked is not None:
+            return Answer(question.asked, np.full(len(question.asked), -np.inf, np.float32)), POPULARITY
+        hidden = np.zeros(self._trie.n_items, bool)
+        hidden[question.hidden] = True
+        hidden[voted] = True
+        rest = self._popular[~hidden[self._popular]][: max(0, question.top - len(voted))]
+        item = np.concatenate([voted[: question.top], rest])
+        return Answer(item, np.full(len(item), -np.inf, np.float32)), COUNTER if len(voted) else POPULARITY
+
+    def _voted(self, question: Question) -> np.ndarray:
+        if self._voters is None or not len(question.events):
+            return np.empty(0, np.int64)
+        seq = packed([question], self._like)
+        hidden = Jagged(question.hidden, np.array([0, len(question.hidden)]))
+        votes = self._voters.votes(seq, np.zeros(1, np.int64), seq.lengths - 1, hidden)
+        leaf, weight = votes.leaf[0].numpy(), votes.weight[0].numpy()
+        best = np.argsort(-weight, kind="stable")
+        best = best[leaf[best] >= 0]
+        return np.asarray(self._trie.item_of_leaf)[leaf[best]].astype(np.int64)

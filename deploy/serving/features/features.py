@@ -1,0 +1,174 @@
+"""Features: a request made into a question for an engine, by the same functions that offline prompts are made with.
+
+What is hidden follows the run: items seen before under `repeats: mask`, what the caller excludes or filters out, what was
+withdrawn. The model reads the newest events; windows move in blocks, so that what was computed of a user can be used again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nonet.deploy.serving.features.histories import Histories
+from nonet.deploy.serving.features.items import Items, Refused
+from nonet.models.generation import Corpus
+from nonet.models.inference import Events, Question
+from nonet.samples.sequences import ALLOW
+
+MOST = 1000
+"""Items of an answer, of a request to score, and events of a post, at most."""
+_LONGEST_HISTORY = 10_000
+_LAST_TIME = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question, and what was noticed on the way: cold_start, ids that are not known, items of the history (newest last)."""
+
+    question: Question
+    cold_start: bool
+    unknown: list[int | str] = field(default_factory=list)
+    history: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class Features:
+    """window: events that the model reads; width: beams at least; block: events that a window moves by."""
+
+    def __init__(self, corpus: Corpus, histories: Histories, window: int, width: int, block: int = 1):
+        self.items, self.histories = Items(corpus), histories
+        self._window, self._width, self._block = window, width, max(1, min(block, window))
+        self._allow = corpus.seq.repeats == ALLOW
+        self._withdrawn: tuple[tuple[str, ...], np.ndarray] = ((), np.empty(0, np.int64))
+
+    def list_of(
+        self,
+        user: str | None,
+        history: Sequence[Any] | None,
+        k: int,
+        *,
+        exclude: Sequence[Any] = (),
+        where: str | None = None,
+        withdrawn: tuple[str, ...] = (),
+        explain: bool = False,
+    ) -> Asked:
+        """The question for the k best items. Raises Refused."""
+        most = min(MOST, self.items.legal)
+        if not 1 <= k <= most:
+            raise Refused("bad_k", f"k is {k}; this catalogue answers 1 to {most}")
+        events, key, cold, unknown = self._events(user, history)
+        excluded, not_known = self.items.places(exclude)
+        hidden = [excluded, self._hidden(events, withdrawn)]
+        if where:
+            hidden.append(self.items.without(where))
+        question = Question(
+            self._read(events),
+            key,
+            user or "",
+            k,
+            self._beams(k),
+            np.unique(np.concatenate(hidden)),
+            explain=explain,
+        )
+        return Asked(question, cold, [*unknown, *not_known], events.item.astype(np.int64))
+
+    def scores_of(
+        self,
+        user: str | None,
+        history: Sequence[Any] | None,
+        items: Sequence[Any],
+        *,
+        withdrawn: tuple[str, ...] = (),
+        explain: bool = False,
+    ) -> Asked:
+        """The question for the scores of items that are known; the others are in `unknown`, with those that were withdrawn.
+
+        Raises Refused.
+        """
+        if not 1 <= len(items) <= MOST:
+            raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MOST}")
+        events, key, cold, _ = self._events(user, history)
+        gone = {str(item) for item in withdrawn}
+        asked, unknown = self.items.places([item for item in items if str(item) not in gone])
+        unknown += [item for item in items if str(item) in gone]
+        question = Question(
+            self._read(events), key, user or "", 0, 0, self._hidden(events, withdrawn), asked, explain
+        )
+        return Asked(question, cold, unknown, events.item.astype(np.int64))
+
+    def posted(self, events: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+        """Events as `Histories.post` takes them, and items that are not known and left out. Raises Refused."""
+        if not 1 <= len(events) <= MOST:
+            raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MOST}")
+        places, unknown = self.items.places([event["item"] for event in events])
+        left, known = iter(places.tolist()), []
+        for event in events:
+            if event["item"] in unknown:
+                continue
+            known.append(self._posted(event, next(left)))
+        return known, unknown
+
+    def _posted(self, event: Mapping[str, Any], item: int) -> dict[str, Any]:
+        kind, values = event.get("event"), dict(event.get("values") or {})
+        if kind is not None and kind not in self.histories.kinds:
+            there = ", ".join(self.histories.kinds) or "none"
+            raise Refused("bad_event", f"there is no kind of event {kind!r}; there are: {there}")
+        for name, value in values.items():
+            usual = self.histories.usual.get(name)
+            if usual is None:
+                there = ", ".join(self.histories.usual) or "none"
+                raise Refused("bad_column", f"events have no column {name!r}; there are: {there}")
+            whole = usual.dtype.kind != "f"
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or (whole and value != int(value))
+            ):
+                raise Refused(
+                    "bad_value", f"{name}: {value!r} is not {'a whole number' if whole else 'a number'}"
+                )
+            if not np.isfinite(value) or abs(value) > 3e38:
+                raise Refused("bad_value", f"{name}: {value!r} is no finite number")
+        moment = event.get("time")
+        moment = int(time.time()) if moment is None else int(moment)
+        if not 0 <= moment < _LAST_TIME:
+            raise Refused("bad_time", f"time {moment} is no moment in unix seconds")
+        return {"item": item, "time": moment, "event": kind, "values": values}
+
+    def _events(
+        self, user: str | None, history: Sequence[Any] | None
+    ) -> tuple[Events, int, bool, list[int | str]]:
+        """A user's events, its key, whether there is nothing known of it, and ids that are not known."""
+        if user is None and history is None:
+            raise Refused("bad_request", "say who asks: `user`, or a `history` of item ids")
+        key = self.histories.key(user or "")
+        if history is None:
+            events = self.histories.of(user or "")
+            return events, key, not len(events), []
+        if len(history) > _LONGEST_HISTORY:
+            raise Refused("bad_history", f"a history of {len(history)} items; at most {_LONGEST_HISTORY}")
+        places, unknown = self.items.places(history)
+        start = int(time.time()) - len(places)
+        made = [{"item": item, "time": start + place} for place, item in enumerate(places.tolist())]
+        return self.histories.made(made), key, not len(places), unknown
+
+    def _read(self, events: Events) -> Events:
+        """The window that the model reads: its start moves in blocks, so it has between window - block + 1 and window events."""
+        over = max(0, len(events) - self._window)
+        return events.last(len(events) - -(-over // self._block) * self._block)
+
+    def _beams(self, k: int) -> int:
+        """Beams for k items: few different widths, so that requests merge."""
+        width = self._width
+        while width < k:
+            width *= 2
+        return width
+
+    def _hidden(self, events: Events, withdrawn: tuple[str, ...]) -> np.ndarray:
+        if self._withdrawn[0] != withdrawn:
+            self._withdrawn = withdrawn, self.items.places(withdrawn)[0]
+        seen = np.empty(0, np.int64) if self._allow else events.item.astype(np.int64)
+        return np.unique(np.concatenate([seen, self._withdrawn[1]]))

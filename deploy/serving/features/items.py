@@ -1,0 +1,80 @@
+"""Items: the ids that callers use, the columns that they filter by, and what nobody is shown."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from nonet.errors import ConfigError
+from nonet.models.generation import Corpus
+from nonet.samples.tables import matches
+
+# Shapes: I items.
+_KEPT_FILTERS = 256
+_LONGEST_FILTER = 1000
+
+
+class Refused(ConfigError):
+    """A request that cannot be answered as it is; `kind` names the mistake for programs."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class Items:
+    """The items of a run."""
+
+    def __init__(self, corpus: Corpus):
+        self._table, self._ids = corpus.items, corpus.item_id
+        self._place = {str(item): place for place, item in enumerate(self._ids.tolist())}
+        self._legal = np.asarray(corpus.trie.leaf_of_item) >= 0
+        self._filters: OrderedDict[str, np.ndarray] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def legal(self) -> int:
+        """Items that the catalogue has."""
+        return int(self._legal.sum())
+
+    def places(self, ids: Sequence[int | str]) -> tuple[np.ndarray, list[int | str]]:
+        """Dense indices of ids that are known, in their order, and those that are not."""
+        known = [(item, self._place.get(str(item))) for item in ids]
+        return (
+            np.array([place for _, place in known if place is not None], np.int64),
+            [item for item, place in known if place is None],
+        )
+
+    def ids(self, places: np.ndarray) -> list[int | str]:
+        """Original ids."""
+        return self._ids[places].tolist()
+
+    def titles(self, places: np.ndarray) -> list[str]:
+        """Their titles, or their ids where items have none."""
+        name = "title" if "title" in self._table.column_names else "item_id"
+        return [str(text) for text in self._table[name].take(places).to_pylist()]
+
+    def without(self, where: str) -> np.ndarray:
+        """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
+        if len(where) > _LONGEST_FILTER:
+            raise Refused(
+                "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
+            )
+        if where not in self._filters:
+            try:
+                chosen = matches(where, self._table, name="where")
+            except ConfigError as error:
+                raise Refused("bad_filter", str(error)) from None
+            self._filters[where] = np.flatnonzero(~chosen)
+            while len(self._filters) > _KEPT_FILTERS:
+                self._filters.popitem(last=False)
+        return self._filters[where]
+
+    def popular(self) -> np.ndarray:
+        """Legal items, the one with the most events first."""
+        order = np.argsort(-self._table["events"].to_numpy(), kind="stable")
+        return order[self._legal[order]]

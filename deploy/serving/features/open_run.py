@@ -1,0 +1,95 @@
+"""OpenRun: a run as serving reads it: what its tokenise stage left, how its model is built, and its registry of versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
+from nonet.controller.scenario import Scenario, load_scenario
+from nonet.deploy.serving.features.artifacts import artifacts_of
+from nonet.errors import CheckpointError, ConfigError
+from nonet.models.generation import Corpus, Recommender
+from nonet.workers.registry import Contents, Registry, Version, model_of
+from nonet.workers.roles import RunSetup
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that has tokenised its data. `beside`: where its versions and posted events lie."""
+
+    folder: RunFolder
+    scenario: Scenario
+    folders: dict[str, str]
+    beside: Path
+
+    @classmethod
+    def of(cls, run: str | Path, beside: Path | None = None) -> OpenRun:
+        """Raises ConfigError where there is no such run, or nothing in it to recommend from. `beside`: RUN/serving by default."""
+        folder = find_run(run)
+        folders = artifacts_of(folder)
+        scenario, _ = load_scenario(folder.scenario)
+        return cls(folder, scenario, folders, beside or folder.path / "serving")
+
+    @cached_property
+    def setup(self) -> RunSetup:
+        """How its model is built and its votes are taken."""
+        from nonet.controller.setup import run_setup  # imports Ray, which an export does without
+
+        return run_setup(self.scenario)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """Its items, trie and users' events."""
+        return Corpus.load(self.folders)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Its published versions."""
+        return Registry(self.beside / "registry")
+
+    def newest_commit(self) -> tuple[Path, Manifest]:
+        """The newest whole commit. Raises ConfigError where there is none."""
+        newest = Checkpoints(self.folder.checkpoints).newest()
+        if newest is None:
+            raise ConfigError(f"{self.folder.id} has no commit yet: there is no model to serve")
+        return newest
+
+    def contents(self, commit: Path, manifest: Manifest) -> Contents:
+        """What a commit would publish."""
+        source: dict[str, Any] = {
+            "run": self.folder.id,
+            "stage": manifest.stage,
+            "step": manifest.step,
+            "commit": _name(manifest),
+        }
+        return Contents.of_commit(commit, self.setup, self.folders, self.corpus.trie.version, source)
+
+    def recommender(self, version: Version, device: str = "cpu") -> Recommender:
+        """A version ready to be asked, its rows read where they lie. Raises CheckpointError where it does not fit the run."""
+        if version.catalogue != self.corpus.trie.version:
+            raise CheckpointError(
+                f"version {version.number} is of catalogue {version.catalogue}, the run has {self.corpus.trie.version}"
+            )
+        dense, counts = self.registry.files(version)
+        rows = self.registry.rows(version.number, self.setup.specs())
+        return model_of(dense, counts, rows, self.setup, self.corpus, device)
+
+    def publish_newest(self) -> Version:
+        """Publish the newest commit, unless it was; the version. The first of a run is full, the next are made from the one
+        before. Raises StaleVersion where that was rolled back, ConfigError where there is no commit."""
+        commit, manifest = self.newest_commit()
+        versions = [self.registry.version(number) for number in self.registry.numbers()]
+        for version in versions:
+            if version.source.get("commit") == _name(manifest):
+                return version
+        earlier = [v.number for v in versions if v.source.get("step", 0) < manifest.step]
+        base = earlier[-1] if earlier else None
+        return self.registry.publish(self.contents(commit, manifest), base=base)
+
+
+def _name(manifest: Manifest) -> str:
+    """The name of a commit, by which it is published once."""
+    return manifest.files.get("dense/model.safetensors", "")[:16] + f"@{manifest.step}"

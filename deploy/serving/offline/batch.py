@@ -1,0 +1,137 @@
+"""`nonet recommend RUN --users U.parquet --out R.parquet`: a row a user, by the engine that serves, in parallel processes.
+
+Users are read and written a chunk at a time, in their order, with few chunks under way: memory grows with the chunk and not
+with the table. The file takes its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nonet.atomic import replacing
+from nonet.deploy.serving.features import Features, Histories, OpenRun
+from nonet.errors import DataError, WorkerLost
+from nonet.models.inference import Engine
+
+_CHUNK, _MERGED = 4096, 64
+
+
+class Answers:
+    """One process's engine of a run's version."""
+
+    def __init__(self, run: str, version: int, top: int):
+        import torch
+
+        torch.set_num_threads(1)
+        opened = OpenRun.of(run)
+        self._engine = Engine(opened.recommender(opened.registry.version(version)), version)
+        posted = opened.beside / "events.jsonl"
+        histories = Histories(opened.corpus, posted if posted.exists() else None)
+        self._features = Features(
+            opened.corpus, histories, opened.setup.history, opened.scenario.evaluate.width
+        )
+        self._withdrawn, self._top = opened.registry.serving.withdrawn, top
+
+    def of(self, users: list[Any]) -> pa.Table:
+        """A table of user_id, item_id and score (lists, best first), cold_start and version."""
+        asked = [
+            self._features.list_of(str(user), None, self._top, withdrawn=self._withdrawn) for user in users
+        ]
+        items, scores = [], []
+        for start in range(0, len(asked), _MERGED):
+            for answer in self._engine.answer([each.question for each in asked[start : start + _MERGED]]):
+                items.append(self._features.items.ids(answer.item))
+                scores.append(answer.score.tolist())
+        return pa.table(
+            {
+                "user_id": users,
+                "item_id": items,
+                "score": pa.array(scores, pa.list_(pa.float32())),
+                "cold_start": [each.cold_start for each in asked],
+                "version": pa.array([self._engine.version] * len(users), pa.int32()),
+            }
+        )
+
+
+def recommend_all(
+    run: str, users: Path, out: Path, top: int, workers: int | None = None, chunk: int = _CHUNK
+) -> dict[str, Any]:
+    """Write `top` items for each user of a Parquet file (column user_id); counts and seconds.
+
+    Raises DataError for a file without that column, ConfigError for a run without a commit.
+    """
+    opened = OpenRun.of(run)
+    version = opened.registry.serving.default or opened.publish_newest().number
+    chunks = _chunks(users, chunk)
+    arguments = (str(opened.folder.path), version, top)
+    count = max(1, workers if workers is not None else os.cpu_count() or 1)
+    written = 0
+    with replacing(out) as draft:
+        writer = None
+        for table in _alone(chunks, arguments) if count == 1 else _shared(chunks, arguments, count):
+            writer = writer or pq.ParquetWriter(draft, table.schema)
+            writer.write_table(table)
+            written += len(table)
+        if writer is None:
+            raise DataError(f"{users} has no rows: there is nobody to recommend to")
+        writer.close()
+    return {"users": written, "version": version, "workers": count, "file": str(out)}
+
+
+def _alone(chunks: Iterator[list[Any]], arguments: tuple[str, int, int]) -> Iterator[pa.Table]:
+    answers = Answers(*arguments)
+    return (answers.of(chunk) for chunk in chunks)
+
+
+def _shared(chunks: Iterator[list[Any]], arguments: tuple[str, int, int], workers: int) -> Iterator[pa.Table]:
+    """In order, with two chunks a worker under way."""
+    context = get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(workers, context, _open, arguments) as pool:
+        under_way: deque[Future[pa.Table]] = deque()
+        for chunk in itertools.chain(chunks, itertools.repeat(None, 2 * workers)):
+            if chunk is not None:
+                under_way.append(pool.submit(_answered, chunk))
+            if under_way and (chunk is None or len(under_way) >= 2 * workers):
+                try:
+                    yield under_way.popleft().result()
+                except BrokenProcessPool:
+                    raise WorkerLost(
+                        "a process that answers died; is there memory for so many workers?"
+                    ) from None
+
+
+_answers: Answers | None = None
+
+
+def _open(*arguments: Any) -> None:
+    global _answers
+    _answers = Answers(*arguments)
+
+
+def _answered(users: list[Any]) -> pa.Table:
+    assert _answers is not None
+    return _answers.of(users)
+
+
+def _chunks(users: Path, size: int) -> Iterator[list[Any]]:
+    try:
+        file = pq.ParquetFile(users)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{users} is no Parquet file that can be read: {str(error).splitlines()[0]}"
+        ) from None
+    if "user_id" not in file.schema_arrow.names:
+        there = ", ".join(file.schema_arrow.names)
+        raise DataError(f"{users} has no column user_id; it has {there}")
+    return (batch["user_id"].to_pylist() for batch in file.iter_batches(size, columns=["user_id"]))

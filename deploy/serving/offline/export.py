@@ -1,0 +1,131 @@
+"""`nonet export RUN DIR`: everything an answer needs, in a folder: model, semantic ids, trie, rows, counts, and an example.
+
+What opens it needs neither Ray nor the run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.atomic import make_folder, write_whole
+from nonet.deploy.serving.features import Features, Histories, OpenRun
+from nonet.embedding.reading import Layer, MappedRows, whole
+from nonet.errors import ConfigError, DataError
+from nonet.models.generation import Corpus
+from nonet.models.inference import Engine, usual_columns
+from nonet.workers.registry import COUNTS, model_of
+from nonet.workers.roles import RunSetup
+
+FORMAT = 1
+_KEPT = ("seed", "history", "model", "tables", "features", "memory")
+_EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
+
+import sys
+from pathlib import Path
+
+from nonet.deploy.serving.offline import Exported
+
+model = Exported(Path(__file__).parent)
+history = [type(model.items[0])(item) for item in sys.argv[1:]] or model.items[:3]
+print("after", ", ".join(model.titles(history)))
+for item, title, score in model.recommend(history, k=10):
+    print(f"{score:8.3f}  {item}  {title}")
+'''
+
+
+def export_run(run: str, target: Path, version: int | None = None) -> dict[str, Any]:
+    """Write a version of a run, by default the one that is served, into a new folder; what was written."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already; choose a new folder to export to")
+    opened = OpenRun.of(run)
+    number = version or opened.registry.serving.default or opened.publish_newest().number
+    published = opened.registry.version(number)
+    dense, counts = opened.registry.files(published)
+    make_folder(target)
+    shutil.copyfile(dense, target / "model.safetensors")
+    for name, path in counts.items():
+        make_folder(target / "transitions")
+        shutil.copyfile(path, target / "transitions" / _file(name))
+    for table, layers in opened.registry.layers(number).items():
+        make_folder(target / "rows" / table)
+        for name, array in whole(layers).files().items():
+            np.save(target / "rows" / table / f"{name}.npy", array)
+    for kind in ("sids", "catalogue"):
+        shutil.copytree(opened.folders[kind], target / kind)
+    seq = opened.corpus.seq
+    seq.part(0, 0).save(target / "sequences")
+    shutil.copyfile(
+        Path(opened.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
+    )
+    setup = {name: value for name, value in asdict(opened.setup).items() if name in _KEPT}
+    usual = {name: value.item() for name, value in usual_columns(seq).items()}
+    body = {"format": FORMAT, "run": opened.folder.id, "version": number, "setup": setup, "usual": usual}
+    body["width"] = opened.scenario.evaluate.width
+    (target / "example.py").write_text(_EXAMPLE, encoding="utf-8")
+    write_whole(
+        target / "export.json", json.dumps(body, indent=1).encode()
+    )  # last: a folder without it is no export
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    return {"run": opened.folder.id, "version": number, "folder": str(target), "bytes": size}
+
+
+class Exported:
+    """A folder that `nonet export` wrote, ready to answer. Raises DataError where it is none."""
+
+    def __init__(self, folder: str | Path):
+        folder = Path(folder)
+        try:
+            body = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder} holds no export: {error}") from None
+        setup = RunSetup(**body["setup"])
+        kinds = ("sequences", "sids", "catalogue", "transitions")
+        self._corpus = Corpus.load({kind: str(folder / kind) for kind in kinds if (folder / kind).is_dir()})
+        counts = (
+            {name: folder / "transitions" / _file(name) for name in (*COUNTS, "meta")} if setup.memory else {}
+        )
+        rows = MappedRows(body["version"], _layers(folder / "rows"), setup.specs())
+        recommender = model_of(folder / "model.safetensors", counts, rows, setup, self._corpus)
+        seq = self._corpus.seq
+        usual = {name: seq.columns[name].dtype.type(value) for name, value in body["usual"].items()}
+        self.engine = Engine(recommender, body["version"])
+        self._features = Features(
+            self._corpus, Histories(self._corpus, None, usual), setup.history, body["width"]
+        )
+
+    @cached_property
+    def items(self) -> list[int | str]:
+        """All item ids."""
+        return self._corpus.item_id.tolist()
+
+    def titles(self, items: Sequence[int | str]) -> list[str]:
+        """Titles of items; those that are not known are left out."""
+        return self._features.items.titles(self._features.items.places(items)[0])
+
+    def recommend(
+        self, history: Sequence[int | str], k: int = 10, where: str | None = None
+    ) -> list[tuple[int | str, str, float]]:
+        """The k best items after a history of item ids: id, title, score in nats. Raises ConfigError."""
+        asked = self._features.list_of(None, list(history), k, where=where)
+        answer = self.engine.answer([asked.question])[0]
+        items = self._features.items
+        return list(
+            zip(items.ids(answer.item), items.titles(answer.item), answer.score.tolist(), strict=True)
+        )
+
+
+def _layers(folder: Path) -> dict[str, list[Layer]]:
+    tables = sorted(path for path in folder.iterdir() if path.is_dir())
+    return {table.name: [Layer.map({file.stem: file for file in table.glob("*.npy")})] for table in tables}
+
+
+def _file(name: str) -> str:
+    return "meta.json" if name == "meta" else f"{name}.npy"

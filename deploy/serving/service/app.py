@@ -1,0 +1,157 @@
+"""The HTTP face of a `Service`: FastAPI, so that there is an OpenAPI page; every failure is a typed JSON error."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from nonet.deploy.serving.features import Refused
+from nonet.deploy.serving.service.requests import (
+    EventsRequest,
+    Failure,
+    Listed,
+    Posted,
+    RecommendRequest,
+    ScoreRequest,
+)
+from nonet.deploy.serving.service.service import Service, TooMany, refused_status
+from nonet.errors import NonetError
+
+MOST_BYTES = 2 << 20
+"""Of a request's body."""
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503)
+}
+
+
+def make_app(service: Service, *, local: bool = True) -> FastAPI:
+    """The app. local: bound to this machine alone; else what changes things wants NONET_TOKEN."""
+    app = FastAPI(title="Nonet", description="Recommendations of a finished run.", responses=_FAILURES)
+    app.state.service = service
+    token = os.environ.get("NONET_TOKEN", "")
+
+    def may_change(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token and hmac.compare_digest(given.encode(), token.encode()):
+            return
+        if token or not local:
+            raise HTTPException(401, "this changes things: send NONET_TOKEN as `Authorization: Bearer ...`")
+
+    @app.post("/recommend")
+    async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
+        """The best items for a user or a history."""
+        return _named(await service.recommend(body, _caller(request), _spent(request)), response)
+
+    @app.post("/score")
+    async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
+        """Log-probabilities of named items."""
+        return _named(await service.score(body, _caller(request), _spent(request)), response)
+
+    @app.post("/events", dependencies=[Depends(may_change)])
+    def events(body: EventsRequest, request: Request) -> Posted:
+        """New events of a user: on disk when this answers, and in the next answer."""
+        return service.post(body, _caller(request))
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """Whether the process answers."""
+        return {"ok": True}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, Any]:
+        """Whether a version is there to answer."""
+        return {"ready": True, "version": service.engines.serving.default}
+
+    @app.get("/versions")
+    async def versions() -> dict[str, Any]:
+        """Which versions answer whom."""
+        return service.versions()
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> str:
+        return (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+
+    @app.middleware("http")
+    async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        size = request.headers.get("content-length", "" if request.method == "POST" else "0")
+        if not size.isdecimal():
+            return _failure(411, "no_length", "send the length of the body as Content-Length")
+        if int(size) > MOST_BYTES:
+            return _failure(413, "too_large", f"a body has at most {MOST_BYTES} bytes")
+        request.state.began = time.monotonic()
+        try:
+            response = await call(request)
+        except Exception as error:  # a defect of ours: named and counted, without a traceback to the caller
+            response = _failure(503, "internal", type(error).__name__)
+        verb = request.url.path.strip("/").split("/")[0]
+        if request.method == "POST" and verb in ("recommend", "score", "events"):
+            version = response.headers.get("x-version", "none")
+            service.metrics.requests.labels(verb, str(response.status_code), version).inc()
+        return response
+
+    _handle_failures(app)
+    return app
+
+
+def _handle_failures(app: FastAPI) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        return _failure(refused_status(error), error.kind, str(error))
+
+    @app.exception_handler(TooMany)
+    async def too_many(_: Request, error: TooMany) -> JSONResponse:
+        return _failure(429, "too_many", str(error), {"Retry-After": str(max(1, math.ceil(error.retry_s)))})
+
+    @app.exception_handler(NonetError)
+    async def nonet_error(_: Request, error: NonetError) -> JSONResponse:
+        return _failure(503, type(error).__name__, " ".join(str(error).split()), {"Retry-After": "1"})
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first.get("loc", ())[1:])
+        return _failure(422, "bad_request", f"{place}: {first.get('msg', 'not valid')}"[:500])
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        return _failure(
+            error.status_code,
+            {401: "no_token", 404: "no_such_page"}.get(error.status_code, "refused"),
+            str(error.detail),
+        )
+
+
+def _failure(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"kind": kind, "message": message}}, status, headers)
+
+
+def _named(listed: Listed, response: Response) -> Listed:
+    """The answer, its version in the head as well."""
+    response.headers["x-version"] = "none" if listed.version is None else str(listed.version)
+    return listed
+
+
+def _caller(request: Request) -> str:
+    """Who asks, for limits: a name that the caller gives, or its address."""
+    named = request.headers.get("x-caller", "")[:128]
+    return named or (request.client.host if request.client else "unknown")
+
+
+def _spent(request: Request) -> float:
+    """Seconds since the request came in."""
+    return time.monotonic() - request.state.began

@@ -1,0 +1,186 @@
+"""Service: a caller's request to its answer, whatever carries it: limits, features, the engine's queue, or a fall-back.
+
+The engine has until the deadline; then, or where it fails, the fall-back answers and says so. A caller gets an answer, a typed
+refusal, or 429 with the seconds to wait; never a traceback, and never an item that is hidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nonet.deploy.serving.access import Breaker, Limits
+from nonet.deploy.serving.features import Asked, Fallback, Features, Refused
+from nonet.deploy.serving.service.metrics import Metrics
+from nonet.deploy.serving.service.requests import (
+    EventsRequest,
+    Listed,
+    Posted,
+    RecommendRequest,
+    Scored,
+    ScoreRequest,
+)
+from nonet.errors import DeadlineExceeded, NonetError
+from nonet.models.inference import Answer
+
+_SHOWN = 20  # newest titles of a history that are shown
+_FAIR = 0.8  # of the usual deadline: a miss of a shorter one does not count against the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """deadline_s: of a request that names none; waiting: questions in the queues beyond which requests are refused; rate, burst:
+    requests a second and caller; failures, pause_s: of the circuit breaker."""
+
+    deadline_s: float = 1.0
+    waiting: int = 512
+    rate: float | None = None
+    burst: float | None = None
+    failures: int = 5
+    pause_s: float = 2.0
+
+
+class TooMany(NonetError):
+    """A request that is refused for now; `retry_s` says when to come again."""
+
+    def __init__(self, message: str, retry_s: float):
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
+class Service:
+    """Answers requests. `engines` may live here or elsewhere: `submit(question, within_s)` gives a future and a version."""
+
+    def __init__(
+        self, features: Features, engines: Any, fallback: Fallback, settings: Settings, metrics: Metrics
+    ):
+        self.features, self.engines, self.metrics, self.settings = features, engines, metrics, settings
+        self._fallback = fallback
+        self._limits = Limits(settings.rate, settings.burst)
+        self.breaker = Breaker(settings.failures, settings.pause_s)
+        metrics.watch(engines, self.breaker)
+
+    async def recommend(self, request: RecommendRequest, caller: str, spent_s: float = 0.0) -> Listed:
+        """Items for a user. Raises Refused, TooMany."""
+        self._admit(caller)
+        asked = self.features.list_of(
+            *_who(request),
+            request.k,
+            exclude=request.exclude,
+            where=request.where,
+            withdrawn=self.engines.serving.withdrawn,
+            explain=request.explain,
+        )
+        return await self._answered("recommend", request, asked, spent_s)
+
+    async def score(self, request: ScoreRequest, caller: str, spent_s: float = 0.0) -> Listed:
+        """Scores of items, in their order. Raises Refused, TooMany."""
+        self._admit(caller)
+        asked = self.features.scores_of(
+            *_who(request), request.items, withdrawn=self.engines.serving.withdrawn, explain=request.explain
+        )
+        return await self._answered("score", request, asked, spent_s)
+
+    def post(self, request: EventsRequest, caller: str) -> Posted:
+        """Take events of a user; they are on disk when this returns. Raises Refused, TooMany."""
+        self._admit(caller)
+        events, unknown = self.features.posted([event.model_dump() for event in request.events])
+        if not events:
+            return Posted(accepted=0, unknown=unknown)
+        new = self.features.histories.post(str(request.user), events, request.id)
+        self.metrics.events.inc(len(events) if new else 0)
+        return Posted(accepted=len(events), unknown=unknown, again=not new)
+
+    def versions(self) -> dict[str, Any]:
+        """What answers, and what could not be served."""
+        serving = self.engines.serving
+        return {
+            "default": serving.default,
+            "shares": serving.shares,
+            "refused": list(serving.refused),
+            "withdrawn": list(serving.withdrawn),
+            "answering": sorted(self.engines.lanes),
+            "problems": dict(self.engines.problems),
+        }
+
+    def _admit(self, caller: str) -> None:
+        wait_s = self._limits.take(caller)
+        if wait_s:
+            self.metrics.refused.labels("limit").inc()
+            raise TooMany(f"{self.settings.rate:g} requests a second are this caller's limit", wait_s)
+        if self.engines.waiting() >= self.settings.waiting:
+            self.metrics.refused.labels("queue").inc()
+            raise TooMany(f"{self.settings.waiting} requests wait already", 1.0)
+
+    async def _answered(
+        self, verb: str, request: RecommendRequest | ScoreRequest, asked: Asked, spent_s: float
+    ) -> Listed:
+        began = time.perf_counter()
+        within_s = (
+            self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
+        ) - spent_s
+        answer, version, reason = await self._by_engine(asked, within_s)
+        what = None
+        if answer is None:
+            answer, what = self._fallback.answer(asked.question)
+            self.metrics.fallbacks.labels(what, reason).inc()
+        shown = "none" if version is None else str(version)
+        self.metrics.seconds.labels(verb, shown).observe(time.perf_counter() - began)
+        return Listed(
+            items=self._shown(asked, answer, request.explain),
+            version=version,
+            fallback=what,
+            reason=reason or None,
+            cold_start=asked.cold_start,
+            unknown=asked.unknown,
+            scene=request.scene,
+            history=self.features.items.titles(asked.history[-_SHOWN:]) if request.explain else None,
+        )
+
+    async def _by_engine(self, asked: Asked, within_s: float) -> tuple[Answer | None, int | None, str]:
+        """The engine's answer and its version, or why there is none."""
+        if within_s <= 0:
+            return None, None, "deadline"
+        if not self.breaker.allows():
+            return None, None, "engine is left alone"
+        try:
+            future, version = self.engines.submit(asked.question, within_s)
+            answer = await asyncio.wait_for(asyncio.wrap_future(future), within_s)
+        except (TimeoutError, DeadlineExceeded):
+            if within_s >= _FAIR * self.settings.deadline_s:  # a caller in a hurry says nothing of the engine
+                self.breaker.went(well=False)
+            return None, None, "deadline"
+        except Exception as error:  # whatever it is, the caller gets an answer, and the reason is counted
+            self.breaker.went(well=False)
+            return None, None, type(error).__name__
+        self.breaker.went(well=True)
+        return answer, version, ""
+
+    def _shown(self, asked: Asked, answer: Answer, explain: bool) -> list[Scored]:
+        items = self.features.items
+        titles = items.titles(answer.item) if explain else [None] * len(answer.item)
+        rows = []
+        for place, item in enumerate(items.ids(answer.item)):
+            row = Scored(item=item, score=_finite(answer.score[place]), title=titles[place])
+            if answer.own is not None and answer.vote is not None:
+                row.own, row.vote = _finite(answer.own[place]), _finite(answer.vote[place])
+            rows.append(row)
+        return rows
+
+
+def _who(request: RecommendRequest | ScoreRequest) -> tuple[str | None, list[Any] | None]:
+    return (None if request.user is None else str(request.user)), request.history
+
+
+def _finite(value: np.floating) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def refused_status(error: Refused) -> int:
+    """HTTP status of a refusal."""
+    return 422 if error.kind != "bad_request" else 400

@@ -1,0 +1,63 @@
+"""`serve.yaml`: how a run is served. Strict: a key that is not known is an error with a suggestion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from nonet.controller.scenario import yaml
+from nonet.errors import ConfigError
+from nonet.options import StrictModel
+from nonet.suggest import did_you_mean
+
+
+class ServeConfig(StrictModel):
+    """host, port: where it listens; deadline_s: of a request that names none; waiting: requests in the queue beyond which 429 is
+    answered; rate, burst: requests a second and caller; failures, pause_s: of the circuit breaker; block: events that a
+    user's window moves by; state_bytes: kept of users who asked before, by each version, 0 for none; threads: of torch; cpus: of
+    the replica; follow: serve newer commits of the run; queue: most_cost and most of a merged batch."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+    deadline_s: float = Field(default=1.0, gt=0)
+    waiting: int = Field(default=512, ge=1)
+    rate: float | None = Field(default=None, gt=0)
+    burst: float | None = Field(default=None, gt=0)
+    failures: int = Field(default=5, ge=1)
+    pause_s: float = Field(default=2.0, gt=0)
+    block: int = Field(default=1, ge=1)
+    state_bytes: int = Field(default=0, ge=0)
+    threads: int = Field(default=1, ge=1)
+    cpus: int = Field(default=1, ge=0)
+    follow: bool = True
+    device: str = "cpu"
+    queue: dict[str, float] = Field(default_factory=dict)
+
+    def service(self) -> Any:
+        """What a `Service` takes of it."""
+        from nonet.deploy.serving.service import Settings
+
+        names = ("deadline_s", "waiting", "rate", "burst", "failures", "pause_s")
+        return Settings(**{name: getattr(self, name) for name in names})
+
+
+def read_config(path: Path | None) -> ServeConfig:
+    """A file of these keys; without one the defaults. Raises ConfigError."""
+    if path is None:
+        return ServeConfig()
+    body = yaml.read(path)
+    if not isinstance(body, dict):
+        raise ConfigError(f"{path}: a map of keys, such as `port: 8000`")
+    for key in body:
+        if key not in ServeConfig.model_fields:
+            known = list(ServeConfig.model_fields)
+            raise ConfigError(
+                f"{path}: there is no key {key!r}; there are {', '.join(known)}.{did_you_mean(key, known)}"
+            )
+    try:
+        return ServeConfig(**body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

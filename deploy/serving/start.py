@@ -1,0 +1,155 @@
+"""`nonet serve RUN`: Ray, Ray Serve and the run's newest version, ready in seconds; until Ctrl-C.
+
+On one machine access, features, rows and engine are one process: one replica, no HTTP between its parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record import find_run
+from nonet.deploy.serving.features import artifacts_of
+from nonet.deploy.serving.settings import ServeConfig, read_config
+from nonet.errors import ConfigError, PlacementError
+
+APP = "nonet"
+Say = Callable[[str], None]
+
+
+def serve_run(
+    run: str, host: str | None = None, port: int | None = None, config: Path | None = None, say: Say = print
+) -> None:
+    """Serve a run until this process is interrupted. Raises ConfigError: no run, no commit, a port in use, no Ray Serve."""
+    began = time.monotonic()
+    settings = read_config(config)
+    host, port = host or settings.host, port or settings.port
+    folder = find_run(run)
+    if not any(folder.checkpoints.glob("step-*/manifest.json")):
+        raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
+    artifacts_of(folder)
+    _check_port(host, port)
+    serve = _start(settings, host, port)
+    try:
+        _deploy(serve, bound(serve, str(folder.path), settings, host))
+        say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
+        say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
+        _until_interrupted()
+    finally:
+        _stop(serve)
+
+
+def bound(serve: Any, run: str, settings: ServeConfig, host: str) -> Any:
+    """The application: a replica that is all services."""
+    local = host in ("127.0.0.1", "localhost", "::1")
+
+    def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself
+        return one_process(run, settings, local)
+
+    deployment = serve.deployment(serve.ingress(build)())
+    return deployment.options(
+        name="Nonet",
+        max_ongoing_requests=4096,
+        ray_actor_options={"num_cpus": settings.cpus, "runtime_env": {"env_vars": _environment()}},
+        health_check_period_s=2,
+    ).bind()
+
+
+def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
+    """All services in this process, behind an ASGI app."""
+    import torch
+
+    from nonet.deploy.serving.features import Fallback, Features, Histories, OpenRun
+    from nonet.deploy.serving.service import Engines, Metrics, Service, make_app
+
+    torch.set_num_threads(settings.threads)
+    opened = OpenRun.of(run)
+    corpus = opened.corpus
+    histories = Histories(corpus, opened.beside / "events.jsonl")
+    width = opened.scenario.evaluate.width
+    features = Features(corpus, histories, opened.setup.history, width, settings.block)
+    engines = Engines(
+        opened,
+        follow=settings.follow,
+        device=settings.device,
+        queue=settings.queue,
+        state_bytes=settings.state_bytes,
+    )
+    service = Service(features, engines, Fallback(corpus, features.items), settings.service(), Metrics())
+    return make_app(service, local=local)
+
+
+def _deploy(serve: Any, app: Any) -> None:
+    """Run it; the replica publishes the newest commit. Raises PlacementError with what stopped the replica."""
+    try:
+        serve.run(app, name=APP, route_prefix="/")
+    except RuntimeError as error:  # Serve tells no more; the status has the replica's own words
+        deployments = serve.status().applications[APP].deployments.values()
+        words = [line for each in deployments for line in each.message.splitlines() if "Error:" in line]
+        raise PlacementError(words[-1].strip() if words else str(error)) from None
+
+
+def _environment() -> dict[str, str]:
+    token = os.environ.get("NONET_TOKEN")
+    return {"OMP_NUM_THREADS": "1"} | ({"NONET_TOKEN": token} if token else {})
+
+
+def _start(settings: ServeConfig, host: str, port: int) -> Any:
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(f"serving wants Ray Serve ({error}): pip install 'nonet[serve]'") from None
+    import ray
+
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        own = {
+            "num_cpus": max(2, settings.cpus + 1),
+            "include_dashboard": False,
+            "object_store_memory": 100 << 20,
+        }
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **(own if address == "local" else {}),
+            )
+        except Exception as error:  # Ray raises bare ones
+            raise PlacementError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from None
+    serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
+    return serve
+
+
+def _stop(serve: Any) -> None:
+    import ray
+
+    serve.shutdown()
+    ray.shutdown()
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{host}:{port} cannot be listened on ({error.strerror}); choose another with --port"
+            ) from None
+
+
+def _until_interrupted() -> None:
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()

@@ -1,0 +1,89 @@
+"""`nonet top URL`: a server live in the terminal, from its metrics page."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from nonet.deploy.serving.client import Client
+
+_LINE = re.compile(r"^(\w+)(?:\{([^}]*)\})? ([0-9.eE+-]+|\+Inf)$")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+Values = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parse(text: str) -> Values:
+    """Values of a page of metrics by name and labels."""
+    values = {}
+    for line in text.splitlines():
+        if found := _LINE.match(line):
+            labels = tuple(sorted(_LABEL.findall(found[2] or "")))
+            values[found[1], labels] = float(found[3])
+    return values
+
+
+def figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
+    """Requests a second, p50 and p99 (ms) of what came between two pages, and what waits."""
+    took = _buckets(now, before)
+    asked = _total(now, "nonet_requests_total") - _total(before, "nonet_requests_total")
+    batches = _total(now, "nonet_batches") - _total(before, "nonet_batches")
+    questions = _total(now, "nonet_batched_questions") - _total(before, "nonet_batched_questions")
+    return {
+        "requests/s": asked / seconds,
+        "p50 ms": 1e3 * _quantile(took, 0.5),
+        "p99 ms": 1e3 * _quantile(took, 0.99),
+        "waiting": _total(now, "nonet_queue"),
+        "merged": questions / batches if batches > 0 else 0.0,
+        "fall-backs": _total(now, "nonet_fallbacks_total") - _total(before, "nonet_fallbacks_total"),
+        "refused": _total(now, "nonet_refused_total") - _total(before, "nonet_refused_total"),
+        "version": _total(now, "nonet_version"),
+    }
+
+
+def watch(url: str, every_s: float = 1.0, times: int | None = None) -> None:
+    """Show a server until Ctrl-C, or so many times. Raises ServerError where it does not answer."""
+    from rich.live import Live
+    from rich.table import Table
+
+    client = Client(url)
+    before, then = parse(client.metrics()), time.monotonic()
+    with Live(refresh_per_second=4) as live:
+        while times is None or times > 0:
+            time.sleep(every_s)
+            now, moment = parse(client.metrics()), time.monotonic()
+            table = Table(title=url)
+            for name in figures(now, before, 1.0):
+                table.add_column(name, justify="right")
+            table.add_row(*(f"{value:.4g}" for value in figures(now, before, moment - then).values()))
+            live.update(table)
+            before, then = now, moment
+            times = None if times is None else times - 1
+
+
+def _total(values: Values, name: str) -> float:
+    return sum(value for (each, _), value in values.items() if each == name)
+
+
+def _buckets(now: Values, before: Values) -> list[tuple[float, float]]:
+    """(upper bound, requests up to it) of the histogram between two pages, ascending."""
+    counts: dict[float, float] = {}
+    for (name, labels), value in now.items():
+        if name == "nonet_request_seconds_bucket":
+            bound = float(dict(labels)["le"].replace("+Inf", "inf"))
+            counts[bound] = counts.get(bound, 0.0) + value - before.get((name, labels), 0.0)
+    return sorted(counts.items())
+
+
+def _quantile(buckets: list[tuple[float, float]], share: float) -> float:
+    """The quantile's bucket, in between by a straight line; 0 without requests."""
+    total = buckets[-1][1] if buckets else 0.0
+    low = count = 0.0
+    for bound, up_to in buckets:
+        if total and up_to >= share * total:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (share * total - count) / max(1e-9, up_to - count)
+        low, count = bound, up_to
+    return 0.0

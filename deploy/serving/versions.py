@@ -1,0 +1,66 @@
+"""`nonet versions`, `promote`, `rollback`: questions and commands to a run's registry, which servers follow."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from nonet.controller.record import find_run
+from nonet.errors import CheckpointError, ConfigError
+from nonet.workers.registry import Registry, Serving
+
+
+def registry_of(run: str) -> Registry:
+    """The registry of a run. Raises ConfigError where nothing was published."""
+    root = find_run(run).path / "serving" / "registry"
+    if not (root / "versions").is_dir():
+        raise ConfigError(
+            f"{run} has published no version yet; `nonet serve {run}` publishes its newest commit"
+        )
+    return Registry(root)
+
+
+def describe_versions(run: str) -> list[dict[str, Any]]:
+    """A row a version, oldest first."""
+    registry = registry_of(run)
+    serving = registry.serving
+    return [_row(registry, serving, number) for number in registry.numbers()]
+
+
+def promote_version(name: str, share: float | None) -> dict[str, Any]:
+    """Serve RUN@V. Raises ConfigError."""
+    run, _, number = name.rpartition("@")
+    if not run or not number.isdecimal():
+        raise ConfigError(f"{name!r} names no version: a run, @ and a number, such as last@3")
+    return asdict(registry_of(run).promote(int(number), share))
+
+
+def rollback_version(run: str, to: int | None) -> dict[str, Any]:
+    """Go back. Raises ConfigError."""
+    return asdict(registry_of(run).rollback(to))
+
+
+def _row(registry: Registry, serving: Serving, number: int) -> dict[str, Any]:
+    try:
+        version = registry.version(number)
+    except CheckpointError as error:
+        return {"version": number, "state": "torn", "problem": str(error)}
+    state = "refused" if number in serving.refused else ""
+    if number == serving.default:
+        state = "served"
+    elif number in serving.shares:
+        state = f"{serving.shares[number]:.1%} of users"
+    source = version.source
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(source.get("published", 0)))
+    return {
+        "version": number,
+        "state": state or "-",
+        "kind": version.kind,
+        "base": version.base or 0,
+        "stage": source.get("stage", ""),
+        "step": source.get("step", 0),
+        "published": when,
+        "bytes": version.written,
+        "rows": sum(version.touched.values()),
+    }

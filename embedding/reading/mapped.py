@@ -1,0 +1,116 @@
+"""MappedRows: rows of one version, read where they lie on disk; nothing is copied but what is asked for.
+
+A table is layers of files, a full one and the changes after it. A layer is sorted keys, their rows, and keys that went; the
+newest that knows a key answers. So any number of processes share one copy in the page cache, versions share what did not
+change, and going back to an older version is to look at fewer layers. A key that is nowhere reads the default row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.tables import TableSpec
+from nonet.errors import ConfigError, DataError
+
+# Shapes: N keys asked for, R rows of a layer, G keys gone, D width.
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """key [R] int64 ascending, row [R, D] float32, gone [G] int64 ascending."""
+
+    key: np.ndarray
+    row: np.ndarray
+    gone: np.ndarray
+
+    @classmethod
+    def of(cls, tables: Sequence[Any], dim: int) -> Layer:
+        """The rows of a full update's Arrow tables of key and row (`make_update`, `update_of`), sorted."""
+        keys = [table["key"].to_numpy() for table in tables]
+        flat = [table["row"].combine_chunks().flatten().to_numpy(zero_copy_only=False) for table in tables]
+        key = np.concatenate([np.empty(0, np.int64), *keys])
+        row = np.concatenate([np.empty((0, dim), np.float32), *(part.reshape(-1, dim) for part in flat)])
+        order = np.argsort(key, kind="stable")
+        return cls(key[order], np.ascontiguousarray(row[order], np.float32), np.empty(0, np.int64))
+
+    def changes(self, base: Layer) -> Layer:
+        """What makes this whole table out of another one: rows that are new or other bits, keys that went."""
+        place, there = _find(base.key, self.key)
+        same = np.zeros(len(self.key), bool)
+        bits, other = self.row.view(np.uint32), np.ascontiguousarray(base.row).view(np.uint32)
+        same[there] = (bits[there] == other[place[there]]).all(1)
+        gone = base.key[~_find(self.key, base.key)[1]]
+        return Layer(self.key[~same], self.row[~same], np.asarray(gone))
+
+    def over(self, base: Layer) -> Layer:
+        """A whole table: this layer's changes put over another whole one."""
+        kept = ~(_find(self.key, base.key)[1] | _find(self.gone, base.key)[1])
+        key = np.concatenate([base.key[kept], self.key])
+        order = np.argsort(key, kind="stable")
+        row = np.concatenate([np.asarray(base.row)[kept], self.row])
+        return Layer(key[order], row[order], np.empty(0, np.int64))
+
+    def files(self) -> dict[str, np.ndarray]:
+        """By name what is to be stored; keys that went only where there are some."""
+        named = {"key": self.key, "row": self.row}
+        return named | ({"gone": self.gone} if len(self.gone) else {})
+
+    @classmethod
+    def map(cls, files: Mapping[str, Path]) -> Layer:
+        """Layers as `files` named them, mapped. Raises DataError where one is no array."""
+        try:
+            arrays = {name: np.load(path, mmap_mode="r") for name, path in files.items()}
+        except (OSError, ValueError) as error:
+            raise DataError(f"rows of a published version cannot be read: {error}") from None
+        return cls(arrays["key"], arrays["row"], arrays.get("gone", np.empty(0, np.int64)))
+
+
+class MappedRows:
+    """A SparseReader over layers, oldest first, by table."""
+
+    def __init__(self, version: int, layers: Mapping[str, Sequence[Layer]], specs: Mapping[str, TableSpec]):
+        self.version, self.absent = version, 0
+        self._specs = dict(specs)
+        self._layers = {name: list(reversed(layers.get(name, ()))) for name in specs}
+
+    def rows(self, table: str, keys: Tensor) -> Tensor:
+        """Rows [N, D] of int64 keys [N]; an absent key reads the default row and is counted."""
+        if table not in self._specs:
+            raise ConfigError(f"there is no sparse table {table!r}; there are: {', '.join(self._specs)}")
+        spec, wanted = self._specs[table], keys.numpy()
+        out = np.full((len(wanted), spec.dim), spec.default, np.float32)
+        left = np.arange(len(wanted))
+        absent = 0
+        for layer in self._layers[table]:
+            place, there = _find(layer.key, wanted[left])
+            out[left[there]] = layer.row[place[there]]
+            left = left[~there]
+            gone = _find(layer.gone, wanted[left])[1]
+            absent, left = absent + int(gone.sum()), left[~gone]
+            if not len(left):
+                break
+        self.absent += absent + len(left)
+        return torch.from_numpy(out)
+
+
+def whole(layers: Sequence[Layer]) -> Layer:
+    """One layer out of a full one and the changes after it."""
+    first, *others = layers
+    for layer in others:
+        first = layer.over(first)
+    return first
+
+
+def _find(key_R: np.ndarray, wanted_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each wanted key among ascending ones, and whether it is there."""
+    if not len(key_R):
+        return np.zeros(len(wanted_N), np.int64), np.zeros(len(wanted_N), bool)
+    place = np.searchsorted(key_R, wanted_N).clip(max=len(key_R) - 1)
+    return place, key_R[place] == wanted_N

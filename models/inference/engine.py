@@ -1,0 +1,155 @@
+"""Engine: one version of a model that answers questions, many at once.
+
+Questions of one kind and width are one jagged batch: histories are packed without padding, beams are a rectangle, and every
+operator runs once for all of them. An answer is what the question would get alone: no number of one row is made of another
+row, so scores differ by the rounding of larger matrix products, under 1e-5 (tests/models/inference/test_engine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.models.generation import Recommender, Votes, beam_search, leaf_scores, on, voted_shares
+from nonet.models.inference.question import Answer, Question, events_of_nobody, hidden_of, packed
+from nonet.models.inference.states import States
+from nonet.samples.batches import prompt_batch
+from nonet.samples.sequences import Sequences
+from nonet.types import SampleBatch
+
+# Shapes: Q questions, W beams, X items scored for a question, V votes.
+_BEAM_COST = 0.5  # of a history's position: what a beam costs, all levels together
+
+
+class Engine:
+    """Answers of one version. A newer version is another engine, with states of its own.
+
+    states: what is kept of users between questions, where the model can go on from it; one thread asks at a time.
+    """
+
+    def __init__(self, recommender: Recommender, version: int = 0, states: States | None = None):
+        self._recommender, self.version = recommender, version
+        self.states = states if getattr(recommender.model, "extends", False) else None
+        self._like = recommender.corpus.seq.part(0, 0)
+
+    @property
+    def items(self) -> int:
+        """Items of the dense index."""
+        return self._recommender.corpus.trie.n_items
+
+    @property
+    def model(self) -> Any:
+        """The module."""
+        return self._recommender.model
+
+    @staticmethod
+    def cost(question: Question) -> float:
+        """What a question costs beside others of its batch, in positions of a history."""
+        return question.tokens + _BEAM_COST * (
+            question.width if question.asked is None else len(question.asked)
+        )
+
+    def warm(self) -> None:
+        """Answer a question of nobody, so that the first caller finds code and pages ready. Raises what answering raises."""
+        self.answer([Question(events_of_nobody(self._like), 0, width=4, top=1)])
+
+    def answer(self, questions: Sequence[Question]) -> list[Answer]:
+        """An answer a question, in their order."""
+        answers: list[Answer | None] = [None] * len(questions)
+        kinds: dict[tuple[int, bool], list[int]] = {}
+        for place, question in enumerate(questions):
+            width = 0 if question.asked is not None else question.width
+            kinds.setdefault((width, question.explain), []).append(place)
+        for (width, explain), places in kinds.items():
+            some = [questions[place] for place in places]
+            found = self._lists(some, width, explain) if width else self._scores(some, explain)
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+        return [answer for answer in answers if answer is not None]
+
+    @torch.inference_mode()
+    def _lists(self, questions: Sequence[Question], width: int, explain: bool) -> list[Answer]:
+        cache, votes = self._read(questions)
+        model, trie = self._recommender.model, self._recommender.corpus.trie
+        hidden = hidden_of(questions)
+        forbidden = hidden if len(hidden.values) else None
+        beams = beam_search(model, cache, trie, width, forbidden=forbidden, votes=votes)
+        item, score = beams.item.cpu().numpy(), beams.logp.sum(-1).cpu().numpy()
+        count = beams.valid.sum(1).tolist()
+        tops = [min(question.top, n) for question, n in zip(questions, count, strict=True)]
+        if not explain:
+            return [Answer(item[q, :top], score[q, :top]) for q, top in enumerate(tops)]
+        own, vote = self._explained(cache, votes, beams.item)
+        return [
+            Answer(item[q, :top], score[q, :top], own[q, :top], vote[q, :top]) for q, top in enumerate(tops)
+        ]
+
+    @torch.inference_mode()
+    def _scores(self, questions: Sequence[Question], explain: bool) -> list[Answer]:
+        cache, votes = self._read(questions)
+        most = max(len(_asked(question)) for question in questions)
+        item = np.full((len(questions), most), -1, np.int64)
+        for q, question in enumerate(questions):
+            item[q, : len(_asked(question))] = _asked(question)
+        leaf_QX = self._leaves(torch.from_numpy(item))
+        score_QX = leaf_scores(self._recommender.model, cache, self._recommender.corpus.trie, leaf_QX, votes)
+        score = score_QX.masked_fill(leaf_QX < 0, -torch.inf).cpu().numpy()
+        counts = [len(_asked(question)) for question in questions]
+        if not explain:
+            return [Answer(item[q, :n], score[q, :n]) for q, n in enumerate(counts)]
+        own, vote = self._explained(cache, votes, torch.from_numpy(item))
+        return [Answer(item[q, :n], score[q, :n], own[q, :n], vote[q, :n]) for q, n in enumerate(counts)]
+
+    def _read(self, questions: Sequence[Question]) -> tuple[Any, Votes | None]:
+        """What the model keeps of the histories, and what is voted."""
+        recommender = self._recommender
+        seq = packed(questions, self._like)
+        users, positions = np.arange(len(questions)), seq.lengths - 1
+        votes = recommender.votes(users, positions, seq, hidden_of(questions))
+        if self.states is None:
+            return recommender.prefill(self._batch(seq)), votes
+        return self._extended(questions, self.states), votes
+
+    def _extended(self, questions: Sequence[Question], states: States) -> Any:
+        """As a prefill, but events that a state holds are not computed again."""
+        found = [states.find(question) for question in questions]
+        tails = [
+            replace(question, events=question.events.last(len(question.events) - known))
+            for question, (_, known) in zip(questions, found, strict=True)
+        ]
+        batch = self._batch(packed(tails, self._like))
+        rows = self._recommender.rows(batch)
+        device = self._recommender.device
+        cache, longer = self.model.extend(on(batch, device), rows, [prefix for prefix, _ in found])
+        for question, prefix in zip(questions, longer, strict=True):
+            states.keep(question, prefix)
+        return cache
+
+    def _batch(self, seq: Sequences) -> SampleBatch:
+        recommender = self._recommender
+        users, positions = np.arange(len(seq)), seq.lengths - 1
+        return prompt_batch(
+            seq, recommender.corpus.sids, users, positions, history=recommender.history, stage="serve"
+        )
+
+    def _leaves(self, item: Tensor) -> Tensor:
+        leaf = self._recommender.corpus.trie.tensor("leaf_of_item", 0, self._recommender.device)
+        return leaf[item.clamp_min(0)].masked_fill(item < 0, -1)
+
+    def _explained(self, cache: Any, votes: Votes | None, item_QX: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Nats of the model alone and shares of the votes of some items, [Q, X] each."""
+        model, trie = self._recommender.model, self._recommender.corpus.trie
+        leaf_QX = self._leaves(item_QX)
+        own = leaf_scores(model, cache, trie, leaf_QX, None)
+        vote = torch.zeros_like(own) if votes is None else voted_shares(model, cache, votes, leaf_QX)
+        return own.cpu().numpy(), vote.cpu().numpy()
+
+
+def _asked(question: Question) -> np.ndarray:
+    assert question.asked is not None
+    return question.asked

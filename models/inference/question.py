@@ -1,0 +1,136 @@
+"""A question: what one caller asks of a model, and what comes back.
+
+Both are plain NumPy: a question is made by the feature service, travels to the engine, and names items by dense index.
+`packed` puts the histories of many questions into one `Sequences`, which is what offline prompts are made of too, so the
+features of a prompt are the same bytes wherever it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from nonet.samples.sequences import TEST, Sequences
+from nonet.samples.tables import NONE
+from nonet.types import Jagged
+
+# Shapes: n events of a history, Q questions, N events of all, k items of an answer.
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events of one user, oldest first: item [n] int32 dense index, time [n] int64 unix seconds, event [n] int32 index of its
+    kind, columns: name -> [n]; start: how many older events of the user are left out."""
+
+    item: np.ndarray
+    time: np.ndarray
+    event: np.ndarray
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.item)
+
+    def last(self, count: int) -> Events:
+        """The newest `count` events."""
+        first = max(0, len(self) - count)
+        columns = {name: values[first:] for name, values in self.columns.items()}
+        return Events(self.item[first:], self.time[first:], self.event[first:], columns, self.start + first)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """events: what the model reads; user_key: the sparse key of the user; user: who it is, for what is kept between questions.
+
+    top, width: items wanted and beams searched, at least as many. hidden [h]: dense items that are never listed. asked [m]:
+    items to score in place of a list, None for a list. explain: also what the model alone and the votes say.
+    """
+
+    events: Events
+    user_key: int
+    user: str = ""
+    top: int = 10
+    width: int = 20
+    hidden: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    asked: np.ndarray | None = None
+    explain: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Positions of its history, the start included."""
+        return len(self.events) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """item [k] int64 dense index, best first (or in the order asked for), score [k] nats, -inf for what no list may hold.
+
+    own [k]: nats of the model without votes; vote [k]: share of the votes; both only where they were asked for.
+    """
+
+    item: np.ndarray
+    score: np.ndarray
+    own: np.ndarray | None = None
+    vote: np.ndarray | None = None
+
+
+def packed(questions: Sequence[Question], like: Sequences) -> Sequences:
+    """The histories [N + Q] as sequences of Q users, each with one more event behind it that is asked for and never read.
+
+    `like`: the sequences whose items, kinds of events and columns these are.
+    """
+    counts = np.array([len(question.events) + 1 for question in questions], np.int64)
+    columns = {
+        name: _joined([question.events.columns[name] for question in questions], _filler(values))
+        for name, values in like.columns.items()
+    }
+    return replace(
+        like,
+        user_id=np.arange(len(questions)),
+        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+        item=_joined([question.events.item for question in questions], np.int32(0)),
+        time=_joined([question.events.time for question in questions], np.int64(0)),
+        event=_joined([question.events.event for question in questions], np.int32(0)),
+        split=np.full(int(counts.sum()), TEST, np.int8),
+        columns=columns,
+        targets={},
+        user_key=np.array([question.user_key for question in questions], np.int64),
+    )
+
+
+def hidden_of(questions: Sequence[Question]) -> Jagged:
+    """What each may not list, dense item indices."""
+    counts = [len(question.hidden) for question in questions]
+    values = [np.asarray(question.hidden, np.int64) for question in questions]
+    return Jagged(np.concatenate(values), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+
+
+def events_of_nobody(like: Sequences) -> Events:
+    """No events, in the columns of some sequences."""
+    none = np.empty(0, np.int32)
+    columns = {name: np.empty(0, values.dtype) for name, values in like.columns.items()}
+    return Events(none, np.empty(0, np.int64), none, columns)
+
+
+def usual_columns(seq: Sequences) -> dict[str, np.generic]:
+    """What an event holds in each column when nobody says: the largest number, as of what is liked, or no id."""
+    return {name: _usual(values) for name, values in seq.columns.items()}
+
+
+def _usual(values: np.ndarray) -> np.generic:
+    if values.dtype.kind != "f":
+        return values.dtype.type(NONE)
+    largest = np.nanmax(values) if len(values) and not np.isnan(values).all() else 0
+    return np.float32(largest)
+
+
+def _filler(values: np.ndarray) -> np.generic:
+    return values.dtype.type(0)
+
+
+def _joined(parts: Sequence[np.ndarray], filler: np.generic) -> np.ndarray:
+    """The parts one after the other, `filler` behind each."""
+    behind = np.array([filler])
+    return np.concatenate([x for part in parts for x in (np.asarray(part, behind.dtype), behind)])

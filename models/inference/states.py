@@ -1,0 +1,62 @@
+"""States: what a version's model keeps of users who asked before, in host memory of a bounded size.
+
+A state holds while the user's window starts at the same event and the events it was made of are still the first of it; then
+only what came after is computed. An engine has states of its own, so a version that is swapped out takes them along.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from nonet.models.inference.question import Events, Question
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    events: Events
+    user_key: int
+    prefix: Any
+
+
+class States:
+    """Prefixes by user, the ones asked for longest ago forgotten beyond `most_bytes`. hits, misses: users found and not."""
+
+    def __init__(self, most_bytes: int = 256 << 20):
+        self._most_bytes, self.nbytes = most_bytes, 0
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self.hits, self.misses = 0, 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, question: Question) -> tuple[Any, int]:
+        """The prefix of a question's user and how many of its events it holds; None and 0 where there is none."""
+        kept = self._kept.get(question.user) if question.user else None
+        if kept is None or kept.user_key != question.user_key or not _begins(question.events, kept.events):
+            self.misses += 1
+            return None, 0
+        self._kept.move_to_end(question.user)
+        self.hits += 1
+        return kept.prefix, len(kept.events)
+
+    def keep(self, question: Question, prefix: Any) -> None:
+        """Remember a prefix of all of a question's events; questions of nobody are not remembered."""
+        if not question.user:
+            return
+        old = self._kept.pop(question.user, None)
+        self.nbytes += prefix.nbytes - (old.prefix.nbytes if old else 0)
+        self._kept[question.user] = _Kept(question.events, question.user_key, prefix)
+        while self.nbytes > self._most_bytes and self._kept:
+            self.nbytes -= self._kept.popitem(last=False)[1].prefix.nbytes
+
+
+def _begins(events: Events, first: Events) -> bool:
+    """Whether some events are the first of others, value by value."""
+    n = len(first)
+    if events.start != first.start or n > len(events):
+        return False
+    pairs = [(events.item, first.item), (events.time, first.time), (events.event, first.event)]
+    pairs += [(events.columns[name], values) for name, values in first.columns.items()]
+    return all(a[:n].tobytes() == b.tobytes() for a, b in pairs)

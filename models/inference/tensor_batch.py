@@ -1,0 +1,182 @@
+"""TensorBatch: questions of all callers merged by what they cost, within the time that they have.
+
+One thread computes. Whatever waits when it is free becomes the next batch, the nearest deadline first, up to `most_cost` and
+up to what the fastest of them can afford: seconds of a batch are taken to be a + b * cost, fitted to the batches so far. So
+an idle engine adds no wait, and a busy one merges more. What is too late is answered by `TooLate` and not computed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from nonet.errors import ConfigError, DeadlineExceeded
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+_FORGET = 0.95  # what an older batch still weighs in the fit
+_SPENT = 0.8  # of the time that the most urgent question has left, a batch may take
+
+
+class TooLate(DeadlineExceeded):
+    """A question whose deadline passed before it was computed."""
+
+
+class Closed(ConfigError):
+    """A question to a queue that takes no more."""
+
+
+@dataclass(slots=True)
+class Measures:
+    """What has been merged so far: batches, questions, cost, seconds computed, the newest batch's size, and what was late."""
+
+    batches: int = 0
+    questions: int = 0
+    cost: float = 0.0
+    seconds: float = 0.0
+    newest: int = 0
+    late: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[Q, A]):
+    question: Q
+    cost: float
+    until: float
+    future: Future[A] = field(default_factory=Future)
+
+
+class TensorBatch(Generic[Q, A]):
+    """Merges questions for `answer`, which gets a list and gives as many answers.
+
+    `most`: questions of a batch, at most; 1 answers them one at a time. `turn`: held while a batch is computed, so that several
+    engines on the same cores take turns.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Q]], Sequence[A]],
+        cost: Callable[[Q], float],
+        *,
+        most_cost: float = 4096.0,
+        most: int = 256,
+        turn: Any = None,
+    ):
+        self._answer, self._cost, self._most_cost, self._most = answer, cost, most_cost, most
+        self._turn = turn or threading.Lock()
+        self._seconds = _Seconds()
+        self._waiting: list[_Waiting[Q, A]] = []
+        self._change, self._closed = threading.Condition(), False
+        self.measures = Measures()
+        self._thread = threading.Thread(target=self._work, name="tensor-batch", daemon=True)
+        self._thread.start()
+
+    def submit(self, question: Q, within_s: float) -> Future[A]:
+        """Its answer, or TooLate, or what `answer` raised. Raises Closed after `close`."""
+        waiting = _Waiting[Q, A](question, self._cost(question), time.monotonic() + within_s)
+        with self._change:
+            if self._closed:
+                raise Closed("this queue is closed: its version was replaced")
+            self._waiting.append(waiting)
+            self._change.notify()
+        return waiting.future
+
+    def __len__(self) -> int:
+        """Questions that wait."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """Take no more; what waits is still answered. Returns when it is."""
+        with self._change:
+            self._closed = True
+            self._change.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                while not self._waiting and not self._closed:
+                    self._change.wait()
+                if not self._waiting:
+                    return
+            with self._turn:  # others may come while the turn is another's
+                batch, late = self._next()
+                self._compute(batch)
+            for waiting in late:
+                _fail(waiting, TooLate("the deadline passed before this question was computed"))
+
+    def _next(self) -> tuple[list[_Waiting[Q, A]], list[_Waiting[Q, A]]]:
+        """What is computed now, the most urgent first, and what is too late."""
+        now = time.monotonic()
+        with self._change:
+            late = [waiting for waiting in self._waiting if waiting.until <= now]
+            there = sorted(
+                (waiting for waiting in self._waiting if waiting.until > now), key=lambda each: each.until
+            )
+            batch: list[_Waiting[Q, A]] = []
+            total = 0.0
+            for waiting in there:
+                urgent = batch[0].until if batch else waiting.until
+                affordable = self._seconds.cost_within(_SPENT * (urgent - now))
+                if batch and (
+                    len(batch) == self._most or total + waiting.cost > min(self._most_cost, affordable)
+                ):
+                    break
+                batch.append(waiting)
+                total += waiting.cost
+            self._waiting = there[len(batch) :]
+        self.measures.late += len(late)
+        return batch, late
+
+    def _compute(self, batch: list[_Waiting[Q, A]]) -> None:
+        if not batch:
+            return
+        began, cost = time.perf_counter(), sum(waiting.cost for waiting in batch)
+        try:
+            answers = self._answer([waiting.question for waiting in batch])
+        except Exception as error:
+            if len(batch) > 1:  # one bad question must not spoil the others
+                for waiting in batch:
+                    self._compute([waiting])
+                return
+            _fail(batch[0], error)
+            return
+        seconds = time.perf_counter() - began
+        self._seconds.add(cost, seconds)
+        now = self.measures
+        now.batches, now.questions = now.batches + 1, now.questions + len(batch)
+        now.cost, now.seconds, now.newest = now.cost + cost, now.seconds + seconds, len(batch)
+        for waiting, answer in zip(batch, answers, strict=True):
+            if not waiting.future.cancelled():
+                waiting.future.set_result(answer)
+
+
+class _Seconds:
+    """Seconds of a batch as a + b * cost, least squares over the batches so far, older ones weighing less."""
+
+    def __init__(self):
+        self._sums = [0.0] * 5  # of 1, cost, seconds, cost^2, cost * seconds
+
+    def add(self, cost: float, seconds: float) -> None:
+        each = (1.0, cost, seconds, cost * cost, cost * seconds)
+        self._sums = [_FORGET * old + new for old, new in zip(self._sums, each, strict=True)]
+
+    def cost_within(self, seconds: float) -> float:
+        """The cost that is done in so many seconds; anything while too little is known."""
+        n, x, y, xx, xy = self._sums
+        spread = n * xx - x * x
+        if n < 3 or spread <= 1e-9 * max(1.0, xx):
+            return float("inf")
+        b = (n * xy - x * y) / spread
+        a = (y - b * x) / n
+        return float("inf") if b <= 0 else (seconds - a) / b
+
+
+def _fail(waiting: _Waiting[Any, Any], error: Exception) -> None:
+    if not waiting.future.cancelled():
+        waiting.future.set_exception(error)

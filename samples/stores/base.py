@@ -1,0 +1,225 @@
+"""Store: columns by key, and where it keeps them, versions by time; one interface over all backends.
+
+    store = open_store("/data/items.store")              # a folder of packed segments
+    values, offsets = store.multi_get([7, 7, 9], ["price"], as_of=[100, 200, 200])
+
+Key i's row is `values[offsets[i]:offsets[i + 1]]`: one row, or none where the store holds no value of that key. A key that is
+absent is absent, never zero. `as_of` gives the newest version strictly before a time, so a value written in the same second
+as an event is not seen by it.
+"""
+
+# Shapes: K keys asked for, R rows that were found, U distinct keys.
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, DataError
+from nonet.plugins import heavy
+from nonet.suggest import did_you_mean, listed
+
+_SCHEMES = {
+    "packed": "nonet.samples.stores.packed:PackedStore",
+    "lmdb": "nonet.samples.stores.lmdb_store:LmdbStore",
+    "redis": "nonet.samples.stores.redis_store:RedisStore",
+    "hbase": "nonet.samples.stores.hbase:HBaseStore",
+}
+
+
+class Rows(NamedTuple):
+    """values: an Arrow batch of R rows, in the order of the keys; offsets [K + 1] int64 into them."""
+
+    values: pa.RecordBatch
+    offsets: np.ndarray
+
+    @property
+    def found(self) -> np.ndarray:
+        """Which keys have a row, [K] bool."""
+        return np.diff(self.offsets) > 0
+
+
+class Store(ABC):
+    """One store. `name` is what messages call it; `key` int64 or text; `schema` the columns; `versions` whether rows have times.
+
+    Every method raises ConfigError or DataError for what the caller asked wrongly, and StoreError where the store cannot be
+    reached or does not answer in time: one line that names it.
+    """
+
+    name: str
+    key: pa.DataType
+    schema: pa.Schema
+    versions: bool
+
+    def multi_get(self, keys: Any, columns: Sequence[str] | None = None, as_of: Any = None) -> Rows:
+        """The rows of keys [K], each key read once however often it is asked for. See the module.
+
+        as_of: a time, or times [K], int64 unix seconds; without it the newest version.
+        """
+        asked = self.checked_keys(keys)
+        return self._get(asked, self.checked_columns(columns), self._before(as_of, len(asked)))
+
+    @abstractmethod
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        """`multi_get` with keys as int64 [K] or an Arrow array of text, columns that exist, and times [K]."""
+
+    @abstractmethod
+    def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
+        """Write rows [K] of some or all columns; `times` [K] unix seconds where the store has versions."""
+
+    @abstractmethod
+    def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows as batches of `key`, `time` where there are versions, and the columns."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """keys, rows, bytes and what else it knows of itself."""
+
+    def close(self) -> None:  # noqa: B027  most have nothing to let go
+        """Let files and connections go."""
+
+    # --- what backends share ----------------------------------------------------------------------------------------
+
+    def checked_keys(self, keys: Any) -> Any:
+        """Keys as int64 [K], or text as an Arrow array [K]. Raises DataError for keys of another type."""
+        array = keys if isinstance(keys, (pa.Array, np.ndarray)) else _array(keys)
+        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        text, wants_text = _is_text(array), pa.types.is_string(self.key)
+        whole = array.dtype.kind in "iu" if isinstance(array, np.ndarray) else pa.types.is_integer(array.type)
+        if not len(array):
+            return pa.array([], pa.string()) if wants_text else np.empty(0, np.int64)
+        if text != wants_text or not (text or whole):
+            got = "text" if text else array.dtype if isinstance(array, np.ndarray) else array.type
+            raise DataError(f"{self.name}: keys are {'text' if wants_text else 'whole numbers'}, got {got}")
+        if text:
+            return pa.array(array.tolist() if isinstance(array, np.ndarray) else array, pa.string())
+        return np.asarray(array, np.int64)
+
+    def checked_columns(self, columns: Sequence[str] | None) -> list[str]:
+        """Columns that the store has. Raises ConfigError that names one that it has not."""
+        there = self.schema.names
+        for name in columns or ():
+            if name not in there:
+                raise ConfigError(
+                    f"{self.name}: no column {name!r}; it has {listed(there)}.{did_you_mean(name, there)}"
+                )
+        return list(there if columns is None else columns)
+
+    def checked_values(self, values: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+        """Values to be written, of the store's types. Raises DataError for another type or width."""
+        table = pa.Table.from_batches([values]) if isinstance(values, pa.RecordBatch) else values
+        self.checked_columns(table.column_names)
+        if missing := [name for name in self.schema.names if name not in table.column_names]:
+            raise DataError(
+                f"{self.name}: a row has all columns; {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+            )
+        arrays = []
+        for field in self.schema:
+            column = table[field.name]
+            if plain(column.type) != plain(field.type):
+                raise DataError(f"{self.name}: column {field.name!r} is {field.type}, got {column.type}")
+            arrays.append(column.cast(field.type).combine_chunks())
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def checked_times(self, times: Any, rows: int) -> np.ndarray | None:
+        """Times of versions [K] int64; None where the store has none. Raises ConfigError where the two do not go together."""
+        if (times is None) == self.versions:
+            need = "wants a time for each row" if self.versions else "has no versions: write without times"
+            raise ConfigError(f"{self.name} {need}")
+        if times is None:
+            return None
+        return np.broadcast_to(np.asarray(times, np.int64), rows)
+
+    def _before(self, as_of: Any, rows: int) -> np.ndarray | None:
+        if as_of is None:
+            return None
+        if not self.versions:
+            raise ConfigError(
+                f"{self.name} keeps no versions, so it has no as_of; write it with times, or leave as_of out"
+            )
+        return np.broadcast_to(np.asarray(as_of, np.int64), rows)
+
+
+def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = None, **options: Any) -> Store:
+    """The store at an address: a folder of packed segments, `lmdb:/folder`, `redis://host:port/prefix`, `hbase://host:port/table`.
+
+    columns: what an HBase table is asked for, name -> "family:qualifier type"; the others know their own. Raises ConfigError.
+    """
+    scheme, rest = split_address(use)
+    cls = heavy(_SCHEMES[scheme])
+    if scheme == "hbase":
+        options = {"columns": columns, **options}
+    return cls(rest, **options)
+
+
+def split_address(use: str) -> tuple[str, str]:
+    """("packed" | "lmdb" | "redis" | "hbase", the folder or host:port/name). Raises ConfigError; passwords are refused."""
+    scheme, colon, rest = use.partition(":")
+    if not colon or "/" in scheme:
+        return "packed", use
+    if scheme not in _SCHEMES:
+        raise ConfigError(
+            f"store {use!r}: there are a folder, lmdb:/FOLDER, redis://HOST:PORT/PREFIX and hbase://HOST:PORT/TABLE."
+            f"{did_you_mean(scheme, _SCHEMES)}"
+        )
+    if "@" in urlsplit(use).netloc:
+        place = use.rpartition("@")[2]
+        raise ConfigError(
+            f"store {scheme}://{place}: a user or password stands in the address; take it out and set "
+            f"NONET_{scheme.upper()}_PASSWORD in the environment"
+        )
+    return scheme, rest.removeprefix("//") if scheme in ("redis", "hbase") else rest
+
+
+def check_address(use: str) -> None:
+    """Raises ConfigError for an address that `open_store` does not know, or that holds a password."""
+    split_address(use)
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """A type with small offsets: string for large_string, list for large_list."""
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.list_(plain(kind.value_type))
+    return kind
+
+
+def aligned(values: pa.RecordBatch, row_K: np.ndarray) -> Rows:
+    """Rows in the order of keys, out of distinct ones: row_K [K] is each key's row, -1 where it has none."""
+    found = row_K >= 0
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(found)])
+    index = row_K[found]
+    if len(index) == len(values) and (index == np.arange(len(index))).all():
+        return Rows(values, offsets)
+    return Rows(values.take(pa.array(index)), offsets)
+
+
+def distinct(keys: Any) -> tuple[Any, np.ndarray]:
+    """Distinct keys [U] in ascending order, and the place of each key among them [K]."""
+    if isinstance(keys, np.ndarray):
+        return np.unique(keys, return_inverse=True)
+    values, place = np.unique(np.array(keys.to_pylist(), dtype=object), return_inverse=True)
+    return pa.array(values.tolist(), pa.string()), place
+
+
+def _array(keys: Any) -> Any:
+    if isinstance(keys, pa.ChunkedArray):
+        return keys.combine_chunks()
+    keys = list(keys)
+    return np.array(keys, dtype=object) if keys and isinstance(keys[0], str) else np.array(keys)
+
+
+def _is_text(array: Any) -> bool:
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind == "U" or (
+            array.dtype.kind == "O" and len(array) > 0 and isinstance(array[0], str)
+        )
+    return pa.types.is_string(array.type) or pa.types.is_large_string(array.type)

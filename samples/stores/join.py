@@ -1,0 +1,218 @@
+"""Join: item and user columns out of stores, read for samples as they are made, each as of its sample's time.
+
+`Join` reads one store. `Joins` are those of a run: they open their stores in the process that reads, and give columns as
+models have them (`event_columns`) and as rewards have them (`beam_columns`). What a store does not hold is missing: NONE for
+an id, NaN for a number, "" for text; never zero.
+"""
+
+# Shapes: N events or keys, U prompts, W beams.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.stores.base import Store, open_store, plain
+from nonet.samples.tables import as_numbers
+
+ITEM, USER = "item", "user"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSetup:
+    """One join of a run, as plain data.
+
+    on       "item" or "user": what the store's keys are the ids of
+    use      the store's address (`open_store`), with its `options`
+    columns  names, or name in the run -> name in the store (HBase: "family:qualifier type")
+    as_of    "time": as of each event's own time; "newest"; None: by time where the store has versions
+    """
+
+    name: str
+    on: str
+    use: str
+    columns: Sequence[str] | Mapping[str, str]
+    as_of: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Name in the run -> name in the store."""
+        return (
+            dict(self.columns) if isinstance(self.columns, Mapping) else {name: name for name in self.columns}
+        )
+
+    def open(self) -> Join:
+        """The join over its opened store. Raises ConfigError that names the key of the scenario."""
+        try:
+            store = open_store(self.use, self.columns, **self.options)
+            names = {name: name for name in self.sources} if self.use.startswith("hbase:") else self.sources
+            return Join(store, names, self.as_of)
+        except ConfigError as error:
+            raise type(error)(f"data.join.{self.name}: {error}") from None
+
+
+class Join:
+    """Columns of one store, aligned to keys. columns: name -> name in the store. Raises ConfigError for what is not there."""
+
+    def __init__(self, store: Store, columns: Mapping[str, str], as_of: str | None = None):
+        store.checked_columns(list(columns.values()))
+        if as_of == "time" and not store.versions:
+            raise ConfigError(
+                f"{store.name} keeps no versions, so it cannot be read as_of: time; write it with times, or say as_of: newest"
+            )
+        self.store, self.columns = store, dict(columns)
+        self.timed = store.versions and as_of != "newest"
+        self.rows, self.absent, self.seconds = 0, 0, 0.0
+        self._counting = Lock()
+
+    @property
+    def schema(self) -> dict[str, pa.DataType]:
+        """Name -> type."""
+        return {name: plain(self.store.schema.field(source).type) for name, source in self.columns.items()}
+
+    def read(self, keys: Any, times: np.ndarray) -> dict[str, pa.Array]:
+        """The columns of keys [N] as of times [N] int64 unix seconds, null where the store has none."""
+        began = time.perf_counter()
+        values, offsets = self.store.multi_get(
+            keys, list(dict.fromkeys(self.columns.values())), times if self.timed else None
+        )
+        found = np.diff(offsets) > 0
+        place = pa.array(np.where(found, offsets[:-1], 0), mask=~found)
+        out = {name: values.column(source).take(place) for name, source in self.columns.items()}
+        with self._counting:
+            self.rows += len(found)
+            self.absent += int(len(found) - found.sum())
+            self.seconds += time.perf_counter() - began
+        return out
+
+
+class Joins:
+    """The joins of a run; their stores are opened when they are first read, in each process anew."""
+
+    def __init__(self, setups: Sequence[JoinSetup]):
+        self.setups = tuple(setups)
+        self._opened: dict[str, Join] = {}
+        self._opening = Lock()
+
+    def __reduce__(self) -> Any:
+        return Joins, (self.setups,)
+
+    def __bool__(self) -> bool:
+        return bool(self.setups)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns that samples get."""
+        return [name for setup in self.setups for name in setup.sources]
+
+    def opened(self, setup: JoinSetup) -> Join:
+        """One of them, open."""
+        with self._opening:
+            if setup.name not in self._opened:
+                self._opened[setup.name] = setup.open()
+            return self._opened[setup.name]
+
+    def event_columns(self, items: Any, users: Any, times: np.ndarray) -> dict[str, np.ndarray]:
+        """By name [N]: ids int64 (text hashed, NONE where missing), other numbers float32 (NaN where missing).
+
+        items, users: their own ids [N]; times [N]: each event's; lists stay out, for models read none.
+        """
+        columns = {}
+        for setup in self.setups:
+            found = self.opened(setup).read(items if setup.on == ITEM else users, times)
+            columns |= {
+                name: _for_models(column)
+                for name, column in found.items()
+                if not pa.types.is_nested(column.type)
+            }
+        return columns
+
+    def kinds(self) -> dict[str, str]:
+        """What models read of them: name -> "int64" or "float32"."""
+        kinds = {}
+        for setup in self.setups:
+            for name, kind in self.opened(setup).schema.items():
+                if not pa.types.is_nested(kind):
+                    kinds[name] = "int64" if _is_id(kind) else "float32"
+        return kinds
+
+    def beam_columns(
+        self,
+        names: Sequence[str],
+        item_id: np.ndarray,
+        valid: np.ndarray,
+        user_id: np.ndarray,
+        times: np.ndarray,
+    ) -> dict[str, np.ndarray]:
+        """Item columns [U, W] and user columns [U] as of each prompt's time [U]: float64 with NaN, or text with "".
+
+        item_id [U, W], valid [U, W]: where there is no beam, nothing is read.
+        """
+        columns: dict[str, np.ndarray] = {}
+        for setup in self.setups:
+            wanted = [name for name in names if name in setup.sources]
+            if not wanted:
+                continue
+            join = self.opened(setup)
+            if setup.on == USER:
+                found = join.read(user_id, times)
+                columns |= {name: _for_rewards(found[name]) for name in wanted}
+                continue
+            row, beam = np.nonzero(valid)
+            found = join.read(item_id[row, beam], times[row])
+            for name in wanted:
+                flat = _for_rewards(found[name])
+                whole = np.full(valid.shape, "" if flat.dtype.kind == "U" else np.nan, flat.dtype)
+                whole[row, beam] = flat
+                columns[name] = whole
+        return columns
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        for join in self._opened.values():
+            join.store.close()
+        self._opened.clear()
+
+    def counts(self) -> dict[str, dict[str, float]]:
+        """By join {"rows", "absent", "seconds"} that this process has read."""
+        return {
+            name: {"rows": join.rows, "absent": join.absent, "seconds": join.seconds}
+            for name, join in self._opened.items()
+        }
+
+
+def _for_models(column: pa.Array) -> np.ndarray:
+    if _is_id(column.type):
+        return as_numbers(column)
+    return _numbers(column, np.float32)
+
+
+def _for_rewards(column: pa.Array) -> np.ndarray:
+    if pa.types.is_nested(column.type):
+        return np.array(["|".join(map(str, row or ())) for row in column.to_pylist()], dtype=np.str_)
+    if _is_text(column.type):
+        return np.array(["" if text is None else text for text in column.to_pylist()], dtype=np.str_)
+    return _numbers(column, np.float64)
+
+
+def _numbers(column: pa.Array, kind: Any) -> np.ndarray:
+    try:
+        return column.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(kind)
+    except pa.ArrowException:
+        raise DataError(f"a joined column is {column.type}; it wants numbers or text") from None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return _is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)

@@ -1,0 +1,66 @@
+"""The ring as a run that can be served, made in this process: its commits, one after the other, and an app that answers."""
+
+from __future__ import annotations
+
+from ring_world import Ring
+from run_folders import folder_of
+
+from nonet.background import sealed
+from nonet.controller.record.checkpoint import Checkpoints, Manifest
+from nonet.deploy.serving.features import OpenRun
+from nonet.models.inference import Events
+from nonet.samples.sequences import Transitions
+
+
+class ServedRun:
+    """A run's folder with a memory; `commit` trains on and commits."""
+
+    def __init__(self, folder, memory=True, changes=()):
+        (folder / "ring").mkdir()
+        self.ring = Ring(folder / "ring")
+        for change in changes:
+            key, _, value = change.removeprefix("model.").partition("=")
+            text = self.ring.scenario.read_text().replace("model: {", f"model: {{{key}: {value}, ")
+            self.ring.scenario.write_text(text)
+        if memory:
+            text = self.ring.scenario.read_text().replace(
+                "use: sid_decoder,", "use: sid_decoder, memory: on,"
+            )
+            self.ring.scenario.write_text(text)
+            corpus = self.ring.corpus()
+            home = folder / "transitions"
+            Transitions.write(home, corpus.seq, len(corpus.sids))
+            self.ring.folders["transitions"] = str(home)
+            self.ring.facts["artifacts"]["transitions"] = {
+                "kind": "transitions",
+                "path": str(home),
+                "sha256": "",
+            }
+        self.folder = folder_of(self.ring, folder / "run")
+        self._world = self.ring.world()
+        self._steps = 0
+
+    def commit(self, steps=3):
+        """Train a few more steps and commit; the step."""
+        self._world.train("pretrain", self._steps, self._steps + steps)
+        self._steps += steps
+        checkpoints = Checkpoints(self.folder.checkpoints)
+        aside = checkpoints.aside(self._steps)
+        self._world.save(aside)
+        files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
+        manifest = Manifest("run", self._steps, "pretrain", self._steps, False, 1, "s", {}, {}, 0)
+        checkpoints.commit(aside, manifest, files)
+        return self._steps
+
+    def open(self):
+        """The run as serving reads it."""
+        return OpenRun.of(self.folder.path)
+
+
+def events_of(seq, user, stop=None):
+    """The first `stop` events of a user row, by default all."""
+    cut = slice(
+        int(seq.offsets[user]), int(seq.offsets[user + 1] if stop is None else seq.offsets[user] + stop)
+    )
+    columns = {name: values[cut] for name, values in seq.columns.items()}
+    return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)

@@ -1,0 +1,98 @@
+"""Events of users: on disk before they are acknowledged, there after a kill, in order of time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from served_run import ServedRun
+
+from nonet.deploy.serving.features import Histories
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from nonet.deploy.serving.features import Histories
+from nonet.models.generation import Corpus
+import json
+corpus = Corpus.load(json.loads(sys.argv[2]))
+histories = Histories(corpus, Path(sys.argv[1]))
+for number in range(10_000):
+    histories.post("killed", [{"item": number % 40, "time": number}], f"post {number}")
+    os.write(1, f"{number}\\n".encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    return ServedRun(tmp_path_factory.mktemp("served"), memory=False)
+
+
+def event(item, time):
+    return {"item": item, "time": time, "event": None, "values": {}}
+
+
+def test_posted_events_come_after_those_of_the_data_in_order_of_time(served, tmp_path):
+    histories = Histories(served.ring.corpus(), tmp_path / "events.jsonl")
+    before = histories.of("100")
+    last = int(before.time[-1])
+    histories.post("100", [event(3, last + 10)])
+    histories.post("100", [event(4, last + 5), event(5, 0)])
+    after = histories.of("100")
+    assert after.item.tolist() == [
+        int(before.item[0]),
+        5,
+        *before.item[1:].tolist(),
+        4,
+        3,
+    ]  # events of one moment in order of arrival
+    assert all(len(values) == len(after) for values in after.columns.values())
+    assert histories.of("101").item.tolist() == before_of(served, 1)
+    assert not len(histories.of("nobody"))
+    histories.close()
+
+
+def before_of(served, row):
+    seq = served.ring.corpus().seq
+    return seq.item[seq.offsets[row] : seq.offsets[row + 1]].tolist()
+
+
+def test_what_was_posted_is_there_after_a_restart_and_half_a_line_is_not(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    histories = Histories(served.ring.corpus(), journal)
+    histories.post("new", [event(1, 1), event(2, 2)], "first")
+    histories.close()
+    with journal.open("ab") as file:
+        file.write(b'{"user": "new", "id": null, "ev')
+    again = Histories(served.ring.corpus(), journal)
+    assert again.of("new").item.tolist() == [1, 2]
+    assert not again.post("new", [event(1, 1)], "first")
+    assert again.post("new", [event(3, 3)], "second")
+    again.close()
+    assert Histories(served.ring.corpus(), journal).of("new").item.tolist() == [1, 2, 3]
+
+
+def test_a_user_s_key_is_that_of_its_id_whoever_it_is(served, tmp_path):
+    histories = Histories(served.ring.corpus(), tmp_path / "events.jsonl")
+    seq = served.ring.corpus().seq
+    assert histories.key("100") == int(seq.user_key[0])
+    assert histories.key("999") not in set(seq.user_key.tolist())
+    assert histories.key("999") == histories.key("999") != histories.key("998")
+    assert "100" in histories
+    assert "999" not in histories
+
+
+def test_a_kill_loses_no_event_that_was_acknowledged(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    command = [sys.executable, "-c", KILLED, str(journal), json.dumps(served.ring.folders)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        acknowledged = [process.stdout.readline() for _ in range(60)]
+        os.kill(process.pid, signal.SIGKILL)
+        acknowledged += process.stdout.readlines()
+    last = int([line for line in acknowledged if line.endswith(b"\n")][-1])
+    there = Histories(served.ring.corpus(), journal).of("killed").time.tolist()
+    assert there[: last + 1] == list(range(last + 1))

@@ -1,0 +1,60 @@
+"""What is shown of a server: `nonet top`, the dashboard and the alert rules read metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from nonet.controller.scenario import yaml
+from nonet.deploy.serving import write_monitoring
+from nonet.deploy.serving.service import Metrics
+from nonet.deploy.serving.top import figures, parse
+
+
+class Nothing:
+    """Engines of no version and a breaker that is closed."""
+
+    lanes, swaps, problems, state = {}, 0, {}, "closed"
+
+    class serving:
+        default = 3
+
+
+@pytest.fixture
+def metrics():
+    made = Metrics()
+    made.watch(Nothing, Nothing)
+    return made
+
+
+def test_figures_are_of_what_came_between_two_looks(metrics):
+    before = parse(metrics.text().decode())
+    for number in range(100):
+        metrics.requests.labels("recommend", "200", "3").inc()
+        metrics.seconds.labels("recommend", "3").observe(0.004 if number < 98 else 0.18)
+    metrics.fallbacks.labels("popularity", "deadline").inc(2)
+    found = figures(parse(metrics.text().decode()), before, 2.0)
+    assert found["requests/s"] == 50
+    assert 0 < found["p50 ms"] <= 5
+    assert 150 < found["p99 ms"] <= 200
+    assert (found["fall-backs"], found["version"]) == (2, 3)
+    after = parse(metrics.text().decode())
+    assert figures(after, after, 1.0)["p99 ms"] == 0
+
+
+def test_the_dashboard_and_the_rules_ask_for_metrics_that_a_server_has(metrics, tmp_path):
+    metrics.requests.labels("recommend", "200", "3").inc()
+    there = set(re.findall(r"^# TYPE (nonet_\w+)", metrics.text().decode(), re.M))
+    there |= {f"{name}_bucket" for name in there}
+    files = write_monitoring(tmp_path, "127.0.0.1:8000")
+    assert [path.name for path in files] == ["dashboard.json", "alerts.yaml", "prometheus.yaml"]
+    panels = json.loads(files[0].read_text())["panels"]
+    rules = yaml.read(files[1])["groups"][0]["rules"]
+    asked = [panel["targets"][0]["expr"] for panel in panels] + [rule["expr"] for rule in rules]
+    for expression in asked:
+        names = set(re.findall(r"nonet_\w+", expression))
+        assert names <= there, expression
+        assert expression.count("(") == expression.count(")")
+    assert yaml.read(files[2])["scrape_configs"][0]["static_configs"][0]["targets"] == ["127.0.0.1:8000"]

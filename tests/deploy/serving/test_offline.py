@@ -1,0 +1,88 @@
+"""A table of users answered at once, and a run in a folder that needs no Ray: the answers of the server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from served_run import ServedRun
+
+from nonet.deploy.serving.features import Features, Histories
+from nonet.deploy.serving.offline import Exported, export_run, recommend_all
+from nonet.errors import ConfigError, DataError
+from nonet.models.inference import Engine
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made.commit(6)
+    return made
+
+
+def answers(served, users, top):
+    run = served.open()
+    engine = Engine(run.recommender(run.registry.version(1)), 1)
+    features = Features(
+        run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
+    )
+    asked = [features.list_of(str(user), None, top) for user in users]
+    return [
+        (features.items.ids(a.item), a.score) for a in (engine.answer([each.question])[0] for each in asked)
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_user_gets_what_the_server_answers_in_the_order_of_the_file(served, tmp_path, workers):
+    users = [*range(150, 99, -1), 7]
+    pq.write_table(pa.table({"user_id": users, "other": users}), tmp_path / "users.parquet")
+    out = tmp_path / "out.parquet"
+    done = recommend_all(str(served.folder.path), tmp_path / "users.parquet", out, 4, workers, chunk=10)
+    table = pq.read_table(out)
+    assert done["users"] == len(users) == len(table)
+    assert table["user_id"].to_pylist() == users
+    assert table["cold_start"].to_pylist() == [False] * 51 + [True]
+    alone = answers(served, users, 4)
+    for row, (items, scores) in zip(table.to_pylist(), alone, strict=True):
+        assert row["item_id"] == items
+        np.testing.assert_allclose(row["score"], scores, atol=1e-5)
+
+
+def test_files_that_cannot_be_read_are_named_and_nothing_is_written(served, tmp_path):
+    pq.write_table(pa.table({"uid": [1]}), tmp_path / "users.parquet")
+    with pytest.raises(DataError, match="no column user_id; it has uid"):
+        recommend_all(str(served.folder.path), tmp_path / "users.parquet", tmp_path / "out.parquet", 4, 1)
+    (tmp_path / "text.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match="is no Parquet file"):
+        recommend_all(str(served.folder.path), tmp_path / "text.parquet", tmp_path / "out.parquet", 4, 1)
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_an_export_answers_as_the_server_does_and_its_example_runs_without_ray(served, tmp_path):
+    target = tmp_path / "export"
+    export_run(str(served.folder.path), target)
+    exported = Exported(target)
+    run = served.open()
+    engine = Engine(run.recommender(run.registry.version(1)), 1)
+    features = Features(
+        run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
+    )
+    answer = engine.answer([features.list_of(None, [1001, 1002], 5).question])[0]
+    found = exported.recommend([1001, 1002], k=5)
+    assert [item for item, _, _ in found] == features.items.ids(answer.item)
+    np.testing.assert_allclose([score for _, _, score in found], answer.score, atol=1e-5)
+    example = str(target / "example.py")
+    code = (
+        f"import sys, runpy; sys.modules['ray'] = None; sys.argv[1:] = ['1001']; runpy.run_path({example!r})"
+    )
+    text = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert text.startswith("after item b1")
+    assert len(text.splitlines()) == 11
+    with pytest.raises(ConfigError, match="is there already"):
+        export_run(str(served.folder.path), target)
+    with pytest.raises(DataError, match="holds no export"):
+        Exported(tmp_path)

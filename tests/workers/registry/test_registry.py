@@ -1,0 +1,144 @@
+"""Versions: published whole, by what changed; served, rolled back and refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nonet.embedding.reading import Layer
+from nonet.embedding.tables import TableSpec
+from nonet.errors import CheckpointError, ConfigError, StaleVersion
+from nonet.workers.registry import Contents, Registry
+from nonet.workers.weights import write_tensors
+
+SPECS = {"item": TableSpec(4, "sgd", default=0.5)}
+
+
+def layer(rows, seed=0, count=1000):
+    draw = np.random.default_rng(seed)
+    key = np.sort(draw.choice(10**6, count, replace=False)).astype(np.int64)
+    row = draw.standard_normal((count, 4)).astype(np.float32)
+    for place in rows:
+        row[place] += 1
+    return Layer(key, row, np.empty(0, np.int64))
+
+
+def contents(folder, rows=(), weight=1.0, item=None, step=1):
+    path = folder / f"{weight}.safetensors"
+    write_tensors(path, {"w": torch.full((8,), weight)})
+    return Contents(path, {"item": item or layer(rows)}, {}, "trie", {"step": step})
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return Registry(tmp_path / "registry")
+
+
+def read(registry, number, keys):
+    return registry.rows(number, SPECS).rows("item", torch.as_tensor(keys))
+
+
+def test_the_first_version_is_full_and_the_next_has_what_changed(registry, tmp_path):
+    first = registry.publish(contents(tmp_path))
+    second = registry.publish(contents(tmp_path, rows=[3, 7]), base=1)
+    assert (first.kind, first.touched, second.kind, second.touched) == (
+        "full",
+        {"item": 1000},
+        "delta",
+        {"item": 2},
+    )
+    assert second.written < 0.1 * first.written
+    key = layer([]).key
+    assert torch.equal(read(registry, 1, key), torch.from_numpy(layer([]).row))
+    assert torch.equal(read(registry, 2, key), torch.from_numpy(layer([3, 7]).row))
+
+
+def test_rows_that_come_and_go_travel_in_a_delta(registry, tmp_path):
+    old = layer([])
+    new = Layer(np.append(old.key[1:], 2 * 10**6), np.roll(old.row, -1, 0), np.empty(0, np.int64))
+    registry.publish(contents(tmp_path, item=old))
+    assert registry.publish(contents(tmp_path, item=new), base=1).touched == {"item": 1}
+    rows = registry.rows(2, SPECS)
+    answer = rows.rows("item", torch.tensor([old.key[0], 2 * 10**6, -5]))
+    assert torch.equal(answer[0], torch.full((4,), 0.5))  # gone: the default
+    assert torch.equal(answer[1], torch.from_numpy(old.row[0]))
+    assert rows.absent == 2
+
+
+def test_a_chain_that_is_long_or_changes_much_is_written_whole(registry, tmp_path):
+    registry.publish(contents(tmp_path))
+    assert registry.publish(contents(tmp_path, rows=range(500)), base=1).kind == "full"
+    for number in range(2, 20):
+        registry.publish(contents(tmp_path, rows=[number]), base=number)
+    assert max(len(layers) for layers in registry.layers(20).values()) <= 16
+    assert torch.equal(read(registry, 20, layer([]).key), torch.from_numpy(layer([19]).row))
+
+
+def test_a_rollback_goes_back_and_refuses_what_was_made_from_the_bad_one(registry, tmp_path):
+    for number in range(4):
+        registry.publish(contents(tmp_path, rows=[number]), base=number or None)
+    assert registry.serving.default == 4
+    serving = registry.rollback(2)
+    assert (serving.default, serving.refused) == (2, (3, 4))
+    with pytest.raises(StaleVersion, match="version 4 was rolled back"):
+        registry.publish(contents(tmp_path, rows=[9]), base=4)
+    with pytest.raises(ConfigError, match="was rolled back"):
+        registry.promote(3)
+    assert registry.numbers() == [1, 2, 3, 4]
+    good = registry.publish(contents(tmp_path, rows=[9]), base=2)
+    assert Registry(registry.root).serving.default == good.number == 5
+    assert registry.rollback().default == 2  # by default the one it was made from
+    with pytest.raises(ConfigError, match="has no version 77"):
+        registry.rollback(77)
+
+
+def test_the_first_version_has_nothing_before_it(registry, tmp_path):
+    with pytest.raises(ConfigError, match="serves no version"):
+        registry.rollback()
+    registry.publish(contents(tmp_path))
+    with pytest.raises(ConfigError, match="is the first"):
+        registry.rollback()
+
+
+def test_a_share_of_users_gets_another_version_and_stays_with_it(registry, tmp_path):
+    registry.publish(contents(tmp_path))
+    registry.publish(contents(tmp_path, rows=[1]), base=1, serve=False)
+    serving = registry.promote(2, 0.2)
+    users = [f"user {number}" for number in range(10_000)]
+    first = [serving.version_of(user) for user in users]
+    assert abs(first.count(2) / len(users) - 0.2) < 0.01  # the split is exact to a hundredth
+    assert first == [Registry(registry.root).serving.version_of(user) for user in users]
+    grown = registry.promote(2, 0.3)
+    assert all(
+        grown.version_of(user) == 2 for user, version in zip(users, first, strict=True) if version == 2
+    )
+    for share in (0.0, 1.0, -1):
+        with pytest.raises(ConfigError, match="between 0 and 1"):
+            registry.promote(2, share)
+    assert registry.promote(2).shares == {}
+
+
+def test_torn_files_are_named_and_not_read(registry, tmp_path):
+    version = registry.publish(contents(tmp_path))
+    blob = registry.root / "blobs" / version.rows["item"]["row"]
+    blob.write_bytes(blob.read_bytes()[:-8] + b"whatever")
+    with pytest.raises(CheckpointError, match=r"rows of 'item' of a published version is torn"):
+        Registry(registry.root).layers(1)
+    manifest = registry.root / "versions" / "000001.json"
+    body = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(body | {"base": 7}))
+    with pytest.raises(CheckpointError, match="does not hash to what it says"):
+        registry.version(1)
+    manifest.write_text("{")
+    with pytest.raises(CheckpointError, match="no whole version"):
+        registry.version(1)
+
+
+def test_equal_contents_are_stored_once(registry, tmp_path):
+    registry.publish(contents(tmp_path))
+    again = registry.publish(contents(tmp_path), base=1)
+    assert again.touched == {"item": 0}
+    assert again.written < 500  # two empty arrays
