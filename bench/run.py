@@ -37,6 +37,10 @@ BENCHES = {
     ),
     "feed": ("runs.feed:feed", "ranking and masks on data where people come back to items"),
     "gpu": ("attention.gpu:gpu", "attention kernels on a GPU: checks, then times beside FlexAttention"),
+    "gradient": (
+        "rl.gradient:gradient",
+        "policy gradients of every estimator beside the exact one, and exact ascent as a ceiling",
+    ),
     "memory": ("runs.memory:memory", "steps of the quickstart with its memory on and off"),
     "offline": (
         "attention.offline:offline",

@@ -20,7 +20,8 @@ from nonet.types import Jagged, Rollouts
 
 _JAGGED = ("target", "history")
 _SCALARS = ("weights_version", "catalogue_version", "step")
-_FIELDS = tuple(field.name for field in fields(Rollouts) if field.name != "columns")
+_DRAWN = ("weight", "chance", "sampling_logp")  # there only where beams were drawn
+_FIELDS = tuple(field.name for field in fields(Rollouts) if field.name not in ("columns", *_DRAWN))
 _EMPTY = {"weights_version": -1, "catalogue_version": "", "step": -1}
 
 
@@ -35,6 +36,7 @@ def to_wire(rollouts: Rollouts) -> dict[str, Any]:
             wire[field] = Jagged(_plain(field, value.values), _plain(field, value.offsets))
         else:
             wire[field] = _plain(field, value)
+    wire |= {name: value for name in _DRAWN if (value := getattr(rollouts, name)) is not None}
     return wire | {
         f"columns.{key}": _plain(f"columns.{key}", column) for key, column in rollouts.columns.items()
     }
@@ -51,7 +53,8 @@ def from_wire(wire: Mapping[str, Any]) -> Rollouts:
         field: _only(field, wire[field]) if field in _SCALARS else wire[field] for field in _FIELDS
     }
     columns = {key.removeprefix("columns."): wire[key] for key in wire if key.startswith("columns.")}
-    return Rollouts(**values, columns=columns)
+    drawn = {name: wire[name] for name in _DRAWN if name in wire}
+    return Rollouts(**values, columns=columns, **drawn)
 
 
 def _only(field: str, value_U: np.ndarray) -> int | str:

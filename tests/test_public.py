@@ -74,7 +74,7 @@ ROOMS = {
         *("report", "run", "new", "doctor", "parity", "after", "tune"),
         *("serving/access", "serving/features", "serving/offline", "serving/service", "serving", "verbs", ""),
     ),
-    "bench": ("timing", "cluster", "runs", "attention", "embedding", "samples", "serving", ""),
+    "bench": ("timing", "cluster", "runs", "rl", "attention", "embedding", "samples", "serving", ""),
 }
 
 

@@ -22,7 +22,8 @@ from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, Worke
 class Prompts:
     """The prompts of one RL step: by default those that every rollout knows, a function of the step, `size` of them at most.
 
-    Of one's own: rows of users [U] and positions [U]; metadata, no histories.
+    Of one's own: rows of users [U] and positions [U]; metadata, no histories. `served`: what would be recommended is asked
+    for, the most likely items, however the stage draws.
     """
 
     stage: str
@@ -30,6 +31,7 @@ class Prompts:
     size: int = 0
     users: np.ndarray | None = None
     positions: np.ndarray | None = None
+    served: bool = False
 
 
 _LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
@@ -186,12 +188,14 @@ class RolloutHandle:
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
         self.ensure_on_device(prompts.stage)
+        options = self._options[prompts.stage]
         how = {
             "stage": prompts.stage,
             "step": prompts.step,
-            "width": self._options[prompts.stage]["width"],
+            "width": options["width"],
             "version": self.version,
             "chunk": self._chunks.get(prompts.stage),
+            **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
         }
         if prompts.users is None:
             return self.group.generate_step(prompts.size, **how)

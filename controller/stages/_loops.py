@@ -157,4 +157,4 @@ def _probe(session: Session, name: str, size: int) -> Iterator[Prompts]:
     users, positions = session.rollout.group.heldout_prompts(most).get(session.deadlines.step)
     for start in range(0, max(1, len(users)), size):
         part = slice(start, start + size)
-        yield Prompts(name, 0, 0, users[part], positions[part])
+        yield Prompts(name, 0, 0, users[part], positions[part], served=True)

@@ -31,19 +31,52 @@ _BEFORE = ("rollout", "reward")  # of a step, what staleness lets run beside the
 
 
 class AlgorithmOptions(Replaceable):
-    default: ClassVar[str] = "grpo"
+    """By default what climbs without bias: RLOO over draws that say what they weigh (`nonet bench gradient`)."""
+
+    default: ClassVar[str] = "rloo"
     registry: ClassVar[Registry[Any] | None] = ALGORITHMS
 
 
-class BeamRollout(StrictModel):
-    width: Annotated[int, Field(ge=2)] = 16
+class _Drawing(StrictModel):
+    """What every rollout has."""
+
+    width: Annotated[int, Field(ge=2, description="items a prompt")] = 16
+    with_target: Annotated[
+        bool, Field(description="whether what the user took next is in every group, beside its correction")
+    ] = False
+    correct: Annotated[
+        bool, Field(description="whether drawn items weigh what makes a group's sum the policy's expectation")
+    ] = True
     catalogue: str | None = None
     staleness: Count = 0
 
 
+class BeamRollout(_Drawing):
+    tail: Annotated[
+        Count, Field(description="of the width, how many are drawn from what is outside the beam")
+    ] = 0
+
+    @model_validator(mode="after")
+    def _room(self) -> BeamRollout:
+        if self.tail + self.with_target >= self.width:
+            raise ValueError(f"tail: {self.tail} leaves no beam of width {self.width}")
+        return self
+
+
+class SampledRollout(_Drawing):
+    temperature: Annotated[Rate, Field(description="1: the policy itself")] = 1.0
+    top_p: Annotated[
+        float, Field(gt=0, le=1, description="share of each level's likeliest codes that is drawn from")
+    ] = 1.0
+
+
 class RolloutOptions(Replaceable):
-    default: ClassVar[str] = "beam"
-    shipped: ClassVar[dict[str, type[StrictModel]]] = {"beam": BeamRollout}
+    default: ClassVar[str] = "gumbel"
+    shipped: ClassVar[dict[str, type[StrictModel]]] = {
+        "beam": BeamRollout,
+        "sample": SampledRollout,
+        "gumbel": _Drawing,
+    }
 
 
 class RewardOptions(BaseModel):
@@ -180,7 +213,7 @@ class ReinforcedKind(StageKind):
         return int(body.rollout.options().get("width", BeamRollout().width))
 
     def rollout_options(self, body: Reinforced) -> dict[str, Any]:
-        return body.rollout.options()
+        return {"use": body.rollout.use, **body.rollout.options()}
 
     def keeps_reference(self, body: Reinforced) -> bool:
         return body.algorithm.spec.needs_reference(body.algorithm.options())

@@ -7,6 +7,7 @@ from .exhaustive import top_items as top_items
 from .exhaustive import with_votes as with_votes
 from .fitting import Held as Held
 from .fitting import fit as fit
+from .logprob import legal_log_softmax as legal_log_softmax
 from .logprob import log_prob as log_prob
 from .memory import MEMORY_WEIGHTS as MEMORY_WEIGHTS
 from .memory import attach as attach
@@ -23,6 +24,7 @@ from .nearest import nearest_loss as nearest_loss
 from .recommender import Recommender as Recommender
 from .recommender import keys_of as keys_of
 from .recommender import on as on
+from .topk import top_k as top_k
 from .trie import Trie as Trie
 from .votes import VoteOptions as VoteOptions
 from .votes import Voters as Voters

@@ -1,3 +1,5 @@
+from .draws import Drawing as Drawing
+from .draws import is_drawn as is_drawn
 from .exact import catalogue_log_prob as catalogue_log_prob
 from .exact import divergence as divergence
 from .exact import entropy as entropy

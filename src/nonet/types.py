@@ -71,6 +71,9 @@ class Rollouts:
     item [U, W] int64 dense item index, -1 for none · sid [U, W, L] int32 · logp [U, W, L] float32 constrained, nats
     valid [U, W] bool · target Jagged of original item ids · history Jagged of original item ids · scene [U]
     columns: item columns joined to [U, W] and user columns [U]; `r["price"]` reads them
+    weight, chance [U, W] float32: of beams that were drawn, with what weights a group's sum is the policy's expectation, and
+             the chance with which each is in its group (`nonet.rl.Draws`); None of plain beams
+    sampling_logp [U, W, L] float32: what they were drawn with, where that is not logp
     """
 
     uid: np.ndarray
@@ -87,6 +90,9 @@ class Rollouts:
     catalogue_version: str
     step: int
     columns: dict[str, np.ndarray] = field(default_factory=dict)
+    weight: np.ndarray | None = None
+    chance: np.ndarray | None = None
+    sampling_logp: np.ndarray | None = None
 
     def __getitem__(self, column: str) -> np.ndarray:
         try:

@@ -20,6 +20,7 @@ from nonet.embedding.reading import Answer, LocalReader, Published, RemoteReader
 from nonet.errors import StaleVersion
 from nonet.models import build_model
 from nonet.models.generation import Recommender
+from nonet.models.policy import Drawing, is_drawn
 from nonet.random import rng
 from nonet.rl import to_wire
 from nonet.samples.batches import bounded, event_at, prompts_at, rl_events, seen
@@ -143,10 +144,12 @@ class Rollout(DistributeWorker):
         width: int,
         version: int,
         chunk: int | None = None,
+        draw: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Beams for prompts (users [U], positions [U]) as Rollouts on the wire; `user` and `position` name the prompts.
 
-        `chunk` is how many prompts are computed at once, by default all of them.
+        `chunk` is how many prompts are computed at once, by default all of them. `draw`: options of a rollout that draws; by
+        default the `width` most likely items.
         Raises StaleVersion when this rank's weights are not those of `version`.
         """
         if version != self._version:
@@ -154,26 +157,49 @@ class Rollout(DistributeWorker):
                 f"rollout-{self.rank} has weights of version {self._version}, version {version} is published: apply it first"
             )
         parts = bounded(np.ones(len(users), np.int64), chunk or max(1, len(users)))
-        return join([self._answered(users[part], positions[part], stage, step, width) for part in parts])
+        how = stage, step, width, draw or {}
+        return join([self._answered(users[part], positions[part], *how) for part in parts])
 
     @method(collect="concat")
     def generate_step(
-        self, size: int, *, stage: str, step: int, width: int, version: int, chunk: int | None = None
+        self,
+        size: int,
+        *,
+        stage: str,
+        step: int,
+        width: int,
+        version: int,
+        chunk: int | None = None,
+        draw: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Beams for this rank's share of the prompts of an RL step, which nobody need send. Raises as `generate`."""
         users, positions = self.lease(stage, step, size)
         mine = slice(*shares(len(users), self.world)[self.rank])
-        return self.generate(
-            users[mine], positions[mine], stage=stage, step=step, width=width, version=version, chunk=chunk
-        )
+        how = {"stage": stage, "step": step, "width": width, "version": version, "chunk": chunk}
+        return self.generate(users[mine], positions[mine], draw=draw, **how)
 
     def _answered(
-        self, users: np.ndarray, positions: np.ndarray, stage: str, step: int, width: int
+        self,
+        users: np.ndarray,
+        positions: np.ndarray,
+        stage: str,
+        step: int,
+        width: int,
+        draw: Mapping[str, Any],
     ) -> dict[str, Any]:
         """What `generate` gives for one chunk."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, stage)
-        beams = self._recommender.beams(batch, width, users, positions)
+        drawn = {}
+        if is_drawn(draw):
+            noise = [rng(self.run.seed, stage, step, uid, "rollout") for uid in batch.uid]
+            beams = Drawing(self._recommender, batch, users, positions, noise).drawn(width, draw)
+            if draw.get("correct", True):
+                drawn = {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
+            if beams.sampling_logp is not None:
+                drawn["sampling_logp"] = beams.sampling_logp.numpy()
+        else:
+            beams = self._recommender.beams(batch, width, users, positions)
         item = beams.item.numpy()
         events = event_at(corpus.seq, users, positions)
         history = seen(corpus.seq, users, positions)
@@ -191,6 +217,7 @@ class Rollout(DistributeWorker):
             weights_version=self._version,
             catalogue_version=corpus.trie.version,
             step=step,
+            **drawn,
         )
         asked = {"user": np.asarray(users), "position": np.asarray(positions)}
         return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}

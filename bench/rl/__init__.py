@@ -1,0 +1,5 @@
+"""Benches of RL: gradients of every estimator beside the exact one."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,108 @@
+"""Estimators of a policy gradient as coefficients: what each item's score function counts in a group.
+
+Groups are drawn item by item from the exact distribution; that the shipped rollouts have its law is tested beside them. The
+advantages are the shipped algorithms' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+# Shapes: U prompts, R repetitions, G = U * R groups, W beams, I items.
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """An algorithm over groups drawn in one way: title, the algorithm with its options, (chance_GI, width, draw) -> group."""
+
+    title: str
+    algorithm: str
+    group: Callable[..., tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]
+
+
+def top(chance_GI: np.ndarray, width: int, draw: np.random.Generator) -> tuple[np.ndarray, None, None]:
+    """The most likely items, as if they were draws: what peers do."""
+    return np.argsort(-chance_GI, axis=1)[:, :width], None, None
+
+
+def independent(
+    chance_GI: np.ndarray, width: int, draw: np.random.Generator
+) -> tuple[np.ndarray, None, None]:
+    """Draws with replacement."""
+    total_GI = chance_GI.cumsum(1)
+    mark_GW = draw.random((len(chance_GI), width)) * total_GI[:, -1:]
+    return (total_GI[:, None, :] <= mark_GW[:, :, None]).sum(-1), None, None
+
+
+def gumbel(
+    chance_GI: np.ndarray, width: int, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws without replacement, with their weights and inclusion probabilities."""
+    with np.errstate(divide="ignore"):
+        logp_GI = np.log(chance_GI)
+    noisy_GI = logp_GI - np.log(-np.log(draw.random(chance_GI.shape)))
+    order = np.argpartition(-noisy_GI, width, axis=1)[:, : width + 1]
+    noisy = np.take_along_axis(noisy_GI, order, 1)
+    order = np.take_along_axis(order, np.argsort(-noisy, axis=1), 1)
+    bound = np.take_along_axis(noisy_GI, order[:, width:], 1)
+    item = order[:, :width]
+    logp = np.take_along_axis(logp_GI, item, 1)
+    included = -np.expm1(-np.exp(logp - bound))
+    return item, np.exp(logp) / included, included
+
+
+def tailed(
+    chance_GI: np.ndarray, width: int, draw: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The most likely items, and independent draws from the others: a quarter of the group."""
+    tail = max(2, width // 4)
+    sure = np.argsort(-chance_GI, axis=1)[:, : width - tail]
+    left_GI = chance_GI.copy()
+    np.put_along_axis(left_GI, sure, 0.0, 1)
+    drawn, _, _ = independent(left_GI, tail, draw)
+    weight = np.take_along_axis(chance_GI, sure, 1)
+    rest = np.repeat((1 - weight.sum(1, keepdims=True)) / tail, tail, 1)
+    known = np.concatenate([np.ones_like(weight), np.zeros_like(rest)], 1)
+    return np.concatenate([sure, drawn], 1), np.concatenate([weight, rest], 1), known
+
+
+ESTIMATORS = (
+    Estimator("GRPO, top W (as peers)", "grpo", top),
+    Estimator("GRPO, draws", "grpo", independent),
+    Estimator("Dr. GRPO, draws", "dr_grpo", independent),
+    Estimator("REINFORCE++, draws", "reinforce_pp", independent),
+    Estimator("RLOO, draws", "rloo", independent),
+    Estimator("GRPO, Gumbel top-W", "grpo", gumbel),
+    Estimator("RLOO, Gumbel top-W", "rloo", gumbel),
+    Estimator("RLOO, beam + tail", "rloo", tailed),
+)
+
+
+def coefficients(
+    estimator: Estimator, chance_UI: np.ndarray, reward_UI: np.ndarray, width: int, times: int, seed: int
+) -> np.ndarray:
+    """What every item's score function counts, mean over `times` groups a prompt, [U, I]."""
+    from nonet.plugins import heavy
+    from nonet.rl import Draws
+    from nonet.rl.algorithms import ALGORITHMS
+
+    spec = ALGORITHMS.get(estimator.algorithm)
+    users, items = chance_UI.shape
+    chance_GI = np.repeat(chance_UI, times, 0)
+    item_GW, weight, known = estimator.group(chance_GI, width, np.random.default_rng(seed))
+    reward_GW = np.take_along_axis(np.repeat(reward_UI, times, 0), item_GW, 1)
+    drawn = {}
+    if weight is not None and known is not None:
+        drawn = {"draws": Draws(torch.from_numpy(weight), torch.from_numpy(known))}
+    valid = torch.ones(item_GW.shape, dtype=torch.bool)
+    options = spec.options().model_dump()
+    found = heavy(spec.advantage)(
+        {"reward": torch.from_numpy(reward_GW)}, {"reward": 1.0}, valid, options, lambda sums: sums, **drawn
+    )
+    place = np.repeat(np.arange(users), times)[:, None] * items + item_GW
+    value = found.value.double().numpy() / width / times
+    return np.bincount(place.ravel(), value.ravel(), users * items).reshape(users, items)

@@ -1,0 +1,240 @@
+"""Draws of a policy: groups of items that are drawn from it rather than its most likely ones, each with what it weighs.
+
+    sample  independent draws, at a temperature and a top_p; a group may hold an item twice
+    gumbel  draws without replacement: stochastic beam search (Kool et al., arXiv 1903.06059), top-down Gumbel noise
+    beam    the most likely items, and `tail` draws from all the others
+
+The policy is what is served: the model, mixed with its memory where it has one, without the items that are masked. A group's
+weighted sum is the policy's expectation over what is allowed: `weight` and `chance` are those of `nonet.rl.Draws`. Of a tempered
+sample the weights are ratios that sum to one, so they are right for many draws only. Noise is a function of a prompt's own
+generator: chunks and ranks change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.models.generation import Recommender, policy_of_leaves
+from nonet.models.policy.walk import Walk
+from nonet.samples.batches import event_at, masked
+from nonet.types import Jagged, SampleBatch
+
+# Shapes: U prompts, W beams, M candidates, L levels, K codes of a level, F masked items, I items.
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnBeams:
+    """As `Beams`, with weight and chance [U, W], and for a tempered sample what it was drawn with, sampling_logp [U, W, L]."""
+
+    item: Tensor
+    sid: Tensor
+    logp: Tensor
+    valid: Tensor
+    weight: Tensor
+    chance: Tensor
+    sampling_logp: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Candidates of each prompt, the first that `chosen` says are a group: leaf, log-probability by level, weight, chance."""
+
+    leaf: Tensor
+    logp: Tensor
+    chosen: Tensor
+    weight: Tensor
+    chance: Tensor
+    sampling: Tensor | None = None
+
+    def joined(self, other: _Group) -> _Group:
+        """Both groups' candidates, these first."""
+        sampling = None if other.sampling is None else torch.cat([self.logp, other.sampling], 1)
+        pairs = [
+            (getattr(self, name), getattr(other, name))
+            for name in ("leaf", "logp", "chosen", "weight", "chance")
+        ]
+        return _Group(*(torch.cat(pair, 1) for pair in pairs), sampling)
+
+
+class Drawing:
+    """One batch of prompts that items are drawn for; `noise`: a generator a prompt."""
+
+    def __init__(
+        self,
+        asked: Recommender,
+        batch: SampleBatch,
+        users: np.ndarray,
+        positions: np.ndarray,
+        noise: Sequence[np.random.Generator],
+    ):
+        self._asked, self._batch, self._users, self._positions = asked, batch, users, positions
+        self._noise, self.trie = noise, asked.corpus.trie
+        self._votes, self._cache = asked.votes(users, positions), asked.prefill(batch)
+        self.device = self._cache.state.device
+        self._hidden = masked(asked.corpus.seq, users, positions)
+
+    @torch.no_grad()
+    def drawn(self, width: int, options: Mapping[str, Any]) -> DrawnBeams:
+        """`width` items a prompt by a rollout's options: use, temperature, top_p, tail, with_target."""
+        kind, target = options["use"], self._target() if options.get("with_target") else None
+        sure = self._sure(target)
+        if kind == "beam":
+            sure = self._top(width - int(options.get("tail", 0)), sure)
+        left = width - sure.leaf.shape[1]
+        if not left:
+            return self._beams(sure, width)
+        if kind == "gumbel":
+            return self._beams(sure.joined(self._without_replacement(left, sure)), width)
+        temperature, top_p = options.get("temperature", 1.0), options.get("top_p", 1.0)
+        return self._beams(sure.joined(self._independent(left, sure, temperature, top_p)), width)
+
+    def _target(self) -> Tensor:
+        """The leaf [U] that each prompt's user took next."""
+        seq = self._asked.corpus.seq
+        item_U = torch.from_numpy(seq.item[event_at(seq, self._users, self._positions)]).to(self.device)
+        return self.trie.tensor("leaf_of_item", 0, self.device)[item_U.long()]
+
+    def _sure(self, target_U: Tensor | None) -> _Group:
+        """What is in every group: the target, or nothing."""
+        users = len(self._users)
+        leaf_U1 = torch.empty(users, 0, dtype=torch.int64, device=self.device)
+        return self._of_leaves(leaf_U1 if target_U is None else target_U[:, None])
+
+    def _of_leaves(self, leaf_UX: Tensor) -> _Group:
+        """A group of leaves that are in it for sure, -1 for none."""
+        logp_UXL = policy_of_leaves(
+            self._asked.model, self._cache, self.trie, leaf_UX.contiguous(), self._votes
+        )
+        there_UX = leaf_UX >= 0
+        chance_UX = (logp_UXL.sum(-1).double() - self._allowed_mass()).exp()
+        weight_UX = torch.where(there_UX, chance_UX, 0.0)
+        return _Group(leaf_UX.clamp_min(0), logp_UXL, there_UX, weight_UX, there_UX.double())
+
+    def _top(self, width: int, sure: _Group) -> _Group:
+        """The most likely items behind those that are sure, `width` in all."""
+        target = sure.leaf.shape[1]
+        beams = self._asked.beams(self._batch, width, self._users, self._positions)
+        leaf_I = self.trie.tensor("leaf_of_item", 0, self.device)
+        item_UW = beams.item.to(self.device)
+        leaf_UW = leaf_I[item_UW.clamp_min(0)].masked_fill(item_UW < 0, -1)
+        if not target:
+            return self._of_leaves(leaf_UW)
+        again_UW = leaf_UW == sure.leaf
+        last_UW = torch.arange(width, device=self.device) == width - 1
+        drop_UW = torch.where(again_UW.any(1, keepdim=True), again_UW, last_UW)
+        kept_UW = leaf_UW[~drop_UW].unflatten(0, (len(leaf_UW), width - 1))
+        return self._of_leaves(torch.cat([sure.leaf, kept_UW], 1))
+
+    def _allowed_mass(self) -> Tensor:
+        """Log of what the policy gives to all that is not masked, [U, 1]."""
+        counts = np.diff(np.asarray(self._hidden.offsets))
+        most = int(counts.max(initial=0))
+        if not most:
+            return torch.zeros(len(counts), 1, dtype=torch.float64, device=self.device)
+        leaf_UF = torch.full((len(counts), most), -1, dtype=torch.int64)
+        place = np.arange(most)[None, :] < counts[:, None]
+        leaf = np.asarray(self.trie.leaf_of_item)[np.asarray(self._hidden.values)]
+        leaf_UF[torch.from_numpy(place)] = torch.from_numpy(leaf.astype(np.int64))
+        leaf_UF = _once_each(leaf_UF).to(self.device)
+        logp_UFL = policy_of_leaves(self._asked.model, self._cache, self.trie, leaf_UF, self._votes)
+        masked_U = torch.where(leaf_UF >= 0, logp_UFL.sum(-1).double().exp(), 0.0).sum(1, keepdim=True)
+        return torch.log1p(-masked_U.clamp(max=1 - 1e-9))
+
+    def _free(self, leaf_UM: Tensor, sure: _Group) -> Tensor:
+        """Which candidates may still be drawn: neither masked nor in the group already, [U, M] bool."""
+        users, leaves = len(leaf_UM), self.trie.n_leaves
+        pairs = _pairs(self._hidden, np.asarray(self.trie.leaf_of_item), leaves).to(self.device)
+        rows = torch.arange(users, device=self.device)[:, None] * leaves
+        again_UM = (leaf_UM[:, :, None] == sure.leaf[:, None, :]) & sure.chosen[:, None, :]
+        return ~torch.isin(rows + leaf_UM, pairs) & ~again_UM.any(-1)
+
+    def _independent(self, width: int, sure: _Group, temperature: float, top_p: float) -> _Group:
+        """Independent draws from what is left, the first `width` that may be."""
+        walk = Walk(self._asked.model, self._cache, self.trie, self._votes)
+        most = 4 * width + 8
+        noise = np.stack([each.random((self.trie.levels, most)) for each in self._noise])
+        drawn = walk.sampled(torch.from_numpy(noise).to(self.device), temperature, top_p)
+        free_UM = self._free(drawn.leaf, sure)
+        chosen_UM = free_UM & (free_UM.cumsum(1) <= width)
+        rest_U1 = (1 - torch.where(sure.chosen, sure.weight, 0.0).sum(1, keepdim=True)).clamp_min(0)
+        share_UM = chosen_UM.double()
+        tempered = (temperature, top_p) != (1.0, 1.0)
+        if tempered:
+            share_UM = share_UM * (drawn.logp - drawn.sampling).sum(-1).double().exp()
+        weight_UM = rest_U1 * share_UM / share_UM.sum(1, keepdim=True).clamp_min(1e-30)
+        sampling = drawn.sampling if tempered else None
+        return _Group(drawn.leaf, drawn.logp, chosen_UM, weight_UM, torch.zeros_like(weight_UM), sampling)
+
+    def _without_replacement(self, width: int, sure: _Group) -> _Group:
+        """Draws without replacement from what is left, with their inclusion probabilities."""
+        walk = Walk(self._asked.model, self._cache, self.trie, self._votes)
+        drawn = walk.perturbed(2 * width + 4, self._noise)
+        there_UM = drawn.noisy > -torch.inf
+        free_UM = self._free(drawn.leaf, sure) & there_UM
+        place_UM = free_UM.cumsum(1)
+        all_U1 = ~there_UM.all(1, keepdim=True) | (drawn.leaf.shape[1] >= self.trie.n_leaves)
+        next_UM = free_UM & (place_UM == width + 1)
+        last_U1 = torch.where(all_U1, -torch.inf, drawn.noisy[:, -1:])
+        bound_U1 = torch.where(
+            next_UM.any(1, keepdim=True),
+            drawn.noisy.masked_fill(~next_UM, -torch.inf).amax(1, keepdim=True),
+            last_U1,
+        )
+        chosen_UM = free_UM & (place_UM <= width) & (drawn.noisy > bound_U1)
+        total_UM = drawn.logp.sum(-1).double()
+        chance_UM = -torch.expm1(-(total_UM - bound_U1).exp())
+        weight_UM = (total_UM - self._allowed_mass()).exp() / chance_UM.clamp_min(1e-30)
+        weight_UM = torch.where(chosen_UM, weight_UM, 0.0)
+        return _Group(drawn.leaf, drawn.logp, chosen_UM, weight_UM, torch.where(chosen_UM, chance_UM, 0.0))
+
+    def _beams(self, group: _Group, width: int) -> DrawnBeams:
+        """The chosen candidates, on the host; places that nothing could be drawn for stand last."""
+        order_UM = (~group.chosen).to(torch.int8).argsort(dim=1, stable=True)
+        missing = max(0, width - order_UM.shape[1])
+        order_UW = torch.nn.functional.pad(order_UM, (0, missing))[:, :width]
+        valid = group.chosen.gather(1, order_UW) & (
+            torch.arange(width, device=self.device) < order_UM.shape[1]
+        )
+        leaf = group.leaf.gather(1, order_UW)
+        item = self.trie.tensor("item_of_leaf", 0, self.device)[leaf].masked_fill(~valid, -1)
+        sid = self.trie.prefixes(self.trie.levels, leaf.flatten()).unflatten(0, leaf.shape)
+        deep = order_UW.unsqueeze(-1).expand(-1, -1, self.trie.levels)
+        levels = [
+            None
+            if each is None
+            else each.gather(1, deep).masked_fill(~valid.unsqueeze(-1), 0.0).float().cpu()
+            for each in (group.logp, group.sampling)
+        ]
+        weight, chance = (
+            each.gather(1, order_UW).masked_fill(~valid, 0.0).float().cpu()
+            for each in (group.weight, group.chance)
+        )
+        sid = sid.masked_fill(~valid.unsqueeze(-1), -1)
+        assert levels[0] is not None
+        return DrawnBeams(item.cpu(), sid.cpu(), levels[0], valid.cpu(), weight, chance, levels[1])
+
+
+def is_drawn(options: Mapping[str, Any]) -> bool:
+    """Whether a rollout's options ask for more than the most likely items."""
+    return options.get("use", "beam") != "beam" or bool(options.get("tail") or options.get("with_target"))
+
+
+def _once_each(leaf_UF: Tensor) -> Tensor:
+    """Each leaf of a prompt once, -1 for the others."""
+    sorted_UF = leaf_UF.sort(1).values
+    again_UF = torch.zeros_like(sorted_UF, dtype=torch.bool)
+    again_UF[:, 1:] = sorted_UF[:, 1:] == sorted_UF[:, :-1]
+    return sorted_UF.masked_fill(again_UF, -1)
+
+
+def _pairs(hidden: Jagged, leaf_of_item: np.ndarray, leaves: int) -> Tensor:
+    """prompt * leaves + leaf of every masked item of the catalogue."""
+    row = np.repeat(np.arange(len(hidden)), np.diff(np.asarray(hidden.offsets)))
+    leaf = leaf_of_item[np.asarray(hidden.values)]
+    return torch.from_numpy((row * leaves + leaf)[leaf >= 0].astype(np.int64))
