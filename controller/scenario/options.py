@@ -63,7 +63,7 @@ class Join(StrictModel):
     use: Annotated[
         str,
         Field(
-            description="a folder of packed segments, lmdb:/FOLDER, redis://HOST:PORT/PREFIX or hbase://HOST:PORT/TABLE; "
+            description="a folder of packed segments, or hbase://HOST:PORT/TABLE; "
             "passwords come from the environment"
         ),
     ]

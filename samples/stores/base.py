@@ -26,8 +26,6 @@ from nonet.suggest import did_you_mean, listed
 
 _SCHEMES = {
     "packed": "nonet.samples.stores.packed:PackedStore",
-    "lmdb": "nonet.samples.stores.lmdb_store:LmdbStore",
-    "redis": "nonet.samples.stores.redis_store:RedisStore",
     "hbase": "nonet.samples.stores.hbase:HBaseStore",
 }
 
@@ -146,7 +144,7 @@ class Store(ABC):
 
 
 def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = None, **options: Any) -> Store:
-    """The store at an address: a folder of packed segments, `lmdb:/folder`, `redis://host:port/prefix`, `hbase://host:port/table`.
+    """The store at an address: a folder of packed segments, or `hbase://host:port/table`.
 
     columns: what an HBase table is asked for, name -> "family:qualifier type"; the others know their own. Raises ConfigError.
     """
@@ -158,14 +156,13 @@ def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = Non
 
 
 def split_address(use: str) -> tuple[str, str]:
-    """("packed" | "lmdb" | "redis" | "hbase", the folder or host:port/name). Raises ConfigError; passwords are refused."""
+    """("packed" | "hbase", the folder or host:port/name). Raises ConfigError; passwords are refused."""
     scheme, colon, rest = use.partition(":")
     if not colon or "/" in scheme:
         return "packed", use
     if scheme not in _SCHEMES:
         raise ConfigError(
-            f"store {use!r}: there are a folder, lmdb:/FOLDER, redis://HOST:PORT/PREFIX and hbase://HOST:PORT/TABLE."
-            f"{did_you_mean(scheme, _SCHEMES)}"
+            f"store {use!r}: there are a folder and hbase://HOST:PORT/TABLE.{did_you_mean(scheme, _SCHEMES)}"
         )
     if "@" in urlsplit(use).netloc:
         place = use.rpartition("@")[2]
@@ -173,7 +170,7 @@ def split_address(use: str) -> tuple[str, str]:
             f"store {scheme}://{place}: a user or password stands in the address; take it out and set "
             f"NONET_{scheme.upper()}_PASSWORD in the environment"
         )
-    return scheme, rest.removeprefix("//") if scheme in ("redis", "hbase") else rest
+    return scheme, rest.removeprefix("//") if scheme == "hbase" else rest
 
 
 def check_address(use: str) -> None:

@@ -80,8 +80,8 @@ def test_what_cannot_be_is_one_line_that_names_the_store(tmp_path):
 
 
 def test_a_password_in_an_address_is_refused_and_not_repeated():
-    with pytest.raises(ConfigError, match="NONET_REDIS_PASSWORD") as told:
-        open_store("redis://:hunter2@host:6379/items")
+    with pytest.raises(ConfigError, match="NONET_HBASE_PASSWORD") as told:
+        open_store("hbase://:hunter2@host:9090/items")
     assert "hunter2" not in str(told.value)
-    with pytest.raises(ConfigError, match="Did you mean 'redis'"):
-        open_store("rediss://host/items")
+    with pytest.raises(ConfigError, match="Did you mean 'hbase'"):
+        open_store("hbas://host/items")
