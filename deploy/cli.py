@@ -188,7 +188,7 @@ def submit(
     wait: Annotated[bool, typer.Option(help="Follow the job's log until it ends.")] = True,
 ) -> None:
     """Run a scenario as a Ray job; its folder travels along."""
-    from nonet.deploy.submit import submit_job
+    from nonet.deploy.run import submit_job
 
     sys.exit(submit_job(scenario, address, change or [], wait))
 

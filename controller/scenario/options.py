@@ -48,7 +48,13 @@ class Split(Replaceable):
 
 
 class Compress(StrictModel):
-    compress: Seconds
+    """Repeated events of a user with one item within a period as one event (`nonet.samples.sequences.compress`)."""
+
+    compress: Annotated[Seconds, Field(ge=1, description="the period, of the clock: 1d is a day of UTC")]
+    by: Annotated[
+        Literal["item", "category"],
+        Field(description="what is put together: events with one item, or with items of the same categories"),
+    ] = "item"
 
 
 class Join(StrictModel):

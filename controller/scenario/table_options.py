@@ -15,6 +15,7 @@ from nonet.controller.scenario.scenario import Scenario
 from nonet.controller.scenario.sparse import RowOptions, Table, TableDefaults, TierOptions
 from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError
+from nonet.samples.sequences import COUNT, KINDS, SPAN
 from nonet.suggest import did_you_mean
 
 
@@ -79,7 +80,8 @@ def _known_features(scenario: Scenario) -> tuple[str, ...] | None:
     own = scenario.model.spec.features
     if own is None or not scenario.model.spec.makes_lists:
         return own
-    return (*own, *(column for join in scenario.data.join.values() for column in join.columns))
+    joined = (column for join in scenario.data.join.values() for column in join.columns)
+    return (*own, *joined, *((COUNT, SPAN, KINDS) if scenario.data.events else ()))
 
 
 def _check_nearest(scenario: Scenario, readers: Mapping[str, str]) -> None:

@@ -34,8 +34,10 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     data = scenario.data
     if scenario.storage:
         yield "storage (runs live in a local folder)"
-    if data.events:
-        yield "data.events.compress"
+    if data.events and data.prepare == "disk":
+        yield "data.events with data.prepare: disk"
+    if data.events and not scenario.model.spec.makes_lists:
+        yield f"data.events with model.use: {scenario.model.use}"
     if data.join and not scenario.model.spec.makes_lists:
         yield f"data.join with model.use: {scenario.model.use}"
     if data.join and not data.source.spec.targets:

@@ -45,13 +45,26 @@ def starting_from(scenario: Scenario, run: str | Path, stage: str | None = None)
 
 
 def settled(scenario: Scenario) -> Scenario:
-    """The scenario with the folder and the stage that its `init` means now. Raises ConfigError where there is none such."""
+    """The scenario with what it means now: the files of its source, and the folder and the stage of its `init`.
+
+    Raises ConfigError or DataError where there is none such.
+    """
+    scenario = _with_files(scenario)
     if scenario.init is None:
         return scenario
     folder = _source(scenario.init.source)
     stage = scenario.init.stage or _newest_stage(folder)
     named = Init.model_validate({"from": str(folder.path), "stage": stage})
     return scenario.model_copy(update={"init": named})
+
+
+def _with_files(scenario: Scenario) -> Scenario:
+    source = scenario.data.source
+    pinned = source.spec.pin(source.options())
+    if pinned == source.options():
+        return scenario
+    data = scenario.data.model_copy(update={"source": source.model_copy(update=dict(pinned))})
+    return scenario.model_copy(update={"data": data})
 
 
 def warm_start(scenario: Scenario) -> WarmStart | None:

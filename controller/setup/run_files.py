@@ -33,6 +33,7 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
         transitions=scenario.model.counts(),
         prepare=data.prepare,
+        compress=(data.events.compress, data.events.by) if data.events else None,
     )
 
 

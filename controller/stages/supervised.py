@@ -10,13 +10,20 @@ from nonet.controller.plan import StageWork, gradient_moves, group_flops, holder
 from nonet.controller.predict import StageCosts, StagePrediction, train_cost
 from nonet.controller.scenario import BatchSize, PlannedGroup, StageKind, StageOptions, Stop
 from nonet.errors import ConfigError
-from nonet.options import Positive, Rate, Share
+from nonet.options import Positive, Rate, Share, StrictModel, Word
 from nonet.suggest import did_you_mean, listed
 
 # A call per chunk of steps, not per step, keeps the controller out of a 20 ms step's way.
 CHUNK_STEPS = 10
 _TRAINED = 6.0  # flops a parameter and position: two forward, four backward
 _TARGETED = 0.5  # share of events that a `target:` condition keeps, where the data has not said
+
+
+class Propensity(StrictModel):
+    column: Word
+    most: Annotated[Rate, Field(description="the largest inverse, so that rare ones do not rule a step")] = (
+        10.0
+    )
 
 
 class Supervised(StageOptions):
@@ -46,6 +53,14 @@ class Supervised(StageOptions):
             "target counts 1, so rates stay right"
         ),
     ] = {}
+
+    propensity: Annotated[
+        Propensity | None,
+        Field(
+            description="a column of the interactions: how likely the event's item was to be shown. Targets count its inverse, "
+            "at most `most`"
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _length(self) -> Supervised:
@@ -78,6 +93,9 @@ class SupervisedKind(StageKind):
                 raise ConfigError(
                     f"stages.{name}.weight: the data has no event {kind!r}; {known}.{did_you_mean(kind, seq.event_names)}"
                 )
+
+        if body.propensity is not None:
+            _check_propensity(f"stages.{name}.propensity", body.propensity.column, seq)
 
     def derived(self, body: Supervised, workers: Any, chunks: Any) -> dict[str, Any]:
         batch, trainers = body.batch, workers["trainer"]
@@ -144,6 +162,7 @@ class SupervisedKind(StageKind):
             "ahead": body.ahead,
             "smoothing": body.smoothing,
             "weight": dict(body.weight),
+            "propensity": body.propensity.model_dump() if body.propensity else {},
         }
 
 
@@ -151,3 +170,19 @@ class SupervisedKind(StageKind):
 _OWN = set(Supervised.model_fields) - set(StageOptions.model_fields) - {"steps"}
 
 SPEC = SupervisedKind()
+
+
+def _check_propensity(path: str, column: str, seq: Any) -> None:
+    """Raises ConfigError where the column is not there, or holds no chances."""
+    if column not in seq.columns:
+        known = f"it carries {listed(seq.columns)}" if seq.columns else "it carries no columns"
+        raise ConfigError(
+            f"{path}.column: the data has no {column!r}; {known}.{did_you_mean(column, seq.columns)}"
+        )
+    for part in seq.parts():
+        values = part.columns[column]
+        if values.dtype.kind != "f" or bool(((values <= 0) | (values > 1)).any()):
+            raise ConfigError(
+                f"{path}.column: {column!r} must hold chances above 0 and up to 1, or nothing; "
+                "leave out, or give as null, what is not known"
+            )

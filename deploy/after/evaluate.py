@@ -137,8 +137,15 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
         )
     column = left.column_names.index("item_id")
     left = left.set_column(column, "item_id", left["item_id"].cast(items["item_id"].type))
+    log = setup.compressed(left, items)
     seq, there = build_sequences(
-        left, items, split=setup.split, targets=setup.targets, where=setup.where, repeats=setup.repeats
+        left if log is None else log.events,
+        items,
+        split=setup.split,
+        targets=setup.targets,
+        where=setup.where,
+        repeats=setup.repeats,
+        strict=log is not None,
     )
     evaluator.ask_about(_renumbered(seq, there, evaluator.corpus))
     return {"dropped_events": len(interactions) - len(left)}
@@ -147,7 +154,8 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
 def _renumbered(seq: Sequences, there: Any, corpus: Corpus) -> Sequences:
     """The events with the run's numbers of items."""
     place = pc.index_in(there["item_id"], value_set=corpus.items["item_id"].combine_chunks()).to_numpy()
-    return replace(seq, item=place[seq.item].astype(np.int32), item_key=corpus.seq.item_key)
+    item = place[seq.item].astype(np.int32)
+    return replace(seq, item=item, item_key=corpus.seq.item_key, joined=corpus.seq.joined)
 
 
 def _test(result: dict[str, Any]) -> dict[str, float]:

@@ -10,3 +10,4 @@ from .panel import Panel as Panel
 from .planning import knock as knock
 from .samples import explained as explained
 from .samples import stats_text as stats_text
+from .submit import submit_job as submit_job

@@ -12,7 +12,7 @@ import numpy as np
 
 from nonet.models.baselines.base import BaselineSpec, Votes
 from nonet.models.baselines.popularity import Popularity
-from nonet.samples.batches import event_at, ranges
+from nonet.samples.batches import event_at, ranges, visible
 from nonet.samples.sequences import TRAIN, CountOptions, Pairs, Transitions
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class TransitionCounter:
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Votes:
         """The items that the last events of each prompt vote for, beside popularity."""
         back = np.arange(1, _LAST + 1)
+        positions = visible(seq, users, positions)
         prompt, age = np.nonzero(positions[:, None] >= back)
         voter = seq.item[seq.offsets[users[prompt]] + positions[prompt] - back[age]]
         edge, offsets = ranges(self._row[voter], self._row[voter + 1])

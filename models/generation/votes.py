@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nonet.models.generation.nearest import ItemRows, Nearest, mixed_votes, union
 from nonet.models.generation.trie import Trie
-from nonet.samples.batches import masked, ranges
+from nonet.samples.batches import masked, ranges, visible
 from nonet.samples.sequences import Sequences, Transitions, faded, of_kinds
 from nonet.types import Jagged
 
@@ -112,6 +112,7 @@ class Voters:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Every item that is voted for, before masks and the cut: prompt, item and vote, each [C], in that order."""
         n_items, table = len(self._transitions), self._transitions
+        positions = visible(seq, users, positions)
         pair, power = self._voters(seq, users, positions)
         later, taken = self._own(seq, users, positions, pair)
         occurs = np.maximum(table.occurs[pair % n_items].astype(np.float64) - later, 1e-12)

@@ -20,6 +20,7 @@ from .prompt_rows import ranges as ranges
 from .prompt_rows import rl_events as rl_events
 from .prompt_rows import seen as seen
 from .prompt_rows import some_prompts as some_prompts
+from .prompt_rows import visible as visible
 from .steps import prompt_step as prompt_step
 from .steps import row_order as row_order
 from .steps import step_rows as step_rows

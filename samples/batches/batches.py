@@ -13,7 +13,7 @@ import torch
 
 from nonet.random import rng
 from nonet.samples.batches.chunks import bounded
-from nonet.samples.batches.prompt_rows import event_at, ranges
+from nonet.samples.batches.prompt_rows import event_at, ranges, visible
 from nonet.samples.sequences import Sequences
 from nonet.types import Jagged, SampleBatch
 
@@ -88,6 +88,8 @@ def window_batch(
     index, offsets = ranges(block - led, stop)
     mask = np.ones(len(index), bool) if target is None else target[index]
     mask[offsets[:-1][led]] = False
+    if seq.strict:  # an event that stands behind another of its second would see it
+        mask &= seq.first_of_second[index] == index
     places = (block - seq.offsets[row]).tolist()
     uid = [f"{stage}/{epoch}/{r}:{p}" for r, p in zip(row.tolist(), places, strict=True)]
     return _batch(seq, sids_IL, row, index, offsets, mask, None, uid)
@@ -103,13 +105,15 @@ def prompt_batch(
     stage: str,
     epoch: int = 0,
 ) -> SampleBatch:
-    """Prompt i: the last `history` events of users[i] before positions[i]; target[i] is the item there.
+    """Prompt i: the last `history` events of users[i] before positions[i] that are `visible`; target[i] is the item there.
 
     A position of 0 gives an empty sequence. Nothing counts in loss_mask.
     """
     users, positions = np.asarray(users, np.int64), np.asarray(positions, np.int64)
     events = event_at(seq, users, positions)
-    index, offsets = ranges(events - np.minimum(positions, history), events)
+    known = visible(seq, users, positions)
+    ends = seq.offsets[users] + known
+    index, offsets = ranges(ends - np.minimum(known, history), ends)
     uid = [f"{stage}/{epoch}/{u}:{p}" for u, p in zip(users.tolist(), positions.tolist(), strict=True)]
     target = torch.from_numpy(seq.item[events].astype(np.int64))
     return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid)

@@ -88,11 +88,19 @@ def event_at(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.nda
     return seq.offsets[users] + positions
 
 
+def visible(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """How many of each user's events the question at its position may see [P]: all before it; of strict sequences those of
+    earlier seconds."""
+    if not seq.strict:
+        return positions
+    return seq.first_of_second[event_at(seq, users, positions)] - seq.offsets[users]
+
+
 def seen(seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Jagged:
-    """All items of each prompt's user before its position, the whole history, oldest first: int64 dense
+    """All items of each prompt's user that are `visible` to it, the whole history, oldest first: int64 dense
     index."""
     starts = seq.offsets[users]
-    index, offsets = ranges(starts, starts + positions)
+    index, offsets = ranges(starts, starts + visible(seq, users, positions))
     return Jagged(seq.item[index].astype(np.int64), offsets)
 
 

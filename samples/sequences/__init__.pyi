@@ -4,6 +4,12 @@ from .build import column_values as column_values  # pyright: ignore[reportUnkno
 from .build import item_table as item_table  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .build import kept_events as kept_events
 from .build import least_events as least_events
+from .compression import COUNT as COUNT
+from .compression import KINDS as KINDS
+from .compression import SPAN as SPAN
+from .compression import Compressed as Compressed
+from .compression import compress as compress  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .compression import expand as expand  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .flat import FLAT_FORMAT as FLAT_FORMAT
 from .flat import FLAT_META as FLAT_META
 from .flat import USER_IDS as USER_IDS

@@ -53,7 +53,8 @@ class Sequences:
     user_key [U], item_key [I] int64 the sparse keys of users and items; None in files of a version whose keys are their
     places · dropped: columns of the interactions that none of these can hold, "name (type)" ·
     repeats: "allow" or "mask", what holds of items that a user has seen (`repeats.py`) ·
-    joined: columns out of stores, (dense items [n], user ids [n], times [n]) -> name -> [n]; not saved
+    joined: columns out of stores, (dense items [n], user ids [n], times [n]) -> name -> [n]; not saved ·
+    strict: no sample sees events of its own second, whatever their order (compressed logs)
     """
 
     user_id: np.ndarray
@@ -70,6 +71,7 @@ class Sequences:
     dropped: tuple[str, ...] = ()
     repeats: str = MASK
     joined: Any = None
+    strict: bool = False
 
     def columns_at(self, index: np.ndarray, users: np.ndarray) -> dict[str, np.ndarray]:
         """The columns [n] of events by index [n], whose user rows [n] are given: those carried, and those joined."""
@@ -108,6 +110,14 @@ class Sequences:
     def user(self) -> np.ndarray:
         """The user row of each event, [N] int64."""
         return np.repeat(np.arange(len(self)), self.lengths)
+
+    @cached_property
+    def first_of_second(self) -> np.ndarray:
+        """The first of the events that its user had in the same second, of each event [N] int64."""
+        new = np.ones(len(self.time), bool)
+        new[1:] = self.time[1:] != self.time[:-1]
+        new[self.offsets[:-1][self.lengths > 0]] = True
+        return np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
 
     @cached_property
     def repeated(self) -> np.ndarray:
@@ -223,6 +233,7 @@ class Sequences:
             item_key=item_keys(path.parent),
             dropped=tuple(meta.get("dropped", ())),
             repeats=meta.get("repeats", MASK),
+            strict=meta.get("strict", False),
         )
 
     @classmethod
@@ -259,6 +270,8 @@ class Sequences:
         meta |= {"dropped": list(self.dropped)} if self.dropped else {}
         if self.repeats != MASK:  # files without the word mask; their hash names them
             meta["repeats"] = self.repeats
+        if self.strict:
+            meta["strict"] = True
         return pa.schema(fields, metadata={"nonet.sequences": json.dumps(meta)})
 
     def _groups(self) -> Iterator[pa.Table]:
@@ -288,13 +301,14 @@ def build_sequences(
     columns: Sequence[str] | None = None,
     tie_seed: int | None = None,
     repeats: str | None = None,
+    strict: bool = False,
 ) -> tuple[Sequences, pa.Table]:
     """Group events by user; the items come back in dense index order (see `nonet.samples.sequences.build`).
 
     keep: least `item_events`, `user_events` · split: `use`, `test`, `valid`, `rl` · targets: stage name ->
     condition where: condition on interactions · columns: which to carry (default: every one of numbers or text)
     tie_seed: shuffles events of one user in the same second, to show what their file order is worth ·
-    repeats: "allow" or "mask"; by default the data's share of repeats decides
+    repeats: "allow" or "mask"; by default the data's share of repeats decides · strict: see `Sequences`
     """
     built: Built = build(
         interactions,
@@ -306,7 +320,7 @@ def build_sequences(
         columns=columns,
         tie_seed=tie_seed,
     )
-    seq = Sequences(**built.arrays)
+    seq = Sequences(**built.arrays, strict=strict)
     return replace(seq, repeats=policy(repeat_counts(seq), repeats)), built.items
 
 

@@ -31,6 +31,10 @@ def _all_of_them(options: Options, rows: int) -> int | None:
     return rows
 
 
+def _as_they_are(options: Options) -> Options:
+    return options
+
+
 def _not_told(options: Options, seed: int, engine: str | None) -> list[str]:
     return ["its rows and their order are its own"]
 
@@ -44,6 +48,7 @@ class SampleSource:
     epoch    (options, rows) -> rows of an epoch, given how many the prepared sequences have; None for a stream without an end
     engines  what may read it, `data.engine`: "local", in the trainer's process, "ray", on Ray Data
     targets  whether stages may have a `target:` with it
+    pin      options -> those that a run keeps to from its start on, e.g. the files that a pattern matches then
     explain  (options, seed, engine) -> lines that say what is read in which order, or the dotted path of that function
     """
 
@@ -52,6 +57,7 @@ class SampleSource:
     epoch: Callable[[Options, int], int | None] = _all_of_them
     engines: tuple[str, ...] = ("local",)
     targets: bool = True
+    pin: Callable[[Options], Options] = _as_they_are
     explain: str | Callable[[Options, int, str | None], list[str]] = _not_told
 
 

@@ -79,6 +79,25 @@ def rows_of(options: Mapping[str, Any], rows: int) -> int:
     return made.stream(0).open().rows
 
 
+def pinned(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with the files that its paths match now: those of a folder that grows later are another run's."""
+    paths = [options["path"]] if isinstance(options["path"], str) else options["path"]
+    return {**options, "path": [file for path in paths for file in _matching(path)]}
+
+
+def _matching(path: str) -> list[str]:
+    """The files behind a path, as paths that find them again."""
+    from nonet.samples.tables import find_parquet
+
+    remote = "://" in path
+    if path.startswith("builtin:") or (
+        remote and "?" in path
+    ):  # options of a URI, which its files would lose
+        return [path]
+    scheme = path.partition("://")[0] + "://" if remote else ""
+    return [scheme + file for file in find_parquet(path, "data.source")[1]]
+
+
 @dataclass(frozen=True)
 class Dense:
     """Rows as arrays of the run's own numbers: user_key [B] int64, item [N] int32 dense, time [N] int64."""
@@ -226,5 +245,5 @@ def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list
 
 
 SPEC = SampleSource(
-    FileWindows, FileOptions, rows_of, engines=("local", "ray"), targets=False, explain=explained
+    FileWindows, FileOptions, rows_of, engines=("local", "ray"), targets=False, pin=pinned, explain=explained
 )

@@ -97,6 +97,7 @@ class StageSetup:
     ahead      how many events ahead are targets too, weighted 1 / distance
     smoothing  share of a target that the legal siblings of its codes get
     weight     what a target counts by its kind of event, 1 for kinds left out, before they are made 1 on average
+    propensity column of the interactions and the largest inverse (`most`): targets count 1 / its values too; empty: they do not
     target     name of the stage's target mask in the sequences, None for all events
     algorithm  of RL: `use`, and its options; weights: reward -> weight
     sparse_lr  of RL: the peak rate that rows learn at, on the dense schedule; None: they are frozen
@@ -115,6 +116,7 @@ class StageSetup:
     ahead: int = 1
     smoothing: float = 0.0
     weight: Mapping[str, float] = field(default_factory=dict)
+    propensity: Mapping[str, Any] = field(default_factory=dict)
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     sparse_lr: float | None = None

@@ -107,17 +107,36 @@ class SupervisedUpdate:
 
     def _weights(self, batch: SampleBatch) -> Tensor | None:
         """What each target of a batch counts [M]; None where all count 1."""
-        if not self.stage.weight:
+        if not self.stage.weight and not self.stage.propensity:
             return None
-        return self._of_kinds[batch.event.values[batch.loss_mask.values]]
+        taught = batch.loss_mask.values
+        weight_M = self._of_kinds[batch.event.values[taught]]
+        if self.stage.propensity:
+            weight_M = weight_M * self._inverse(batch.context[self.stage.propensity["column"]].values[taught])
+        return weight_M / self._mean
 
     @cached_property
     def _of_kinds(self) -> Tensor:
-        """What a target of each kind of event counts, 1 on average over the stage's training events."""
-        seq = self.corpus.seq
-        weights = np.array([self.stage.weight.get(kind, 1.0) for kind in seq.event_names], np.float32)
-        taught = seq.split == TRAIN
-        if self.stage.target:
-            taught &= seq.targets[self.stage.target]
-        mean = float(weights[seq.event[taught]].mean()) if taught.any() else 1.0
-        return torch.from_numpy(weights / max(mean, 1e-12)).to(self.device)
+        """What a target of each kind of event counts, before all are made 1 on average."""
+        names = self.corpus.seq.event_names or ("",)
+        return torch.tensor([self.stage.weight.get(kind, 1.0) for kind in names], device=self.device)
+
+    @cached_property
+    def _mean(self) -> float:
+        """What a training event of the stage counts on average."""
+        total, events = 0.0, 0
+        for part in self.corpus.seq.parts():
+            taught = part.split == TRAIN
+            if self.stage.target:
+                taught &= part.targets[self.stage.target]
+            weight = self._of_kinds.cpu()[torch.from_numpy(part.event[taught].astype(np.int64))]
+            if self.stage.propensity:
+                values = np.nan_to_num(part.columns[self.stage.propensity["column"]][taught])
+                weight = weight * self._inverse(torch.from_numpy(values))
+            total, events = total + float(weight.sum(dtype=torch.float64)), events + len(weight)
+        return total / events if total else 1.0
+
+    def _inverse(self, chance: Tensor) -> Tensor:
+        """Inverse propensities (Schnabel et al. 2016), cut at `most` and later divided by their mean; 1 where none is known."""
+        most = float(self.stage.propensity["most"])
+        return torch.where(chance > 0, 1 / chance.clamp_min(1 / most), 1.0)

@@ -28,21 +28,23 @@ from nonet.samples.preparation import BuildOptions, Prepared, Report, prepare, s
 from nonet.samples.sequences import (
     TEST,
     TRAIN,
+    Compressed,
     CountOptions,
     Sequences,
     Sums,
     Transitions,
     build_sequences,
+    compress,
     item_keys,
     user_keys,
 )
-from nonet.samples.tables import count_rows, notice, read_tables
+from nonet.samples.tables import condition, count_rows, notice, read_tables
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 MEMORY_EVENTS = (
     5_000_000  # above which sequences are prepared on disk; in memory they peak at 93 bytes an event
 )
-PREPARING, PREPARED = "preparing.json", "prepared.json"
+PREPARING, PREPARED, COMPRESSED = "preparing.json", "prepared.json", "compressed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class KnownRun:
 @dataclass(frozen=True, slots=True)
 class DataSetup:
     """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
-    what holds of repeats (None: the data decides), and how transitions are counted (CountOptions)."""
+    what holds of repeats (None: the data decides), how transitions are counted (CountOptions), and the period in seconds and
+    "item" or "category" by which repeated events become one."""
 
     interactions: str
     items: str | None
@@ -94,9 +97,12 @@ class DataSetup:
     repeats: str | None = None
     transitions: Mapping[str, Any] = field(default_factory=dict)
     prepare: str | None = None
+    compress: tuple[float, str] | None = None
 
     def on_disk(self) -> bool:
         """Whether sequences are prepared on disk: as `prepare` says, else where there are more than five million events."""
+        if self.compress is not None:
+            return False
         if self.prepare is not None:
             return self.prepare == "disk"
         return count_rows(self.interactions, "interactions") > MEMORY_EVENTS
@@ -117,8 +123,14 @@ class DataSetup:
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables; sequences and the items they are over. Raises DataError."""
+        return self.built()[:2]
+
+    def built(self) -> tuple[Sequences, pa.Table, Compressed | None]:
+        """`build`, and the log as it was compressed, where it was."""
         interactions, items = read_tables(self.interactions, self.items, dict(self.columns))
-        return build_sequences(
+        log = self.compressed(interactions, items)
+        interactions = interactions if log is None else log.events
+        return *build_sequences(
             interactions,
             items,
             keep=self.keep,
@@ -126,7 +138,16 @@ class DataSetup:
             targets=self.targets,
             where=self.where,
             repeats=self.repeats,
-        )
+            strict=self.compress is not None,
+        ), log
+
+    def compressed(self, interactions: pa.Table, items: pa.Table | None) -> Compressed | None:
+        """Checked interactions that `where` keeps, with their repeats beside; None where they are taken as they are."""
+        if self.compress is None:
+            return None
+        if self.where:
+            interactions = interactions.filter(condition(self.where, interactions.schema, name="data.where"))
+        return compress(interactions, *self.compress, items)
 
     def sampled(self) -> tuple[pa.Table, pa.Schema]:
         """Checked interactions of one row group, and the columns of the items, without rows: what a driver looks at where all
@@ -165,6 +186,8 @@ class Tokeniser(DistributeWorker):
         }
         facts = facts_of(seq, items, data)
         facts["data"]["repeats"] = _repeats(seq, data)
+        if data.compress is not None:
+            facts["data"]["compressed"] = json.loads((root / COMPRESSED).read_bytes())
         return {"artifacts": written, "tokenizer": tokens.report, **facts}
 
 
@@ -174,7 +197,14 @@ def sequences_of(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict
     How far a preparation on disk is stands in root/preparing.json meanwhile.
     """
     if not data.on_disk():
-        seq, items = data.build()
+        seq, items, log = data.built()
+        if log is not None:
+            keep(
+                root,
+                "repeats",
+                lambda folder: pq.write_table(log.repeats, folder / "repeats.parquet", compression="zstd"),
+            )
+            write_whole(root / COMPRESSED, json.dumps(log.facts()).encode())
         return seq, items, keep(root, "sequences", lambda folder: write_sequences(folder, seq, items))
     root.mkdir(parents=True, exist_ok=True)
     told = root / PREPARING

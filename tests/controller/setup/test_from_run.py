@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
@@ -45,6 +47,19 @@ def test_without_init_nothing_is_looked_for():
     scenario = quickstart()
     assert settled(scenario) is scenario
     assert warm_start(scenario) is None
+
+
+def test_a_run_keeps_to_the_files_of_its_start_while_their_folder_grows(tmp_path):
+    day = pa.table({"user_id": [1], "item_id": [[1, 2]]})
+    for name in ("day-2", "day-1"):
+        pq.write_table(day, tmp_path / f"{name}.parquet")
+    scenario = settled(
+        quickstart(f"data.source={{use: parquet, path: '{tmp_path}/day-*.parquet', items: item_id}}")
+    )
+    pq.write_table(day, tmp_path / "day-0.parquet")
+    files = [str(tmp_path / f"day-{number}.parquet") for number in (1, 2)]
+    assert document(scenario)["data"]["source"]["path"] == files
+    assert settled(make_scenario(document(scenario))) == scenario
 
 
 def test_init_means_the_last_stage_that_ended_and_is_settled_to_a_folder(runs):

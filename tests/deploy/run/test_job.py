@@ -79,7 +79,7 @@ JOB = """
 import socket, sys, time
 from pathlib import Path
 from ray.cluster_utils import Cluster
-from nonet.deploy.submit import submit_job
+from nonet.deploy.run import submit_job
 from nonet.errors import NonetError
 ring = Path(sys.argv[1])
 

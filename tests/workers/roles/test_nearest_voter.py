@@ -10,7 +10,7 @@ from ring_world import Ring, scores_of
 
 from nonet.controller.scenario import check_tables, load_scenario
 from nonet.errors import ConfigError
-from nonet.samples.batches import prompts
+from nonet.samples.batches import prompts, training_batch
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 
@@ -79,7 +79,35 @@ def test_kinds_of_events_count_as_the_stage_says_and_one_on_average(ring):
     trainer.corpus.__dict__["seq"] = replace(seq, event=kind, event_names=("view", "buy"))
     trainer.begin(stage)
     update = trainer._supervised(replace(stage, weight={"buy": 5.0}))
-    of_view, of_buy = update._of_kinds.tolist()
+    of_view, of_buy = (update._of_kinds / update._mean).tolist()
     assert of_buy == pytest.approx(5 * of_view)
     taught = kind[seq.split == TRAIN]
     assert np.array([of_view, of_buy])[taught].mean() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_targets_count_the_inverse_of_their_propensity_and_one_on_average(ring):
+    world = ring.world()
+    trainer, stage = world.trainer, world.stages["pretrain"]
+    seq = trainer.corpus.seq
+    chance = np.resize(np.array([1.0, 0.5, 0.01, np.nan], np.float32), len(seq.item))
+    trainer.corpus.__dict__["seq"] = replace(seq, columns={**seq.columns, "shown": chance})
+    trainer.begin(stage)
+    update = trainer._supervised(replace(stage, propensity={"column": "shown", "most": 10.0}))
+    by_hand = np.resize(np.array([1.0, 2.0, 10.0, 1.0]), len(seq.item))
+    mean = by_hand[seq.split == TRAIN].mean()
+    assert update._mean == pytest.approx(mean)
+    batch = training_batch(
+        update.corpus.seq,
+        trainer.corpus.sids,
+        np.arange(4),
+        history=8,
+        stage="pretrain",
+        epoch=0,
+        seed=7,
+        target=None,
+    )
+    taught = batch.loss_mask.values
+    shown = batch.context["shown"].values[taught]
+    expected = np.select([shown == 1, shown == 0.5, shown > 0], [1.0, 2.0, 10.0], 1.0) / mean
+    np.testing.assert_allclose(update._weights(batch).numpy(), expected, rtol=1e-5)
+    assert len(np.unique(expected)) == 3

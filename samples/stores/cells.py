@@ -1,0 +1,104 @@
+"""Cells: the values of one column as bytes, as HBase has them, and as Arrow; a value of another width is named.
+
+text     UTF-8                        int64, int32, float64, float32   big-endian, as HBase's own Bytes class writes them
+number   a number written as text     list<int64>, list<int32>, ...    the same one after the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, DataError
+from nonet.suggest import did_you_mean
+
+_FIXED = {
+    "int64": (">i8", pa.int64()),
+    "int32": (">i4", pa.int32()),
+    "float64": (">f8", pa.float64()),
+    "float32": (">f4", pa.float32()),
+}
+KINDS = ("text", "number", *_FIXED, *(f"list<{name}>" for name in _FIXED))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """How the values of one column are written; kind: one of `KINDS`."""
+
+    name: str
+    kind: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"column {self.name!r}: there is no type {self.kind!r}; there are {', '.join(KINDS)}."
+                f"{did_you_mean(self.kind, KINDS)}"
+            )
+
+    @property
+    def type(self) -> pa.DataType:
+        """As Arrow has it."""
+        if self.kind == "text":
+            return pa.string()
+        if self.kind == "number":
+            return pa.float64()
+        if self.kind in _FIXED:
+            return _FIXED[self.kind][1]
+        return pa.list_(_FIXED[self.kind[5:-1]][1])
+
+    def decode(self, values: Sequence[bytes | None], keys: Sequence[bytes], what: str) -> pa.Array:
+        """Values [R], null where there is None. Raises DataError that names the first of another width or kind, by its key."""
+        there = [value for value in values if value is not None]
+        try:
+            made = self._decoded(there)
+        except (ValueError, pa.ArrowException):
+            made = None
+        if made is None:
+            key, value = next(
+                (k, v) for k, v in zip(keys, values, strict=True) if v is not None and not self._fits(v)
+            )
+            shown = value[:16] if len(value) > 16 else value
+            raise DataError(
+                f"{what}: row {key.decode(errors='replace')!r} has {len(value)} bytes in column {self.name!r} ({shown!r}), "
+                f"which are no {self.kind}"
+            )
+        if len(there) == len(values):
+            return made
+        place = np.cumsum([value is not None for value in values]) - 1
+        return made.take(pa.array(place, mask=np.array([value is None for value in values])))
+
+    def encode(self, column: pa.Array) -> list[bytes | None]:
+        """The bytes of each value; None for null."""
+        values = column.to_pylist()
+        if self.kind == "text":
+            return [None if value is None else value.encode() for value in values]
+        if self.kind == "number":
+            return [None if value is None else repr(value).encode() for value in values]
+        dtype = _FIXED[self.kind if self.kind in _FIXED else self.kind[5:-1]][0]
+        return [None if value is None else np.array(value, dtype).tobytes() for value in values]
+
+    def _decoded(self, values: list[bytes]) -> pa.Array | None:
+        if self.kind == "text":
+            return pa.array(values, pa.binary()).cast(pa.string())
+        if self.kind == "number":
+            return pa.array([float(value) for value in values], pa.float64())
+        dtype, kind = _FIXED[self.kind if self.kind in _FIXED else self.kind[5:-1]]
+        width, sizes = np.dtype(dtype).itemsize, np.fromiter(map(len, values), np.int64, len(values))
+        single = self.kind in _FIXED
+        if (sizes != width).any() if single else (sizes % width).any():
+            return None
+        flat = pa.array(np.frombuffer(b"".join(values), dtype).astype(dtype.replace(">", "<")), kind)
+        if single:
+            return flat
+        return pa.ListArray.from_arrays(
+            pa.array(np.append(0, np.cumsum(sizes // width)).astype(np.int32)), flat
+        )
+
+    def _fits(self, value: bytes) -> bool:
+        try:
+            return self._decoded([value]) is not None
+        except (ValueError, pa.ArrowException):
+            return False

@@ -1,0 +1,289 @@
+"""HBaseStore: a table of HBase by its Thrift 1 server, as `happybase` speaks it.
+
+    open_store("hbase://hb-1:9090/items", {"price": "d:price float64", "shop": "d:shop"})
+
+Distinct keys are read in batches over a few connections. As of a time, the newest cells of all keys come first, in one call a
+batch; only keys whose newest cell is too young are asked for their versions. HBase's cells have times of their own, so each
+column is as of the time by itself; a row without any cell before it is absent.
+"""
+
+# Shapes: K keys asked for, U distinct ones.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.stores.base import Rows, Store, aligned, distinct
+from nonet.samples.stores.cells import Cells
+from nonet.samples.stores.hbase_connections import HBaseConnections, HBasePlace
+from nonet.suggest import did_you_mean, listed
+
+_UNITS = {"ms": 1000, "s": 1}
+_PLACE = tuple(HBasePlace.__dataclass_fields__)[2:]
+
+
+class HBaseStore(Store):
+    """See the module. Raises ConfigError where the table or a column family is not there, StoreError where nobody answers.
+
+    columns  name -> "family:qualifier type", or names, which are text in `family`
+    keys     row keys: "text" (whole numbers in decimal), or "int64", eight bytes big-endian
+    unit     of cells' times: "ms" as HBase writes them, or "s"
+    batch    rows of a call at most
+    """
+
+    versions = True
+
+    def __init__(
+        self,
+        address: str,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        *,
+        family: str = "f",
+        keys: str = "text",
+        unit: str = "ms",
+        batch: int = 1000,
+        **place: Any,
+    ):
+        self.name = f"store hbase://{address}"
+        where, slash, table = address.partition("/")
+        host, _, port = where.partition(":")
+        if not (slash and table and host) or not (port or "9090").isdecimal():
+            raise ConfigError(f"{self.name}: wanted hbase://HOST:PORT/TABLE")
+        if unit not in _UNITS or keys not in ("text", "int64"):
+            raise ConfigError(f"{self.name}: unit is ms or s, keys are text or int64; got {unit} and {keys}")
+        for option in place:
+            if option not in _PLACE:
+                raise ConfigError(
+                    f"{self.name}: no option {option!r}; there are {listed(_PLACE)}.{did_you_mean(option, _PLACE)}"
+                )
+        self.key = pa.int64() if keys == "int64" else pa.string()
+        self._table, self._scale, self._batch = table.encode(), _UNITS[unit], batch
+        self._cells = {
+            name: _cell(name, source, family, self.name)
+            for name, source in _named(columns, self.name).items()
+        }
+        self.schema = pa.schema([pa.field(name, cells.type) for name, (_, cells) in self._cells.items()])
+        self._wire = HBaseConnections(HBasePlace(host, int(port or 9090), **place), self.name)
+        self._readers = ThreadPoolExecutor(self._wire.place.connections, "hbase")
+        self._check()
+
+    def _check(self) -> None:
+        tables = self._wire.read(lambda connection: connection.tables())
+        if self._table not in tables:
+            known = [table.decode(errors="replace") for table in tables]
+            raise ConfigError(
+                f"{self.name}: there is no such table; there are {listed(known)}.{did_you_mean(self._table.decode(), known)}"
+            )
+        families = self._wire.read(lambda connection: connection.table(self._table).families())
+        there = [name.decode().rstrip(":") for name in families]
+        for name, (source, _) in self._cells.items():
+            family = source.decode().partition(":")[0]
+            if family not in there:
+                raise ConfigError(
+                    f"{self.name}: column {name!r} is in family {family!r}; the table has {listed(there)}."
+                    f"{did_you_mean(family, there)}"
+                )
+
+    def checked_keys(self, keys: Any) -> Any:
+        """Row keys: text, or whole numbers as the decimal text that they are written as."""
+        if pa.types.is_integer(self.key):
+            return super().checked_keys(keys)
+        array = (
+            keys.to_numpy(zero_copy_only=False)
+            if isinstance(keys, (pa.Array, pa.ChunkedArray))
+            else np.asarray(keys)
+        )
+        return super().checked_keys(array.astype(str) if array.dtype.kind in "iu" else array)
+
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        values, place = distinct(keys)
+        rows = self._row_keys(values)
+        newest = self._newest(rows, columns)
+        if before is None:
+            found = np.array([row is not None for row in newest], bool)
+            index = np.flatnonzero(found)
+            batch = self._decoded([rows[i] for i in index], [newest[i] for i in index], columns)
+            at = np.where(found, np.cumsum(found) - 1, -1)
+            return aligned(batch, at[place])
+        return self._as_of(rows, newest, columns, place, before * self._scale)
+
+    def _as_of(
+        self, rows: list[bytes], newest: list[Any], columns: list[str], place: np.ndarray, before: np.ndarray
+    ) -> Rows:
+        """Each asked key's row as of its time, out of distinct (key, cells) combinations."""
+        chosen = np.full((len(place), len(columns)), -1, np.int64)
+        cells: list[list[bytes]] = [[] for _ in columns]
+        for number, name in enumerate(columns):
+            source = self._cells[name][0]
+            there = [None if row is None else row.get(source) for row in newest]
+            time = np.array([np.iinfo(np.int64).max if cell is None else cell[1] for cell in there], np.int64)
+            cells[number] = [b"" if cell is None else cell[0] for cell in there]
+            fits = time[place] < before
+            chosen[fits, number] = place[fits]
+            late = ~fits & np.array([cell is not None for cell in there], bool)[place]
+            self._older(rows, source, place, before, np.flatnonzero(late), chosen[:, number], cells[number])
+        found = (chosen >= 0).any(1)
+        index = np.flatnonzero(found)
+        asked = [rows[i] for i in place[index]]
+        arrays = []
+        for number, name in enumerate(columns):
+            at = chosen[index, number]
+            used, back = np.unique(at, return_inverse=True)
+            kept = [None if i < 0 else cells[number][i] for i in used]
+            named = dict(zip(at.tolist(), asked, strict=True))
+            made = self._cells[name][1].decode(kept, [named[i] for i in used.tolist()], self.name)
+            arrays.append(made.take(pa.array(back)))
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return Rows(
+            pa.RecordBatch.from_arrays(arrays, schema=schema),
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(found)]),
+        )
+
+    def _older(
+        self,
+        rows: list[bytes],
+        source: bytes,
+        place: np.ndarray,
+        before: np.ndarray,
+        late: np.ndarray,
+        chosen: np.ndarray,
+        cells: list[bytes],
+    ) -> None:
+        """Choose for requests [late] among the older versions of their keys' cells; those that are read are added to `cells`."""
+        keys = np.unique(place[late])
+        until = {int(key): int(before[late[place[late] == key]].max()) for key in keys}
+
+        def versions(key: int) -> list[tuple[bytes, int]]:
+            return self._wire.read(
+                lambda connection: connection.table(self._table).cells(
+                    rows[key], source, versions=1 << 30, timestamp=until[key], include_timestamp=True
+                )
+            )
+
+        for key, found in zip(until, self._readers.map(versions, until), strict=True):
+            found = sorted(found, key=lambda cell: cell[1])
+            time, first = np.array([at for _, at in found], np.int64), len(cells)
+            cells.extend(value for value, _ in found)
+            mine = late[place[late] == key]
+            last = np.searchsorted(time, before[mine]) - 1
+            chosen[mine] = np.where(last >= 0, first + last, -1)
+
+    def _newest(self, rows: list[bytes], columns: list[str]) -> list[Any]:
+        """The newest cells of distinct rows, {source: (value, time)}; None for a row that is not there."""
+        wanted = [self._cells[name][0] for name in columns]
+        parts = [rows[at : at + self._batch] for at in range(0, len(rows), self._batch)]
+
+        def read(part: list[bytes]) -> dict[bytes, Any]:
+            answer = self._wire.read(
+                lambda connection: connection.table(self._table).rows(part, wanted, include_timestamp=True)
+            )
+            return dict(answer)
+
+        found: dict[bytes, Any] = {}
+        for answer in map(read, parts) if len(parts) == 1 else self._readers.map(read, parts):
+            found |= answer
+        return [found.get(row) or None for row in rows]
+
+    def _decoded(self, rows: list[bytes], found: list[Any], columns: list[str]) -> pa.RecordBatch:
+        arrays = []
+        for name in columns:
+            source, cells = self._cells[name]
+            values = [cell[0] if (cell := row.get(source)) else None for row in found]
+            arrays.append(cells.decode(values, rows, self.name))
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _row_keys(self, keys: Any) -> list[bytes]:
+        if isinstance(keys, np.ndarray):
+            return [key.to_bytes(8, "big", signed=True) for key in keys.tolist()]
+        return [key.encode() for key in keys.to_pylist()]
+
+    def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
+        asked, batch = self.checked_keys(keys), self.checked_values(values)
+        when = (
+            np.broadcast_to(np.asarray(times if times is not None else 0, np.int64), len(batch)) * self._scale
+        )
+        rows, columns = self._row_keys(asked), []
+        for name, (source, cells) in self._cells.items():
+            columns.append([(source, value) for value in cells.encode(batch.column(name))])
+        for time in np.unique(when).tolist():
+            mine = np.flatnonzero(when == time)
+
+            def write(connection: Any, mine: Any = mine, time: int = time) -> None:
+                table = connection.table(self._table)
+                with table.batch(timestamp=None if times is None else time, batch_size=self._batch) as sent:
+                    for row in mine.tolist():
+                        data = {
+                            source: value
+                            for source, value in (column[row] for column in columns)
+                            if value is not None
+                        }
+                        if data:
+                            sent.put(rows[row], data)
+
+            self._wire.write(write)
+
+    def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The newest version of every row, in the order of row keys."""
+        names = self.checked_columns(columns)
+        sources, start = [self._cells[name][0] for name in names], b""
+        while True:
+
+            def read(connection: Any, start: bytes = start) -> list[Any]:
+                table = connection.table(self._table)
+                return list(
+                    table.scan(
+                        row_start=start or None,
+                        columns=sources,
+                        batch_size=self._batch,
+                        limit=self._batch,
+                        include_timestamp=True,
+                    )
+                )
+
+            found = self._wire.read(read)
+            if not found:
+                return
+            rows = [row for row, _ in found]
+            times = [max(at for _, at in cells.values()) // self._scale for _, cells in found]
+            whole = self._decoded(rows, [cells for _, cells in found], names)
+            key = (
+                pa.array([int.from_bytes(row, "big", signed=True) for row in rows])
+                if pa.types.is_integer(self.key)
+                else pa.array([row.decode() for row in rows])
+            )
+            fixed = {"key": key, "time": pa.array(times, pa.int64())}
+            yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
+            start = rows[-1] + b"\0"
+
+    def stats(self) -> dict[str, Any]:
+        keys = sum(len(batch) for batch in self.scan(self.schema.names[:1]))
+        return {"keys": keys, "retries": self._wire.retries, "place": str(self._wire.place)}
+
+    def close(self) -> None:
+        self._wire.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def _named(columns: Sequence[str] | Mapping[str, str] | None, what: str) -> dict[str, str]:
+    if not columns:
+        raise ConfigError(
+            f"{what}: an HBase table has no list of columns; name them: {{price: 'family:qualifier float64'}}"
+        )
+    return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+
+
+def _cell(name: str, source: str, family: str, what: str) -> tuple[bytes, Cells]:
+    """Of "family:qualifier type": the column's bytes, and how its values are written."""
+    where, _, kind = source.partition(" ")
+    where = where if ":" in where else f"{family}:{where}"
+    try:
+        return where.encode(), Cells(name, kind.strip() or "text")
+    except ConfigError as error:
+        raise DataError(f"{what}: {error}") from None

@@ -1,0 +1,143 @@
+"""Connections to an HBase Thrift 1 server: pooled, opened again when they idled, reads repeated a bounded number of times.
+
+A connection that waited longer than `idle_s` is opened anew, for servers close idle ones (60 s by default) and say nothing. A
+read that fails on the wire is tried on a fresh connection, `attempts` times with back-off; a write never is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nonet.errors import ConfigError, DataError, StoreError
+
+
+@dataclass(frozen=True)
+class HBasePlace:
+    """Where and how: transport buffered or framed, protocol binary or compact, as the server was started."""
+
+    host: str
+    port: int
+    transport: str = "buffered"
+    protocol: str = "binary"
+    timeout_s: float = 5.0
+    attempts: int = 3
+    idle_s: float = 30.0
+    connections: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} ({self.transport} transport, {self.protocol} protocol)"
+
+
+class HBaseConnections:
+    """The pool of one process; `name` opens every message."""
+
+    def __init__(self, place: HBasePlace, name: str):
+        self.place, self.name = place, name
+        self._idle: queue.LifoQueue[tuple[float, Any]] = queue.LifoQueue()
+        self._errors = _wire_errors()
+        self.retries = 0
+
+    def read(self, call: Callable[[Any], Any]) -> Any:
+        """What `call(connection)` gives. Raises StoreError once every attempt failed, ConfigError for what is not there."""
+        last: BaseException | None = None
+        for attempt in range(self.place.attempts):
+            try:
+                return self._once(call)
+            except self._errors as error:
+                last = error
+                self.retries += 1
+                if attempt + 1 < self.place.attempts:
+                    time.sleep(
+                        min(2.0, 0.05 * 2**attempt) * (0.5 + random.random())
+                    )  # apart from the others that wait
+        raise StoreError(self._lost(last, self.place.attempts)) from last
+
+    def write(self, call: Callable[[Any], Any]) -> Any:
+        """The same, once."""
+        try:
+            return self._once(call)
+        except self._errors as error:
+            raise StoreError(
+                f"{self._lost(error, 1)}; a write is not repeated, some of its rows may be there"
+            ) from error
+
+    def close(self) -> None:
+        """Close those that wait."""
+        while not self._idle.empty():
+            _close(self._idle.get_nowait()[1])
+
+    def _once(self, call: Callable[[Any], Any]) -> Any:
+        connection = self._taken()
+        try:
+            answer = call(connection)
+        except BaseException as error:
+            _close(connection)  # what is left in it belongs to a call that failed
+            raise self._told(error) from error
+        self._idle.put((time.monotonic(), connection))
+        return answer
+
+    def _taken(self) -> Any:
+        while True:
+            try:
+                since, connection = self._idle.get_nowait()
+            except queue.Empty:
+                return self._opened()
+            if time.monotonic() - since < self.place.idle_s:
+                return connection
+            _close(connection)
+
+    def _opened(self) -> Any:
+        import happybase
+
+        place = self.place
+        return happybase.Connection(
+            place.host,
+            place.port,
+            timeout=int(1000 * place.timeout_s),
+            transport=place.transport,
+            protocol=place.protocol,
+        )
+
+    def _told(self, error: BaseException) -> BaseException:
+        """What the server itself said is no matter of the wire."""
+        import Hbase_thrift  # pyright: ignore[reportMissingImports]  happybase makes it out of its IDL
+        from thriftpy2.thrift import TApplicationException
+
+        if isinstance(error, Hbase_thrift.IOError | Hbase_thrift.IllegalArgument):
+            text = " ".join(str(getattr(error, "message", error)).split())[:200]
+            return DataError(f"{self.name}: the server refused: {text}")
+        if isinstance(error, TApplicationException):
+            return ConfigError(
+                f"{self.name}: {self.place} answers in another version of the protocol ({error}); a Thrift 1 server is "
+                "wanted: hbase thrift start"
+            )
+        return error
+
+    def _lost(self, error: BaseException | None, attempts: int) -> str:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        times = f"in {attempts} attempts" if attempts > 1 else "once"
+        return (
+            f"{self.name}: no answer from {self.place}, asked {times} within {self.place.timeout_s:g} s each ({cause}); is a "
+            "Thrift 1 server there (hbase thrift start), started with this transport and protocol?"
+        )
+
+
+def _wire_errors() -> tuple[type[BaseException], ...]:
+    try:
+        import happybase  # noqa: F401  its IDL too
+        from thriftpy2.protocol.exc import TProtocolException
+        from thriftpy2.transport import TTransportException
+    except ImportError:
+        raise ConfigError("hbase:// stores want happybase: pip install 'nonet[hbase]'") from None
+    return (TTransportException, TProtocolException, OSError, EOFError)
+
+
+def _close(connection: Any) -> None:
+    with contextlib.suppress(Exception):
+        connection.close()

@@ -1,0 +1,153 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from nonet.errors import DataError
+from nonet.samples.batches import prompt_batch, seen, taught_windows, window_batch
+from nonet.samples.sequences import build_sequences, compress, expand
+
+DAY = 86400
+
+
+def log_of(users: int, seed: int, *, least: int = 3, most: int = 12) -> pa.Table:
+    """A log a user: few items, few moments, so that repeats, ties and ends of periods are common; rows in any order."""
+    rng = np.random.default_rng(seed)
+    user = rng.permutation(np.repeat(np.arange(users), rng.integers(least, most, users)))
+    moments = np.array([0, 1, 5, DAY - 1, DAY, DAY + 1, DAY + 7, 2 * DAY - 1, 2 * DAY])
+    return pa.table(
+        {
+            "user_id": user,
+            "item_id": rng.integers(0, 4, len(user)),
+            "timestamp": moments[rng.integers(0, len(moments), len(user))],
+            "event": pa.array(np.array(["buy", "click", "view"])[rng.integers(0, 3, len(user))]),
+            "rating": rng.random(len(user), dtype=np.float32),
+        }
+    )
+
+
+def visible_pairs(batch, samples) -> tuple[np.ndarray, ...]:
+    """(sequence, time of its sample, context event) of everything that a sample of the batch sees; samples: (sequence, place or
+    None for a prompt, time)."""
+    parts = []
+    for row, place, time in samples:
+        first, last = int(batch.item.offsets[row]), int(batch.item.offsets[row + 1])
+        events = np.arange(first, last if place is None else place)
+        parts.append(np.stack([np.full(len(events), row), np.full(len(events), time), events]))
+    return tuple(np.concatenate(parts, axis=1))
+
+
+def leaks(log: pa.Table, by: str = "item") -> tuple[int, int]:
+    """(values at or after their sample's time, values looked at) over all prompts and all training targets of a log."""
+    items = pa.table({"item_id": np.arange(4), "categories": [["a"], ["a"], ["b"], []]})
+    compressed = compress(log, DAY, by, items)
+    seq, there = build_sequences(
+        compressed.events, items, split={"use": "leave_last_out", "test": 1, "valid": 0, "rl": 0}, strict=True
+    )
+    sids = np.zeros((len(there), 1), np.int32)
+    wrong = looked = 0
+    users = np.repeat(np.arange(len(seq)), seq.lengths)
+    positions = np.arange(len(seq.item)) - seq.offsets[users]
+    prompts = prompt_batch(seq, sids, users, positions, history=20, stage="s")
+    asked = [(row, None, time) for row, time in enumerate(seq.time.tolist())]
+    windows = taught_windows(seq, np.arange(len(seq)), history=4, stage="s", epoch=0, seed=1, target=None)
+    taught = window_batch(seq, sids, windows, stage="s", epoch=0, target=None)
+    row_of = np.repeat(np.arange(len(taught.item)), np.diff(taught.item.offsets.numpy()))
+    targets = np.flatnonzero(taught.loss_mask.values.numpy())
+    learned = [(row_of[at], at, int(taught.time.values[at])) for at in targets.tolist()]
+    for batch, samples, owner in ((prompts, asked, users), (taught, learned, windows[0])):
+        row, time, event = visible_pairs(batch, samples)
+        first = batch.time.values.numpy()[event]
+        span, count = (
+            batch.context["span"].values.numpy()[event],
+            batch.context["count"].values.numpy()[event],
+        )
+        wrong += int((first >= time).sum() + (first + span >= time).sum())
+        wrong += int(
+            (
+                count
+                > _before(
+                    log, items, by, seq.user_id[owner[row]], batch.item.values.numpy()[event], first, time
+                )
+            ).sum()
+        )
+        looked += 3 * len(event)
+    history = seen(seq, users, positions)
+    cuts = np.repeat(np.arange(len(users)), np.diff(history.offsets))
+    assert len(cuts) == len(visible_pairs(prompts, asked)[0])
+    return wrong, looked
+
+
+def _before(log: pa.Table, items: pa.Table, by: str, user, item, first, time) -> np.ndarray:
+    """How many rows of the log one event may stand for, by hand: of its user, item and day, before the sample's time."""
+    same = np.array([0, 1, 2, 3]) if by == "item" else np.array([0, 0, 2, 3])
+    day = log["timestamp"].to_numpy() // DAY
+    group = (log["user_id"].to_numpy() * 4 + same[log["item_id"].to_numpy()]) * 8 + day
+    rows = group * (4 * DAY) + log["timestamp"].to_numpy()
+    rows.sort()
+    asked = (user * 4 + same[item]) * 8 + first // DAY
+    return np.searchsorted(rows, asked * (4 * DAY) + np.minimum(time, 4 * DAY - 1)) - np.searchsorted(
+        rows, asked * (4 * DAY)
+    )
+
+
+@pytest.mark.parametrize("by", ["item", "category"])
+def test_ten_thousand_random_logs_with_ties_leak_nothing(by):
+    wrong, looked = leaks(log_of(10_000, seed=3), by)
+    assert wrong == 0
+    assert looked > 100_000
+
+
+def test_the_leak_test_finds_a_leak():
+    log = log_of(200, seed=5)
+    assert leaks(log)[0] == 0
+    ahead = log.set_column(2, "timestamp", pa.array(np.sort(log["timestamp"].to_numpy())))
+    compressed = compress(ahead, DAY, "item")
+    whole = len(compressed.repeats)
+    assert (
+        compressed.events["count"].to_numpy().sum() - len(compressed.events) < whole
+    )  # some repeats came too late to be counted
+
+
+@pytest.mark.parametrize("by", ["item", "category"])
+@pytest.mark.parametrize("seed", range(5))
+def test_expanding_gives_back_every_row(by, seed):
+    log = log_of(300, seed)
+    items = pa.table({"item_id": np.arange(4), "categories": [["a"], ["a"], [], ["b"]]})
+    compressed = compress(log, DAY, by, items)
+    assert len(compressed.events) < len(log)
+    assert expand(compressed).equals(log.combine_chunks())
+
+
+def test_one_event_says_how_many_it_stands_for_as_of_the_next():
+    log = pa.table(
+        {
+            "user_id": [1, 1, 1, 1, 1],
+            "item_id": [7, 7, 8, 7, 7],
+            "timestamp": [10, 30, 50, 60, DAY + 1],
+            "event": ["view", "click", "view", "buy", "view"],
+        }
+    )
+    events = compress(log, DAY, "item").events
+    assert events["timestamp"].to_pylist() == [10, 50, DAY + 1]
+    assert events["count"].to_pylist() == [2, 1, 1]  # the one at 60 came after the user's next event
+    assert events["span"].to_pylist() == [20, 0, 0]
+    assert events["kinds"].to_pylist() == ["click|view", "view", "view"]
+
+
+def test_a_strict_prompt_sees_nothing_of_its_own_second():
+    log = pa.table({"user_id": [1, 1, 1, 1], "item_id": [1, 2, 3, 4], "timestamp": [5, 9, 9, 9]})
+    split = {"use": "leave_last_out", "test": 1, "valid": 0, "rl": 0}
+    for strict, lengths in ((False, [0, 1, 2, 3]), (True, [0, 1, 1, 1])):
+        seq, items = build_sequences(log, None, split=split, strict=strict)
+        batch = prompt_batch(
+            seq, np.zeros((len(items), 1), np.int32), np.zeros(4, int), np.arange(4), history=9, stage="s"
+        )
+        assert np.diff(batch.item.offsets.numpy()).tolist() == lengths
+
+
+def test_what_cannot_be_compressed_is_one_line():
+    log = pa.table({"user_id": [1], "item_id": [1], "timestamp": [5], "count": [1]})
+    with pytest.raises(DataError, match="have a column 'count' already"):
+        compress(log, DAY, "item")
+    with pytest.raises(DataError, match=r"by: category wants data\.items"):
+        compress(log.drop_columns(["count"]), DAY, "category")
