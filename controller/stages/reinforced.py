@@ -31,9 +31,7 @@ _BEFORE = ("rollout", "reward")  # of a step, what staleness lets run beside the
 
 
 class AlgorithmOptions(Replaceable):
-    """By default what climbs without bias: RLOO over draws that say what they weigh (`nonet bench gradient`)."""
-
-    default: ClassVar[str] = "rloo"
+    default: ClassVar[str] = "grpo"
     registry: ClassVar[Registry[Any] | None] = ALGORITHMS
 
 
@@ -71,7 +69,7 @@ class SampledRollout(_Drawing):
 
 
 class RolloutOptions(Replaceable):
-    default: ClassVar[str] = "gumbel"
+    default: ClassVar[str] = "beam"
     shipped: ClassVar[dict[str, type[StrictModel]]] = {
         "beam": BeamRollout,
         "sample": SampledRollout,

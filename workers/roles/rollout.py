@@ -133,7 +133,7 @@ class Rollout(DistributeWorker):
         """How many prompts there are to probe."""
         return len(self.heldout_prompts()[0])
 
-    @method(collect="concat", users=Shard, positions=Shard)
+    @method(collect="concat", users=Shard, positions=Shard, draw=Replicate)
     def generate(
         self,
         users: np.ndarray,
@@ -160,7 +160,7 @@ class Rollout(DistributeWorker):
         how = stage, step, width, draw or {}
         return join([self._answered(users[part], positions[part], *how) for part in parts])
 
-    @method(collect="concat")
+    @method(collect="concat", draw=Replicate)
     def generate_step(
         self,
         size: int,

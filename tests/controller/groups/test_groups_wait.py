@@ -54,7 +54,7 @@ def test_rollouts_compute_the_chunk_that_the_plan_names(run_groups, monkeypatch)
     told = []
     run_groups.rollout.group.__dict__["generate"] = lambda *args, **kwargs: told.append(kwargs["chunk"])
     monkeypatch.setattr(run_groups.rollout, "ensure_on_device", lambda stage: None)
-    run_groups.rollout.generate(SimpleNamespace(stage="rl", step=0, users=[], positions=[]))
+    run_groups.rollout.generate(SimpleNamespace(stage="rl", step=0, users=[], positions=[], served=False))
     assert told == [chunk]
 
 
