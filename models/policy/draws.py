@@ -55,11 +55,14 @@ class _Group:
     def joined(self, other: _Group) -> _Group:
         """Both groups' candidates, these first."""
         sampling = None if other.sampling is None else torch.cat([self.logp, other.sampling], 1)
-        pairs = [
-            (getattr(self, name), getattr(other, name))
-            for name in ("leaf", "logp", "chosen", "weight", "chance")
-        ]
-        return _Group(*(torch.cat(pair, 1) for pair in pairs), sampling)
+        return _Group(
+            torch.cat([self.leaf, other.leaf], 1),
+            torch.cat([self.logp, other.logp], 1),
+            torch.cat([self.chosen, other.chosen], 1),
+            torch.cat([self.weight, other.weight], 1),
+            torch.cat([self.chance, other.chance], 1),
+            sampling,
+        )
 
 
 class Drawing:
@@ -133,7 +136,7 @@ class Drawing:
 
     def _allowed_mass(self) -> Tensor:
         """Log of what the policy gives to all that is not masked, [U, 1]."""
-        counts = np.diff(np.asarray(self._hidden.offsets))
+        counts = np.diff(np.asarray(self._hidden.offsets, dtype=np.int64))
         most = int(counts.max(initial=0))
         if not most:
             return torch.zeros(len(counts), 1, dtype=torch.float64, device=self.device)
@@ -235,6 +238,6 @@ def _once_each(leaf_UF: Tensor) -> Tensor:
 
 def _pairs(hidden: Jagged, leaf_of_item: np.ndarray, leaves: int) -> Tensor:
     """prompt * leaves + leaf of every masked item of the catalogue."""
-    row = np.repeat(np.arange(len(hidden)), np.diff(np.asarray(hidden.offsets)))
+    row = np.repeat(np.arange(len(hidden)), np.diff(np.asarray(hidden.offsets, dtype=np.int64)))
     leaf = leaf_of_item[np.asarray(hidden.values)]
     return torch.from_numpy((row * leaves + leaf)[leaf >= 0].astype(np.int64))

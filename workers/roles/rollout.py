@@ -190,7 +190,7 @@ class Rollout(DistributeWorker):
         """What `generate` gives for one chunk."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, stage)
-        drawn = {}
+        drawn: dict[str, Any] = {}
         if is_drawn(draw):
             noise = [rng(self.run.seed, stage, step, uid, "rollout") for uid in batch.uid]
             beams = Drawing(self._recommender, batch, users, positions, noise).drawn(width, draw)
