@@ -1,5 +1,8 @@
 from .base import check_address as check_address
+from .base import create_store as create_store
 from .base import open_store as open_store
+from .filling import Filling as Filling
+from .filling import got as got
 from .join import Join as Join
 from .join import Joins as Joins
 from .join import JoinSetup as JoinSetup

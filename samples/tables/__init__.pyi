@@ -27,3 +27,4 @@ from .tables import split_categories as split_categories  # pyright: ignore[repo
 from .times import is_plain as is_plain  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import unit_by_name as unit_by_name
 from .times import unit_by_size as unit_by_size
+from .times import unix_seconds as unix_seconds  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
