@@ -43,7 +43,7 @@ def explain(scenario: ScenarioArg, change: SetOption = None) -> None:
 @samples.command("stats")
 def stats_of(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Files: a path, a glob, a folder or a URI.")],
-    form: Annotated[str | None, typer.Option("--format", help="parquet, csv or lines.")] = None,
+    form: Annotated[str | None, typer.Option("--format", help="parquet, arrow, csv or lines.")] = None,
     where: Annotated[str | None, typer.Option(help="A condition on the rows.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,12 +57,24 @@ def stats_of(
 def pack(
     source: RowsArg,
     use: UseArg,
-    key: KeyOption,
+    key: Annotated[
+        str | None, typer.Option(help="The column of keys; without it samples are packed, not features.")
+    ] = None,
     time: TimeOption = None,
     column: ColumnOption = None,
     option: SetOption = None,
 ) -> None:
-    """Make a store of Parquet rows: features by key, with --time their versions."""
+    """Make a store of Parquet rows: features by --key, with --time their versions; without a key, samples as packed Arrow."""
+    if key is None:
+        if time or column or option:
+            raise ConfigError("--time, --column and --set are of a store; say its --key")
+        from nonet.samples.tables import pack_files
+
+        made = pack_files(source, use, lambda done, all_: print(f"{done} of {all_} files", file=sys.stderr))
+        print(
+            f"{use}: {len(made)} files, {sum(path.stat().st_size for path in made) / 1e6:,.1f} MB; read them as format arrow"
+        )
+        return
     from nonet.samples.stores import Filling
 
     filling = Filling(source, key, time, _columns(column), _options(option))

@@ -9,6 +9,8 @@ from .guesses import guess_roles as guess_roles
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
+from .packed import GROUP_ROWS as GROUP_ROWS
+from .packed import pack_files as pack_files
 from .paths import count_rows as count_rows
 from .paths import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import parquet_footer as parquet_footer  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
