@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs.questions import JsonOption, ScenarioArg, SetOption
+from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption
 from nonet.errors import ConfigError
 
 samples = typer.Typer(no_args_is_help=True, help="What stages read, and what files hold.")
@@ -96,6 +96,24 @@ def put(
     columns, options = _columns(column), _options(option)
     filling = Filling(source, key, time, columns, options)
     _written(*filling.put(_opened(use, columns, options), _progress))
+
+
+@store.command()
+def append(
+    run: RunArg,
+    events: Annotated[str, typer.Argument(metavar="EVENTS", help="Interactions, named as the run's were.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Put events behind those of their users in the store of a run's sequences: serving and recommend read them at once."""
+    from nonet.deploy.serving.features import append_events
+
+    done = append_events(run, events)
+    if as_json:
+        print(json.dumps(done))
+        return
+    print(f"{done['events']:,} events of {done['users']:,} users are there")
+    if done["unknown_items"]:
+        print(f"{done['unknown_items']:,} events were left out: the run does not know their items")
 
 
 @store.command()

@@ -1,6 +1,8 @@
-from .base import check_address as check_address
-from .base import create_store as create_store
-from .base import open_store as open_store
+from .addresses import check_address as check_address
+from .addresses import create_store as create_store
+from .addresses import open_store as open_store
+from .base import NoStore as NoStore
+from .base import Store as Store
 from .filling import Filling as Filling
 from .filling import got as got
 from .join import Join as Join

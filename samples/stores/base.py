@@ -15,22 +15,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.plugins import heavy
 from nonet.suggest import did_you_mean, listed
 
-_SCHEMES = {
-    "packed": "nonet.samples.stores.packed:PackedStore",
-    "lmdb": "nonet.samples.stores.lmdb:LMDBStore",
-    "redis": "nonet.samples.stores.redis:RedisStore",
-    "hbase": "nonet.samples.stores.hbase:HBaseStore",
-}
-_SHOWN = "a folder, lmdb:FOLDER, redis://HOST:PORT/NAME and hbase://HOST:PORT/TABLE"
 _FORMAT = 1
 
 
@@ -154,6 +145,10 @@ class Store(ABC):
         return np.broadcast_to(np.asarray(as_of, np.int64), rows)
 
 
+class NoStore(ConfigError):
+    """Nothing is at the address yet."""
+
+
 class Description(NamedTuple):
     """What a store writes of itself: its columns, the type of its keys (int64 or text), whether rows have times."""
 
@@ -190,51 +185,6 @@ class Description(NamedTuple):
         key = pa.string() if written["key"] == "text" else pa.int64()
         schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(written["schema"])))
         return cls(schema, key, written["versions"])
-
-
-def create_store(
-    use: str, schema: pa.Schema, *, key: pa.DataType, versions: bool = False, **options: Any
-) -> Store:
-    """An empty store at an address. Raises ConfigError where there is one already, and for HBase, whose tables HBase makes."""
-    scheme, rest = split_address(use)
-    if scheme == "hbase":
-        raise ConfigError(
-            f"store {use}: tables of HBase are made in its shell: create 'TABLE', {{NAME => 'd', VERSIONS => 100}}"
-        )
-    return heavy(_SCHEMES[scheme]).create(rest, schema, key=key, versions=versions, **options)
-
-
-def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = None, **options: Any) -> Store:
-    """The store at an address: a folder of packed segments, `lmdb:folder`, `redis://host:port/name`, `hbase://host:port/table`.
-
-    columns: what an HBase table is asked for, name -> "family:qualifier type"; the others know their own. Raises ConfigError.
-    """
-    scheme, rest = split_address(use)
-    cls = heavy(_SCHEMES[scheme])
-    if scheme == "hbase":
-        options = {"columns": columns, **options}
-    return cls(rest, **options)
-
-
-def split_address(use: str) -> tuple[str, str]:
-    """("packed" | "lmdb" | "redis" | "hbase", the folder or host:port/name). Raises ConfigError; passwords are refused."""
-    scheme, colon, rest = use.partition(":")
-    if not colon or "/" in scheme:
-        return "packed", use
-    if scheme not in _SCHEMES:
-        raise ConfigError(f"store {use!r}: there are {_SHOWN}.{did_you_mean(scheme, _SCHEMES)}")
-    if "@" in urlsplit(use).netloc:
-        place = use.rpartition("@")[2]
-        raise ConfigError(
-            f"store {scheme}://{place}: a user or password stands in the address; take it out and set "
-            f"NONET_{scheme.upper()}_PASSWORD in the environment"
-        )
-    return scheme, rest.removeprefix("//")
-
-
-def check_address(use: str) -> None:
-    """Raises ConfigError for an address that `open_store` does not know, or that holds a password."""
-    split_address(use)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores.base import Store, create_store, open_store
+from nonet.samples.stores.addresses import create_store, open_store
+from nonet.samples.stores.base import Store
 from nonet.samples.tables import (
     find_parquet,
     is_plain,

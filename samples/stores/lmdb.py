@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, StoreError
-from nonet.samples.stores.base import Description, Rows, Store, aligned, distinct
+from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, distinct
 from nonet.samples.stores.rows import RowCodec, key_bytes, keys_of
 
 _META = b"nonet"
@@ -37,7 +37,7 @@ class LMDBStore(Store):
         self._folder = Path(folder)
         self.name = f"store lmdb:{self._folder}"
         if not (self._folder / "data.mdb").exists():
-            raise ConfigError(
+            raise NoStore(
                 f"{self.name}: there is no store; `nonet pack SRC lmdb:{self._folder}` writes one from Parquet"
             )
         self._env = _opened(self._folder, map_gb, self.name)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from nonet.atomic import make_folder, sync, write_whole
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores.base import Description, Rows, Store, aligned, plain
+from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, plain
 from nonet.samples.tables import as_numbers
 
 _META = "store.json"
@@ -40,7 +40,7 @@ class PackedStore(Store):
         try:
             self._read(json.loads((self._folder / _META).read_text()))
         except FileNotFoundError:
-            raise ConfigError(
+            raise NoStore(
                 f"{self.name}: there is no store; `nonet pack SRC {self._folder}` writes one from Parquet"
             ) from None
         except (OSError, ValueError) as error:

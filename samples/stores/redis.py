@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError, StoreError
-from nonet.samples.stores.base import Description, Rows, Store, aligned, distinct
+from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, distinct
 from nonet.samples.stores.rows import RowCodec, key_bytes, keys_of
 
 _META = "nonet"
@@ -43,7 +43,7 @@ class RedisStore(Store):
         self._server = _connected(self._place, db, timeout_s, attempts, self.name)
         meta = self._asked(lambda: self._server.hget(self._prefix, _META))
         if meta is None:
-            raise ConfigError(
+            raise NoStore(
                 f"{self.name}: there is no store; `nonet pack SRC redis://{address}` writes one from Parquet"
             )
         self.schema, self.key, self.versions = Description.read(json.loads(meta), self.name)
