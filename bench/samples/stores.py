@@ -94,11 +94,7 @@ def _multi_get(folder: Path, rounds: int) -> Made:
 
 
 def _bytes(got: Any) -> bytes:
-    column = got.values.column("value").cast(pa.binary())
-    start, stop = (
-        np.frombuffer(column.buffers()[1], np.int32)[[column.offset, column.offset + len(column)]]
-    ).tolist()
-    return column.buffers()[2][start:stop].to_pybytes()
+    return b"".join(got.values.column("value").to_pylist())
 
 
 def _mget(port: int, keys: np.ndarray, cells: list[bytes]) -> Callable[[np.ndarray], list[bytes]]:

@@ -153,9 +153,13 @@ def _opened(use: str, columns: Any, options: dict[str, Any]) -> Any:
 
 
 def _columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
-    if given and any("=" in each for each in given):
-        return dict(each.split("=", 1) if "=" in each else (each, each) for each in given)
-    return given
+    if not given or not any("=" in each for each in given):
+        return given
+    named: dict[str, str] = {}
+    for each in given:
+        name, _, source = each.partition("=")
+        named[name] = source or name
+    return named
 
 
 def _options(given: list[str] | None) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class RedisStore(Store):
     def _versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
         """The newest before each (key, time); a pair that is asked twice is read once."""
         names = self._names(keys)
-        until = [None] * len(names) if before is None else before.tolist()
+        until: list[int | None] = [None] * len(names) if before is None else before.tolist()
         pairs = list(zip(names, until, strict=True))
         once = list(dict.fromkeys(pairs))
         number = {pair: at for at, pair in enumerate(once)}
