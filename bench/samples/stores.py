@@ -127,7 +127,7 @@ def _join(folder: Path, rounds: int) -> Made:
         def loop(part: np.ndarray) -> list[float]:
             found = []
             for key in part.tolist():
-                row = table.row(str(key).encode(), [b"d:price", b"d:shop"], timestamp=200_000)
+                row: Any = table.row(str(key).encode(), [b"d:price", b"d:shop"], timestamp=200_000)
                 found.append(float(np.frombuffer(row[b"d:price"], ">f8")[0]))
             return found
 
