@@ -15,7 +15,16 @@ from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.training import added_up, since_then
 from nonet.errors import ConfigError, DeadlineExceeded
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, WorkerGroup, all_there, together
+from nonet.workers.runtime import (
+    GroupFuture,
+    PerRank,
+    Rendezvous,
+    Replicate,
+    Shard,
+    WorkerGroup,
+    all_there,
+    together,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +188,7 @@ class RolloutHandle:
         self.group, self._options, self.version, self._enter = group, options, 0, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self.holds: int | None = None  # the version of the rows that its replicas hold
+        self.owed: list[GroupFuture] = []  # versions that ranks take over when they come to it
         self.absent = 0  # positions that read the default row between the last two versions
 
     def ensure_on_device(self, stage: str) -> None:
@@ -188,8 +198,19 @@ class RolloutHandle:
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
         self.ensure_on_device(prompts.stage)
+        how = self._how(prompts)
+        if prompts.users is None:
+            return self.group.generate_step(prompts.size, **how)
+        return self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
+
+    def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
+        """Beams of the published version for `part` = (which, of how many) of a step's prompts, by one rank."""
+        answer = self.group.ask(rank, "generate_group", prompts.size, Replicate(part), **self._how(prompts))
+        return answer.within(self.deadlines.step)
+
+    def _how(self, prompts: Prompts) -> dict[str, Any]:
         options = self._options[prompts.stage]
-        how = {
+        return {
             "stage": prompts.stage,
             "step": prompts.step,
             "width": options["width"],
@@ -197,9 +218,6 @@ class RolloutHandle:
             "chunk": self._chunks.get(prompts.stage),
             **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
         }
-        if prompts.users is None:
-            return self.group.generate_step(prompts.size, **how)
-        return self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
 
 
 class RewardHandles:

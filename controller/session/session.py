@@ -328,17 +328,18 @@ class Session:
             self.rollout.ensure_on_device(name)
             yield step, Prompts(name, step, self.stage.users)
 
-    def publish(self, stage: str | None = None) -> int:
+    def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
         """Give rollout the trainer's weights and rows under a new version; it serves that version only.
 
-        `stage` is the RL stage that they are for, the one under way by default.
+        `stage` is the RL stage that they are for, the one under way by default. `behind`: ranks that still answer prompts are
+        not waited for.
         """
         began = time.time()
         self.version += 1
         name = stage or self._stage
         setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
         limit = self.scenario.sparse.replica_bytes
-        facts = publish(self.trainer, self.rollout, self.version, limit, setup)
+        facts = publish(self.trainer, self.rollout, self.version, limit, setup, behind=behind)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
-from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
+from nonet.controller.stages._asynchronous import Stopped, asynchronous, show_tables
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
 _REHEARSAL_USERS = 8
-
-Stopped = Callable[[], bool]
 
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
@@ -51,7 +49,7 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
             "norm": records[-1]["norm"],
             "events": events,
         }
-        _tables(session, recorder, name, stop, shown)
+        show_tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
         for passed in range(step, stop):
             session.commit(passed)
@@ -85,6 +83,8 @@ def _validated(session: Session, recorder: Recorder, stage: str, step: int, *, o
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Prompts, beams, scores and an update a step."""
+    if session.scenario.stages[name].rollout.options().get("staleness"):
+        return asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
     shown_start = False
     for step, prompts in session.prompts(name):
@@ -99,7 +99,7 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
             record = session.trainer.update(beams, scores)
         session.publish()
         shown = {**record, "rows/s": record["prompts"] / (time.perf_counter() - began)}
-        _tables(session, recorder, name, step + 1, shown)
+        show_tables(session, recorder, name, step + 1, shown)
         recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
@@ -107,17 +107,6 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         if halt:
             return False
     return True
-
-
-def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: dict[str, float]) -> None:
-    """Note what the sparse tables did; where some refuse or forget rows, show it too."""
-    counts = session.trainer.counts()
-    recorder.tables(stage, step, counts)
-    if has_policy(session.scenario):
-        sums = {
-            what: sum(every[what] for every in counts.values()) for what in ("rows", "refused", "evicted")
-        }
-        shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
 
 
 def smoke_test_rewards(session: Session) -> None:
