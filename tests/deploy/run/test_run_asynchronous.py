@@ -56,7 +56,7 @@ def test_a_stage_that_was_stopped_asks_again_what_was_not_trained(ring):
     for resume in (False, True):
         with Session(ring / "ring.yaml", folder=ring, run=folder, changes=changes, resume=resume) as session:
             recorder = Recorder(folder.path, folder.id)
-            ended = run_stage(session, "rl", recorder, lambda: not resume)
+            ended = run_stage(session, "rl", recorder, (lambda: True, lambda: False)[resume])
             assert ended is resume
     log = groups(folder.path)
     committed = Counter(n for record in log if record["group"] == "committed" for n in record["numbers"])
