@@ -13,9 +13,9 @@ import numpy as np
 
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.training import added_up, since_then
-from nonet.errors import ConfigError, DeadlineExceeded
+from nonet.errors import ConfigError
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, WorkerGroup, all_there, together
+from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, WorkerGroup, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,6 @@ class Prompts:
     positions: np.ndarray | None = None
     served: bool = False
 
-
-_LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
 
 Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
 
@@ -200,47 +198,3 @@ class RolloutHandle:
         if prompts.users is None:
             return self.group.generate_step(prompts.size, **how)
         return self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
-
-
-class RewardHandles:
-    """Every reward's group of one stage."""
-
-    def __init__(
-        self,
-        groups: Mapping[str, WorkerGroup],
-        timeouts_s: Mapping[str, float],
-        stage: str = "",
-        enter: Enter = _nothing,
-        deadlines: Deadlines = DEFAULTS,
-    ):
-        self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
-        self._stage, self._enter = stage, enter
-
-    def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
-        """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
-
-        Rewards are asked at once, but their time counts from when the beams are there. Raises DeadlineExceeded that names
-        who is late: a reward, or whoever makes the beams.
-        """
-        self._enter(self._stage, "score")
-        scores = {name: group.score(beams, retries=1) for name, group in self.groups.items()}
-        beams.within(self.deadlines.step)
-        while not all_there(_LOOK_S, beams, *scores.values()) and not beams.late_or_done():
-            pass  # one wait for all of them, looked up from so that each reward is timed by itself
-        beams.settle()
-        for name, future in scores.items():
-            future.within(self._timeouts_s[name])
-        for name, future in scores.items():
-            try:
-                future.settle()
-            except DeadlineExceeded as error:
-                raise DeadlineExceeded(
-                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers "
-                    f"({error})"
-                ) from None
-        return scores
-
-    def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
-        """Each reward's mean score a beam by prompt [U]."""
-        means = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
-        return {name: future.get(self.deadlines.step) for name, future in means.items()}

@@ -14,9 +14,10 @@ from pathlib import Path
 import ray
 
 from nonet.controller.groups.binding import Binding
-from nonet.controller.groups.handles import RewardHandles, RolloutHandle, TrainerHandle
+from nonet.controller.groups.handles import RolloutHandle, TrainerHandle
 from nonet.controller.groups.lifetimes import keep_alive
 from nonet.controller.groups.offload import Offloader
+from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.controller.groups.watchdog import Watchdog
 from nonet.controller.plan import GroupPlan, Plan
 from nonet.controller.record import RunFolder, Trace, check_shared

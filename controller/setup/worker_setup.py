@@ -141,7 +141,10 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
     for stage, name, options in reward_options(scenario):
         specs[f"{stage}.reward.{name}"] = RoleSpec(
             heavy(ROLES.get("reward").cls),
-            (name, copies.address(options.use or name), str(run.sources), options.options(), joins(scenario)),
+            (
+                *(name, copies.address(options.use or name), str(run.sources), options.options()),
+                *(joins(scenario), options.timeout_s),
+            ),
         )
     return specs
 

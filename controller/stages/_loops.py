@@ -126,7 +126,7 @@ def smoke_test_rewards(session: Session) -> None:
         if session.stages[name].rolls_out:
             session.publish(name)
             few = next(_probe(session, name, _REHEARSAL_USERS))
-            session.rewards_of(name).score(session.rollout.generate(few))
+            session.rewards_of(name).score(session.rollout.generate(few), strict=True)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:

@@ -96,8 +96,6 @@ class RewardOptions(BaseModel):
 
     def unsupported(self, path: str) -> Iterator[str]:
         """What of it can be planned and not run."""
-        if isinstance(self.use, str) and "://" in self.use:
-            yield f"{path}.use: {self.use}"
         if self.at_least is not None:
             yield f"{path}.at_least"
 
