@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs import JsonOption, RunArg, questions, serving
+from nonet.deploy.verbs import JsonOption, RunArg, questions, serving, steering
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -207,6 +207,9 @@ for verb in (questions.runs, questions.report, questions.evaluate, questions.rec
     app.command()(verb)
 for verb in (serving.serve, serving.top, serving.versions, serving.promote, serving.rollback, serving.export):
     app.command()(verb)
+app.command()(steering.attach)
+app.command()(steering.detach)
+app.command("set")(steering.set_value)
 
 
 @app.command("import")

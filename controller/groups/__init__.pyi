@@ -11,7 +11,6 @@ from .lifetimes import orphan_timeout_s as orphan_timeout_s
 from .lifetimes import reap as reap
 from .lifetimes import reap_run as reap_run
 from .publishing import publish as publish
-from .reward_handles import Quarantined as Quarantined
 from .reward_handles import RewardHandles as RewardHandles
 from .run_groups import GroupChange as GroupChange
 from .run_groups import RunGroups as RunGroups

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,6 +41,13 @@ def _nothing(stage: str, phase: str) -> None:
     """Groups that fit together take no turns."""
 
 
+class Weights(Protocol):
+    """What each reward counts at a step, and what a step's record changes of it."""
+
+    def weights(self, step: int) -> dict[str, float]: ...
+    def learn(self, step: int, record: Mapping[str, float]) -> dict[str, float]: ...
+
+
 class TrainerHandle:
     """The trainer group, and the embedding shards that work with it."""
 
@@ -54,6 +61,7 @@ class TrainerHandle:
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
         self.at: tuple[StageSetup, int] | None = None
+        self.objectives: Weights | None = None
         self._counts: dict[str, dict[str, int]] | None = (
             None  # since they were asked for; come along with every step
         )
@@ -96,7 +104,10 @@ class TrainerHandle:
             raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
         stage, step = self.at
         self._enter(stage.name, "update")
-        return self._with_shards(self.group.update(stage, step, beams, scores), self.deadlines.step)
+        weights = self.objectives.weights(step) if self.objectives else None
+        update = self.group.update(stage, step, beams, scores, weights)
+        record = self._with_shards(update, self.deadlines.step)
+        return record | (self.objectives.learn(step, record) if self.objectives else {})
 
     def counts(self) -> dict[str, dict[str, int]]:
         """What each sparse table did since the last time asked, over all shards; after a step without a call."""
@@ -164,7 +175,8 @@ class EmbeddingHandle:
 
 
 class RolloutHandle:
-    """The rollout group. `options`: how each stage rolls out; `chunks`: prompts that a rank computes at once, by stage."""
+    """The rollout group. `options`: how each stage rolls out; `chunks`: prompts that a rank computes at once, by stage;
+    `between`: groups that beams pass through, in order, by stage."""
 
     def __init__(
         self,
@@ -173,9 +185,11 @@ class RolloutHandle:
         enter: Enter = _nothing,
         deadlines: Deadlines = DEFAULTS,
         chunks: Mapping[str, int | None] | None = None,
+        between: Mapping[str, Sequence[WorkerGroup]] | None = None,
     ):
         self.group, self._options, self.version, self._enter = group, options, 0, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
+        self._between = dict(between or {})
         self.holds: int | None = None  # the version of the rows that its replicas hold
         self.absent = 0  # positions that read the default row between the last two versions
 
@@ -196,5 +210,9 @@ class RolloutHandle:
             **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
         }
         if prompts.users is None:
-            return self.group.generate_step(prompts.size, **how)
-        return self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
+            beams = self.group.generate_step(prompts.size, **how)
+        else:
+            beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
+        for step in self._between.get(prompts.stage, ()):
+            beams = step.apply(beams)
+        return beams

@@ -56,7 +56,9 @@ class RunData:
     def column(self, name: str) -> np.ndarray:
         """A column of the items [I]; text as fixed-width unicode, lists joined by "|". Raises ConfigError."""
         if name not in self.items.column_names:
-            raise ConfigError(f"items have no column {name!r}; there are {', '.join(self.items.column_names)}")
+            raise ConfigError(
+                f"items have no column {name!r}; there are {', '.join(self.items.column_names)}"
+            )
         return as_array(self.items[name])
 
     def index(self, ids: np.ndarray) -> np.ndarray:

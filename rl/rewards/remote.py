@@ -4,17 +4,16 @@
       fresh: {use: "http://scores:8080/fresh", columns: [price], token: FRESH_TOKEN}
       margin: {use: actor://pricing/margin, columns: [price]}
 
-Both are sent one message: `uid`, `user_id`, `scene` [U], `item_id`, `valid`, `logp` [U, W] (of whole items, nats), `history` and
-`target` (a list a user), `step`, and `columns` by name. They answer scores [U, W]: a server as JSON, `{"scores": [[...]]}`; an actor
-from its method `score` (or the one in `actor://namespace/name/method`), as anything a reward may return. A prompt that is
-asked again has the same `uid`.
+Both are sent one message: `uid`, `user_id`, `scene` [U], `item_id`, `valid`, `logp` [U, W] (of whole items, nats), `history`
+and `target` (a list a user), `step`, and `columns` by name. They answer scores [U, W]: a server as JSON, `{"scores": [[...]]}`;
+an actor from its method `score` (or the one in `actor://namespace/name/method`), as anything a reward may return. A prompt that
+is asked again has the same `uid`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -54,7 +53,7 @@ class HttpReward(Reward):
                 return response.read()
         except urllib.error.HTTPError as error:
             raise DataError(f"{self.url} answered {error.code}: {_short(error.read())}") from None
-        except (TimeoutError, socket.timeout):
+        except TimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except OSError as error:
             why = getattr(error, "reason", error)

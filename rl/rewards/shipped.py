@@ -133,7 +133,9 @@ class TextSimilarity(Reward):
 
     def open(self, run: RunData) -> None:
         texts = run.column(self.column).astype(np.str_)
-        words = [np.unique([_place(word) for word in text.lower().replace("|", " ").split()]) for text in texts]
+        words = [
+            np.unique([_place(word) for word in text.lower().replace("|", " ").split()]) for text in texts
+        ]
         self._run, self._words = run, [each.astype(np.int64) for each in words]
         count = np.bincount(np.concatenate([*self._words, np.zeros(0, np.int64)]), minlength=_WORDS)
         self._rare = np.log((1 + len(texts)) / (1 + count)).astype(np.float32)
