@@ -85,10 +85,8 @@ class RewardHandles:
         beams.settle()
         for name, future in scores.items():
             future.within(self._timeouts_s[name] + _GRACE_S)
-        return {
-            name: self._with_retries(name, self._settled(name, future, beams, strict), told[name], beams)
-            for name, future in scores.items()
-        }
+        scores = {name: self._settled(name, future, beams, strict) for name, future in scores.items()}
+        return {name: self._with_retries(name, future, told[name], beams) for name, future in scores.items()}
 
     def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
         """Each reward's mean score a beam by prompt [U]; NaN without a score."""
@@ -126,10 +124,10 @@ class RewardHandles:
     ) -> GroupFuture:
         """Scores in which prompts that had none were asked once more, elsewhere; those that still have none are noted."""
         troubles = self._troubles(name, scores, told)
-        counts = scores.row_counts()
         if not any(troubles):
             self._barren[name] = 0
             return scores
+        counts = scores.row_counts()
         starts, world, total = np.cumsum([0, *counts]), len(troubles), int(sum(counts))
         again: list[list[int]] = [[] for _ in range(world)]
         for rank, wrong in enumerate(troubles):
@@ -180,7 +178,7 @@ class RewardHandles:
         """By rank, the prompts without a score; fetched only where there are some."""
         try:
             if not any(told.row_counts()):
-                return [[] for _ in told.refs]
+                return []
             return told.get(self.deadlines.step)
         except NonetError:  # of a rank that was lost since: its scores are others
             return self.groups[name].troubles(scores).get(self.deadlines.step)

@@ -53,7 +53,7 @@ class Commands:
 
     def take(self, command: dict[str, Any], stage: str, step: int, text: str) -> None:
         """Note that a command is in force from a step of a stage on, and say so."""
-        self._note(**command, stage=stage, step=step, text=text)
+        self._note(**{**command, "stage": stage, "step": step, "text": text})
         self.reply(command["id"], "taken", text)
 
     def refuse(self, command: dict[str, Any], why: str) -> None:

@@ -31,7 +31,7 @@ class ActorReward(Reward):
                 f"{self.url}: no actor {self._name!r} runs in the namespace {self._namespace!r} of this Ray cluster; start it "
                 "first, named and detached"
             ) from None
-        self._ask = getattr(actor, self._method, None)
+        self._ask: Any = getattr(actor, self._method, None)
         if self._ask is None:
             raise ConfigError(f"{self.url}: the actor has no method {self._method!r}")
 
@@ -47,10 +47,12 @@ class ActorReward(Reward):
             raise DataError(f"{self.url} died: {' '.join(str(error).split())}") from None
 
 
-def actor_parts(url: str) -> tuple[str, str, str]:
+def actor_parts(url: str, title: str = "") -> tuple[str, str, str]:
     """(namespace, name, method) of actor://namespace/name[/method]."""
     namespace, _, rest = url.partition("://")[2].partition("/")
     name, _, method = rest.partition("/")
     if not namespace or not name:
-        raise ConfigError(f"{url!r}: wanted actor://namespace/name, or actor://namespace/name/method")
+        raise ConfigError(
+            f"{title or url!r}: wanted actor://namespace/name, or actor://namespace/name/method"
+        )
     return namespace, name, method or "score"

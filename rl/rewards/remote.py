@@ -72,7 +72,7 @@ def reward_at(use: str, title: str) -> type[Reward]:
     if scheme == "actor":
         from nonet.rl.rewards.actor import ActorReward, actor_parts
 
-        actor_parts(use)
+        actor_parts(use, title)
         return type("ActorReward", (ActorReward,), {"url": use})
     return type("HttpReward", (HttpReward,), {"url": use})
 
