@@ -69,6 +69,10 @@ BENCHES = {
         "an engine's rate at a p99: merged, one at a time, Hugging Face; versions and swaps",
     ),
     "startup": ("cluster.startup:startup", "seconds of `import nonet` and of `nonet --help`"),
+    "stores": (
+        "samples.stores:stores",
+        "reading by key from packed segments, LMDB, Redis and HBase's protocol; a join beside happybase",
+    ),
     "sync": ("embedding.sync:measure", "moving a replica by a delta and whole"),
     "tiers": (
         "embedding.tiers:measure",

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs import JsonOption, RunArg, questions, serving, steering
+from nonet.deploy.verbs import JsonOption, RunArg, ScenarioArg, SetOption, data, questions, serving, steering
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -26,13 +26,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-ScenarioArg = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A .yaml file, or the name of a shipped scenario.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one key; may be repeated.")
-]
 
 
 def main() -> None:
@@ -211,6 +204,10 @@ app.command()(steering.attach)
 app.command()(steering.detach)
 app.command("set")(steering.set_value)
 
+reward = typer.Typer(no_args_is_help=True, help="Rewards of RL stages.")
+app.add_typer(reward, name="reward")
+reward.command("test")(steering.trial)
+
 
 @app.command("import")
 def import_(
@@ -322,30 +319,9 @@ def parity(
         sys.exit(1)
 
 
-samples = typer.Typer(no_args_is_help=True, help="What stages read, and what files hold.")
-app.add_typer(samples, name="samples")
-
-
-@samples.command()
-def explain(scenario: ScenarioArg, change: SetOption = None) -> None:
-    """Say what each stage of a scenario reads, in which order, and who reads it."""
-    from nonet.deploy.run import api, explained
-
-    print(explained(api.scenario(scenario, change).scenario))
-
-
-@samples.command("stats")
-def stats_of(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Files: a path, a glob, a folder or a URI.")],
-    form: Annotated[str | None, typer.Option("--format", help="parquet, csv or lines.")] = None,
-    where: Annotated[str | None, typer.Option(help="A condition on the rows.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Read files once: rows, bad rows, what each column holds, rows/s."""
-    from nonet.deploy.run import stats_text
-
-    text, facts = stats_text(data, form, where)
-    print(json.dumps(facts, indent=1) if as_json else text)
+app.add_typer(data.samples, name="samples")
+app.command()(data.pack)
+app.add_typer(data.store, name="store")
 
 
 @app.command()

@@ -247,7 +247,15 @@ def _problems_of_verb(command: str, verb: str, rest: str) -> Iterator[str]:
     if verb not in COMMANDS:
         yield f"{command}: no verb {verb}"
         return
-    options = {option for parameter in COMMANDS[verb].params for option in parameter.opts}
+    part = COMMANDS[verb]
+    if verbs := getattr(part, "commands", None):
+        named = rest.split()[0] if rest.split() else ""
+        if named.replace("|", "").isalpha():  # one of a group's, or several: put|get|stats
+            if missing := [each for each in named.split("|") if each not in verbs]:
+                yield f"{command}: no verb {verb} {missing[0]}"
+                return
+            part = verbs[named.split("|")[0]]
+    options = {option for parameter in part.params for option in parameter.opts}
     yield from (
         f"{command}: no option {option}"
         for option in re.findall(r"(?<= )--[\w-]+", rest)

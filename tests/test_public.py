@@ -24,6 +24,7 @@ ROOMS = {
         "stores",
         "ledger",
         "sequences",
+        "tokenised",
         "preparation",
         "profiles",
         "batches",

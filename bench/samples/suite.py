@@ -61,6 +61,7 @@ def _speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[st
         "ours, row groups shuffled": ours(),
         "ours without the ledger": ours(ledger=False),
         "ours, rows shuffled too": ours(order="rows"),
+        "ours, packed": ours(packed=True),
         "pyarrow iter_batches": arrow_batches,
         "DataLoader, 2 workers": torch_batches,
     }
@@ -86,6 +87,9 @@ def _speed(files: list[str], rounds: int, ray: bool) -> tuple[list[Any], dict[st
     }
     ratio["slope, ours with rows shuffled / pyarrow iter_batches"] = (
         facts["ours, rows shuffled too"][slope] / facts["pyarrow iter_batches"][slope]
+    )
+    ratio["slope, ours packed / pyarrow iter_batches over Parquet"] = (
+        facts["ours, packed"][slope] / facts["pyarrow iter_batches"][slope]
     )
     ratio["CPU without the ledger / with it"] = (
         facts["ours without the ledger"]["CPU s a Mrow"] / mine["CPU s a Mrow"]

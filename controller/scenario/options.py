@@ -57,14 +57,40 @@ class Compress(StrictModel):
     ] = "item"
 
 
+class StoredIn(StrictModel):
+    """A store that the tokenise stage writes users' sequences into, and that is read from by key (`nonet.samples.tokenised`)."""
+
+    use: Annotated[
+        str,
+        Field(
+            description="a folder, lmdb:FOLDER or redis://HOST:PORT/NAME; the data's hash is added to it; passwords come from "
+            "the environment"
+        ),
+    ]
+    options: Annotated[dict[str, Any], Field(description="of the store, see docs/stores.md")] = {}
+
+    @field_validator("use")
+    @classmethod
+    def _can_be_written(cls, use: str) -> str:
+        try:
+            check_address(use)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if use.startswith("hbase:"):
+            raise ValueError(
+                "tables of HBase are made in its shell; use a folder, lmdb:FOLDER or redis://HOST:PORT/NAME"
+            )
+        return use
+
+
 class Join(StrictModel):
     """Columns of a store that samples and rollouts get as they are read (`nonet.samples.stores`)."""
 
     use: Annotated[
         str,
         Field(
-            description="a folder of packed segments, or hbase://HOST:PORT/TABLE; "
-            "passwords come from the environment"
+            description="a folder of packed segments, lmdb:FOLDER, redis://HOST:PORT/NAME or hbase://HOST:PORT/TABLE; passwords "
+            "come from the environment"
         ),
     ]
     columns: Annotated[
@@ -115,6 +141,12 @@ class Data(StrictModel):
     where: str | None = None
     events: Compress | None = None
     join: dict[Word, Join] = {}
+    sequences: Annotated[
+        StoredIn | None,
+        Field(
+            description="a store of users' tokenised events, read by key; by default they stay in the run's folder"
+        ),
+    ] = None
     prepare: Annotated[
         Literal["memory", "disk"] | None,
         Field(

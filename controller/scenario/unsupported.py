@@ -40,6 +40,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"data.events with model.use: {scenario.model.use}"
     if data.join and not scenario.model.spec.makes_lists:
         yield f"data.join with model.use: {scenario.model.use}"
+    if data.sequences and not scenario.model.spec.makes_lists:
+        yield f"data.sequences with model.use: {scenario.model.use}"
     if data.join and not data.source.spec.targets:
         yield f"data.join with data.source: {data.source.use}"
     if not scenario.model.spec.runs:

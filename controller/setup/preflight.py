@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from nonet.controller.setup.worker_setup import (
     reward_options,
     run_setup,
     stage_setups,
+    stored_sequences,
     targets,
 )
 from nonet.embedding.tiers import Tiers
@@ -33,7 +35,7 @@ from nonet.plugins import Files
 from nonet.rl.rewards import check_options, columns_of, find_reward
 from nonet.samples.profiles import measure
 from nonet.samples.sequences import TEST, TRAIN
-from nonet.samples.stores import Joins
+from nonet.samples.stores import Joins, NoStore, open_store
 from nonet.suggest import did_you_mean
 from nonet.workers.roles import DataSetup
 
@@ -63,6 +65,9 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
         for step in getattr(body, "between", ()):
             between_class(step, Files(str(folder)), f"stages.{stage}.between")
     joined = _check_joins(scenario)
+    if (stored := stored_sequences(scenario)) is not None:
+        with suppress(NoStore):  # the tokenise stage will make it
+            open_store(stored.use, **stored.options).close()
     reward_columns = [(name, column) for name, column in reward_columns if column not in joined]
     return _check_data(scenario, folder, reward_columns)
 

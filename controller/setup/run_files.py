@@ -9,7 +9,7 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import LIBRARY, Scenario, bound, document, load_scenario, yaml
 from nonet.controller.setup.own_files import keep_copies
-from nonet.controller.setup.worker_setup import targets
+from nonet.controller.setup.worker_setup import stored_sequences, targets
 from nonet.errors import ConfigError
 from nonet.samples.sequences import MASK
 from nonet.workers.roles import DataSetup, KnownRun
@@ -33,6 +33,7 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         repeats=data.repeats if scenario.model.spec.makes_lists else MASK,
         transitions=scenario.model.counts(),
         prepare=data.prepare,
+        stored=stored_sequences(scenario),
         compress=(data.events.compress, data.events.by) if data.events else None,
     )
 

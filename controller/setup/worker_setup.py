@@ -22,6 +22,7 @@ from nonet.errors import ConfigError
 from nonet.models import Surroundings
 from nonet.plugins import OWN, Files, find, heavy
 from nonet.samples.stores import JoinSetup
+from nonet.samples.tokenised import StoredSequences
 from nonet.workers.roles import RunSetup, StageSetup
 from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
@@ -50,7 +51,14 @@ def run_setup(scenario: Scenario) -> RunSetup:
         _source(scenario),
         scenario.model.votes(),
         joins(scenario),
+        stored_sequences(scenario),
     )
+
+
+def stored_sequences(scenario: Scenario) -> StoredSequences | None:
+    """Where users' tokenised events are read from; None: the run's folder."""
+    stored = scenario.data.sequences
+    return None if stored is None else StoredSequences(stored.use, stored.options)
 
 
 def joins(scenario: Scenario) -> tuple[JoinSetup, ...]:

@@ -108,6 +108,12 @@ def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:
     """A user's row and all events but the last: the question asked is what comes next; an extra event stands for it."""
     ids = corpus.seq.user_id.astype(str)
     rows = np.flatnonzero(ids == user)
+    found = corpus.events_in_store(user)
+    if found is not None:
+        row = int(rows[0]) if len(rows) else len(corpus.seq)
+        order = np.argsort(found["time"], kind="stable")
+        items, times = found["item"][order], found["time"][order]
+        return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
     if not len(rows):
         near = close_to(user, ids, 3)
         raise ConfigError(

@@ -72,7 +72,7 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     torch.set_num_threads(settings.threads)
     opened = OpenRun.of(run)
     corpus = opened.corpus
-    histories = Histories(corpus, opened.beside / "events.jsonl")
+    histories = Histories(corpus, opened.beside / "events.jsonl", stored=opened.events)
     width = opened.scenario.evaluate.width
     features = Features(corpus, histories, opened.setup.history, width, settings.block)
     engines = Engines(

@@ -10,6 +10,12 @@ import typer
 
 from nonet.errors import ConfigError
 
+ScenarioArg = Annotated[
+    str, typer.Argument(metavar="SCENARIO", help="A .yaml file, or the name of a shipped scenario.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one key; may be repeated.")
+]
 RunArg = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, its id, a unique prefix, or `last`.")
 ]

@@ -39,16 +39,9 @@ def attach(
     as_json: JsonOption = False,
 ) -> None:
     """Give a run one more reward, between two steps of its RL stage."""
-    from nonet.controller.scenario import yaml
     from nonet.deploy.run import steer
 
-    options: dict[str, Any] = {}
-    for change in option or []:
-        key, equals, text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--set wants a=value, got {change!r}")
-        options[key] = yaml.parse(text, f"--set {key}")
-    asked = steer.attach(run, reward, name=name, weight=weight, stage=stage, options=options)
+    asked = steer.attach(run, reward, name=name, weight=weight, stage=stage, options=_options(option))
     _answered(*asked, wait, as_json)
 
 
@@ -82,6 +75,47 @@ def set_value(
     if not equals:
         raise ConfigError(f"set wants PATH=VALUE, got {change!r}")
     _answered(*steer.set_value(run, path.strip(), yaml.parse(text, path)), wait, as_json)
+
+
+def trial(
+    reward: Annotated[
+        str,
+        typer.Argument(
+            metavar="USE", help="file.py[:Name], package.module:Name, a shipped name or an address."
+        ),
+    ],
+    scenario: Annotated[
+        str, typer.Option(help="Whose data and other rewards it is tried beside.")
+    ] = "quickstart",
+    weight: Annotated[float, typer.Option(help="What it would count.")] = 1.0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A=B", help="An option of the reward; may be repeated."),
+    ] = None,
+    users: Annotated[int, typer.Option(min=1, help="Users it is asked about.")] = 8,
+    as_json: JsonOption = False,
+) -> None:
+    """Try a reward on a few users, without a run: scores, spread, correlation with other rewards, time of a call."""
+    from nonet.deploy.after import trial_facts, trial_text, try_reward
+    from nonet.deploy.run import api
+
+    found = try_reward(api.scenario(scenario), reward, weight, _options(option), users)
+    print(json.dumps(trial_facts(found), indent=1) if as_json else trial_text(found))
+    if found.trial.troubles:
+        sys.exit(1)
+
+
+def _options(changes: list[str] | None) -> dict[str, Any]:
+    """Options of a reward from a=value."""
+    from nonet.controller.scenario import yaml
+
+    options: dict[str, Any] = {}
+    for change in changes or []:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError(f"--set wants a=value, got {change!r}")
+        options[key] = yaml.parse(text, f"--set {key}")
+    return options
 
 
 def _answered(folder: Any, command: str, timeout_s: float, as_json: bool) -> None:

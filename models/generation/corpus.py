@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from nonet.models.generation.corpus_items import as_array, read_items
 from nonet.models.generation.trie import Trie
 from nonet.samples.sequences import Sequences, Transitions, joined_to
 from nonet.samples.stores import Joins
+from nonet.samples.tokenised import StoredSequences
 
 # Shapes: I items, L levels.
 
@@ -58,12 +59,24 @@ class Corpus(Catalogue):
         return Transitions.load(Path(self.folders["transitions"]))
 
     joins: Joins | None = None
+    stored: StoredSequences | None = None
 
     @cached_property
     def seq(self) -> Sequences:
         """The events, with what is joined to them; a process that never asks for them never loads them."""
         seq = Sequences.load(Path(self.folders["sequences"]))
+        seq = self.stored.opened(self.folders, seq).sequences() if self.stored else seq
         return joined_to(seq, self.joins, self.item_id) if self.joins else seq
+
+    def events_in_store(self, user: str) -> Mapping[str, Any] | None:
+        """All events of a user by the store, appended ones last (`UserEvents.of`); None without a store, or such a user."""
+        return None if self.stored is None else self.stored.opened(self.folders, self.seq).of(user)
+
+    def stored_in(self, stored: StoredSequences | None) -> Corpus:
+        """The same, its events read out of a store by user; before they are first read."""
+        other = copy.copy(self)
+        other.__dict__["stored"] = stored
+        return other
 
     def with_joins(self, joins: Joins) -> Corpus:
         """The same, its events with columns out of stores; before they are first read."""

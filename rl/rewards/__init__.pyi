@@ -10,3 +10,5 @@ from .checks import score_checked as score_checked
 from .checks import set_up as set_up
 from .known import RunData as RunData
 from .shipped import hit as hit
+from .trial import Trial as Trial
+from .trial import tried as tried

@@ -15,19 +15,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.plugins import heavy
 from nonet.suggest import did_you_mean, listed
 
-_SCHEMES = {
-    "packed": "nonet.samples.stores.packed:PackedStore",
-    "hbase": "nonet.samples.stores.hbase:HBaseStore",
-}
+_FORMAT = 1
 
 
 class Rows(NamedTuple):
@@ -124,6 +119,13 @@ class Store(ABC):
             arrays.append(column.cast(field.type).combine_chunks())
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def checked_put(self, keys: Any, values: pa.Table | pa.RecordBatch) -> tuple[Any, pa.RecordBatch]:
+        """Keys [K] and rows [K] to be written. Raises DataError where their numbers differ."""
+        asked, rows = self.checked_keys(keys), self.checked_values(values)
+        if len(asked) != len(rows):
+            raise DataError(f"{self.name}: {len(asked)} keys for {len(rows)} rows")
+        return asked, rows
+
     def checked_times(self, times: Any, rows: int) -> np.ndarray | None:
         """Times of versions [K] int64; None where the store has none. Raises ConfigError where the two do not go together."""
         if (times is None) == self.versions:
@@ -143,39 +145,46 @@ class Store(ABC):
         return np.broadcast_to(np.asarray(as_of, np.int64), rows)
 
 
-def open_store(use: str, columns: Sequence[str] | Mapping[str, str] | None = None, **options: Any) -> Store:
-    """The store at an address: a folder of packed segments, or `hbase://host:port/table`.
-
-    columns: what an HBase table is asked for, name -> "family:qualifier type"; the others know their own. Raises ConfigError.
-    """
-    scheme, rest = split_address(use)
-    cls = heavy(_SCHEMES[scheme])
-    if scheme == "hbase":
-        options = {"columns": columns, **options}
-    return cls(rest, **options)
+class NoStore(ConfigError):
+    """Nothing is at the address yet."""
 
 
-def split_address(use: str) -> tuple[str, str]:
-    """("packed" | "hbase", the folder or host:port/name). Raises ConfigError; passwords are refused."""
-    scheme, colon, rest = use.partition(":")
-    if not colon or "/" in scheme:
-        return "packed", use
-    if scheme not in _SCHEMES:
-        raise ConfigError(
-            f"store {use!r}: there are a folder and hbase://HOST:PORT/TABLE.{did_you_mean(scheme, _SCHEMES)}"
-        )
-    if "@" in urlsplit(use).netloc:
-        place = use.rpartition("@")[2]
-        raise ConfigError(
-            f"store {scheme}://{place}: a user or password stands in the address; take it out and set "
-            f"NONET_{scheme.upper()}_PASSWORD in the environment"
-        )
-    return scheme, rest.removeprefix("//") if scheme == "hbase" else rest
+class Description(NamedTuple):
+    """What a store writes of itself: its columns, the type of its keys (int64 or text), whether rows have times."""
 
+    schema: pa.Schema
+    key: pa.DataType
+    versions: bool
 
-def check_address(use: str) -> None:
-    """Raises ConfigError for an address that `open_store` does not know, or that holds a password."""
-    split_address(use)
+    @classmethod
+    def checked(cls, schema: pa.Schema, key: pa.DataType, versions: bool, what: str) -> Description:
+        """Of a store to be made. Raises DataError for keys of another type."""
+        text = pa.types.is_string(key) or pa.types.is_large_string(key)
+        if not text and not pa.types.is_integer(key):
+            raise DataError(f"{what}: keys are whole numbers or text, got {key}")
+        fields = [pa.field(field.name, plain(field.type)) for field in schema]
+        return cls(pa.schema(fields), pa.string() if text else pa.int64(), versions)
+
+    def written(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "format": _FORMAT,
+            "key": "text" if pa.types.is_string(self.key) else "int64",
+            "versions": self.versions,
+            "schema": self.schema.remove_metadata().serialize().to_pybytes().hex(),
+            "columns": {field.name: str(plain(field.type)) for field in self.schema},
+        }
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any], what: str) -> Description:
+        """From JSON. Raises ConfigError for another format."""
+        if written.get("format") != _FORMAT:
+            raise ConfigError(
+                f"{what}: format {written.get('format')}, this Nonet reads {_FORMAT}; write the store again"
+            )
+        key = pa.string() if written["key"] == "text" else pa.int64()
+        schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(written["schema"])))
+        return cls(schema, key, written["versions"])
 
 
 def plain(kind: pa.DataType) -> pa.DataType:

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores.base import Store, open_store, plain
+from nonet.samples.stores.addresses import open_store
+from nonet.samples.stores.base import Store, plain
 from nonet.samples.tables import as_numbers
 
 ITEM, USER = "item", "user"

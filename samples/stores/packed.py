@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from nonet.atomic import make_folder, sync, write_whole
 from nonet.errors import ConfigError, DataError
-from nonet.samples.stores.base import Rows, Store, aligned, plain
+from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, plain
 from nonet.samples.tables import as_numbers
 
-_META, _FORMAT = "store.json", 1
+_META = "store.json"
 _MOST = 8  # segments
 _SCANNED = 1 << 16
 
@@ -40,7 +40,7 @@ class PackedStore(Store):
         try:
             self._read(json.loads((self._folder / _META).read_text()))
         except FileNotFoundError:
-            raise ConfigError(
+            raise NoStore(
                 f"{self.name}: there is no store; `nonet pack SRC {self._folder}` writes one from Parquet"
             ) from None
         except (OSError, ValueError) as error:
@@ -49,13 +49,8 @@ class PackedStore(Store):
             ) from None
 
     def _read(self, meta: dict[str, Any]) -> None:
-        if meta.get("format") != _FORMAT:
-            raise ConfigError(
-                f"{self.name}: format {meta.get('format')}, this Nonet reads {_FORMAT}; write the store again"
-            )
-        self.key = pa.string() if meta["key"] == "text" else pa.int64()
-        self.versions = meta["versions"]
-        self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(meta["schema"])))
+        self._described = Description.read(meta, self.name)
+        self.schema, self.key, self.versions = self._described
         self._names: list[str] = meta["segments"]
         known = {segment.folder.name: segment for segment in getattr(self, "_segments", [])}
         self._segments = [
@@ -70,17 +65,13 @@ class PackedStore(Store):
         place = Path(folder)
         if (place / _META).exists():
             raise ConfigError(f"store {place}: there is one already; put into it, or give another folder")
-        text = pa.types.is_string(key) or pa.types.is_large_string(key)
-        if not text and not pa.types.is_integer(key):
-            raise DataError(f"store {place}: keys are whole numbers or text, got {key}")
+        described = Description.checked(schema, key, versions, f"store {place}")
         make_folder(place)
-        _write_meta(place, "text" if text else "int64", versions, _wide(schema), [])
+        _write_meta(place, described._replace(schema=_wide(schema)), [])
         return cls(place)
 
     def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
-        asked, rows = self.checked_keys(keys), self.checked_values(values)
-        if len(asked) != len(rows):
-            raise DataError(f"{self.name}: {len(asked)} keys for {len(rows)} rows")
+        asked, rows = self.checked_put(keys, values)
         when = self.checked_times(times, len(rows))
         if not len(rows):
             return
@@ -95,8 +86,7 @@ class PackedStore(Store):
         self._read(json.loads((self._folder / _META).read_text()))
 
     def _publish(self) -> None:
-        kind = "text" if pa.types.is_string(self.key) else "int64"
-        _write_meta(self._folder, kind, self.versions, self.schema, self._names)
+        _write_meta(self._folder, self._described, self._names)
         self.refresh()
 
     def _merge(self) -> None:
@@ -283,15 +273,8 @@ def write_segment(folder: Path, keys: Any, rows: pa.RecordBatch, times: np.ndarr
     return name
 
 
-def _write_meta(folder: Path, key: str, versions: bool, schema: pa.Schema, segments: Sequence[str]) -> None:
-    meta = {
-        "format": _FORMAT,
-        "key": key,
-        "versions": versions,
-        "schema": schema.remove_metadata().serialize().to_pybytes().hex(),
-        "columns": {field.name: str(plain(field.type)) for field in schema},
-        "segments": list(segments),
-    }
+def _write_meta(folder: Path, described: Description, segments: Sequence[str]) -> None:
+    meta = described.written() | {"segments": list(segments)}
     write_whole(folder / _META, json.dumps(meta, indent=1).encode())
 
 

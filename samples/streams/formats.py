@@ -1,15 +1,17 @@
-"""Formats: what a file's row groups are, and how one of them is read: Parquet, CSV, and one user a line.
+"""Formats: what a file's row groups are, and how one of them is read: Parquet, packed Arrow, CSV, and one user a line.
 
-Parquet's groups are its own and its fingerprint is a hash of the footer. Text is cut into groups of about 8 MiB at the ends of
-lines, once, when the file is first looked at (1 GB/s); its fingerprint is a hash of the cuts and of both ends. A line of
-`user item item ...` is a row with the columns user_id and item_id (a list); both are whole numbers where all of the first are.
+Parquet's groups are its own and its fingerprint is a hash of the footer. Packed Arrow (`nonet pack SRC FOLDER`, or any Arrow IPC
+file) is the same with record batches for groups; a local one is mapped and its values are never copied.
+Text is cut into groups of about 8 MiB at the ends of lines, once, when the file is first looked at (1 GB/s); its
+fingerprint is a hash of the cuts and of both ends. A line of `user item item ...` is a row with the columns user_id and
+item_id (a list); both are whole numbers where all of the first are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
 from typing import Any
@@ -23,6 +25,7 @@ import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.ledger import DataFile
+from nonet.samples.tables import GROUP_ROWS
 from nonet.suggest import did_you_mean, listed
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -30,8 +33,15 @@ pc: Any = pyarrow.compute  # its functions are made at import time, unknown to t
 _GROUP_BYTES = 8 << 20
 _OPEN_FILES = 4
 _open = local()
-_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".txt": "lines", ".inter": "lines"}
-FORMATS = ("parquet", "csv", "lines")
+_ENDINGS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".txt": "lines",
+    ".inter": "lines",
+}
+FORMATS = ("parquet", "arrow", "csv", "lines")
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Opened:
 
 
 def format_of(path: str, said: str | None) -> str:
-    """parquet, csv or lines: as it was said, or by the file's ending. Raises ConfigError."""
+    """parquet, arrow, csv or lines: as it was said, or by the file's ending. Raises ConfigError."""
     if said is not None and said not in FORMATS:
         raise ConfigError(f"format {said!r}: there are {listed(FORMATS)}.{did_you_mean(said, FORMATS)}")
     ending = path[path.rfind(".") :].lower() if "." in path else ""
@@ -55,7 +65,9 @@ def format_of(path: str, said: str | None) -> str:
 def look(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
     """A file's row groups and columns; text takes the columns of the `first` file. Raises DataError."""
     try:
-        return _parquet(system, path) if form == "parquet" else _text(system, path, form, first)
+        if form in _LOOKS:
+            return _LOOKS[form](system, path)
+        return _text(system, path, form, first)
     except FileNotFoundError:
         raise DataError(f"{path}: the file is gone") from None
     except (pa.ArrowException, OSError) as error:
@@ -77,7 +89,11 @@ def read_group(
                 group, columns=None if columns is None else list(columns), use_threads=False
             )
         else:
-            table = _text_group(system, file, group, form, schema)
+            if form == "arrow":
+                batch = _arrow_file(system, file.path, file.fingerprint).get_batch(group)
+                table = pa.Table.from_batches([batch])
+            else:
+                table = _text_group(system, file, group, form, schema)
             table = table if columns is None else table.select(list(columns))
     except FileNotFoundError:
         raise DataError(f"{file.path}, row group {group}: the file is gone") from None
@@ -115,16 +131,58 @@ def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
 
 
 def _parquet_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.ParquetFile:
-    """The file, opened once a thread: two threads must not read through one."""
-    files: dict[tuple[str, str], pq.ParquetFile] = _open.__dict__.setdefault("files", {})
+    def opened() -> Any:
+        return system.open_input_file(path), lambda source: _footer(source)[1], pq.ParquetFile
+
+    return _opened_once(path, fingerprint, opened)
+
+
+def _opened_once(path: str, fingerprint: str, opened: Callable[[], Any]) -> Any:
+    """A file's reader, opened once a thread: two threads must not read through one."""
+    files: dict[tuple[str, str], Any] = _open.__dict__.setdefault("files", {})
     if (path, fingerprint) not in files:
-        source = system.open_input_file(path)
-        if _footer(source)[1] != fingerprint:
+        source, digest, reader = opened()
+        if digest(source) != fingerprint:
             raise DataError(f"{path}: its content changed since it was listed")
-        files[path, fingerprint] = pq.ParquetFile(source)
+        files[path, fingerprint] = reader(source)
         while len(files) > _OPEN_FILES:
             del files[next(iter(files))]
     return files[path, fingerprint]
+
+
+# --- packed Arrow -------------------------------------------------------------------------------------------------
+
+
+def _arrow(system: pafs.FileSystem, path: str) -> Opened:
+    with system.open_input_file(path) as source:
+        size, digest = source.size(), _arrow_digest(source)
+        reader = pa.ipc.open_file(source)
+        told = (reader.schema.metadata or {}).get(GROUP_ROWS)
+        if told is not None:
+            groups = tuple(int(rows) for rows in told.decode().split(",") if rows)
+        else:
+            groups = tuple(reader.get_batch(at).num_rows for at in range(reader.num_record_batches))
+        return Opened(DataFile(path, size, groups, digest), reader.schema.remove_metadata())
+
+
+def _arrow_digest(source: pa.NativeFile) -> str:
+    """A hash of the footer, which says where each batch lies, and of the size."""
+    size = source.size()
+    tail = source.read_at(min(10, size), max(0, size - 10))
+    if size < 18 or tail[4:] != b"ARROW1":
+        raise pa.ArrowInvalid("it does not end in an Arrow footer")
+    length = int.from_bytes(tail[:4], "little")
+    footer = source.read_at(length, size - 10 - length)
+    return hashlib.blake2b(footer + size.to_bytes(8, "little"), digest_size=12).hexdigest()
+
+
+def _arrow_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.RecordBatchFileReader:
+    def opened() -> Any:
+        local_ = isinstance(system, pafs.LocalFileSystem)
+        source = pa.memory_map(path) if local_ else system.open_input_file(path)
+        return source, _arrow_digest, pa.ipc.open_file
+
+    return _opened_once(path, fingerprint, opened)
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
@@ -225,3 +283,6 @@ def _whole(texts: pa.Array) -> pa.Array:
 
 def _line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+_LOOKS = {"parquet": _parquet, "arrow": _arrow}

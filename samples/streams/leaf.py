@@ -55,7 +55,7 @@ class Leaf:
     def __init__(self, stream: Stream, name: str, manifest: Manifest | None = None):
         assert stream.files is not None
         self.stream, self.files = stream, stream.files
-        self._places = [place for path in self.files.paths for place in _found(path)]
+        self._places = [place for path in self.files.paths for place in _found(path, self.files.format)]
         self.form = format_of(self._places[0][1], self.files.format)
         if manifest is None:
             opened = _look_at(self._places, self.form)
@@ -160,8 +160,8 @@ class Leaf:
         return out
 
 
-def _found(path: str) -> list[tuple[pafs.FileSystem, str]]:
-    system, files = find_parquet(path, "samples")
+def _found(path: str, form: str | None) -> list[tuple[pafs.FileSystem, str]]:
+    system, files = find_parquet(path, "samples", ".arrow" if form == "arrow" else ".parquet")
     return [(system, file) for file in files]
 
 

@@ -159,9 +159,9 @@ def read(
     """A stream of the rows of files: paths, globs, folders of Parquet, `s3://` and other URIs; one that is named twice is read
     twice.
 
-    format: parquet, csv, lines (`user item item ...`), by the ending where it is not said · columns: those to read ·
-    where: a condition on them; row groups whose statistics rule it out are not read · on_bad_rows: fail, or skip and count
-    · ids: see `Files`. Nothing is opened yet.
+    format: parquet, arrow (packed), csv, lines (`user item item ...`), by the ending where it is not said
+    · columns: those to read · where: a condition on them; row groups whose statistics rule it out are not read
+    · on_bad_rows: fail, or skip and count · ids: see `Files`. Nothing is opened yet.
     """
     if on_bad_rows not in ("fail", "skip"):
         raise ConfigError(f"on_bad_rows: {on_bad_rows!r}; there are fail and skip")

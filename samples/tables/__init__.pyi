@@ -9,6 +9,8 @@ from .guesses import guess_roles as guess_roles
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
+from .packed import GROUP_ROWS as GROUP_ROWS
+from .packed import pack_files as pack_files
 from .paths import count_rows as count_rows
 from .paths import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import parquet_footer as parquet_footer  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
@@ -27,3 +29,4 @@ from .tables import split_categories as split_categories  # pyright: ignore[repo
 from .times import is_plain as is_plain  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import unit_by_name as unit_by_name
 from .times import unit_by_size as unit_by_size
+from .times import unix_seconds as unix_seconds  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -74,23 +74,25 @@ def read_groups(
         return pa.concat_tables(tables)
 
 
-def find_parquet(path: str | os.PathLike[str], what: str) -> tuple[pafs.FileSystem, list[str]]:
-    """The filesystem and the Parquet files behind `path`, sorted by name; none is an error."""
+def find_parquet(
+    path: str | os.PathLike[str], what: str, ending: str = ".parquet"
+) -> tuple[pafs.FileSystem, list[str]]:
+    """The filesystem and the Parquet files (of a folder, those of `ending`) behind `path`, sorted by name; none is an error."""
     text = os.fspath(path)
     if text.startswith("builtin:"):
         return pafs.LocalFileSystem(), [str(builtin_path(text))]
     if "://" in text:
-        return _find_remote(text, what)
+        return _find_remote(text, what, ending)
     if any(mark in text for mark in _WILD) and not os.path.exists(text):
         files = sorted(file for file in glob.glob(text, recursive=True) if os.path.isfile(file))
         if not files:
             raise DataError(f"{what} {text}: no file matches this pattern.")
     elif os.path.isdir(text):
         files = sorted(
-            str(file) for file in Path(text).rglob("*.parquet") if not file.name.startswith((".", "_"))
+            str(file) for file in Path(text).rglob(f"*{ending}") if not file.name.startswith((".", "_"))
         )
         if not files:
-            raise DataError(f"{what} {text}: the folder holds no .parquet file.")
+            raise DataError(f"{what} {text}: the folder holds no {ending} file.")
     elif os.path.isfile(text):
         files = [text]
     else:
@@ -98,7 +100,7 @@ def find_parquet(path: str | os.PathLike[str], what: str) -> tuple[pafs.FileSyst
     return pafs.LocalFileSystem(), files
 
 
-def _find_remote(uri: str, what: str) -> tuple[pafs.FileSystem, list[str]]:
+def _find_remote(uri: str, what: str, ending: str) -> tuple[pafs.FileSystem, list[str]]:
     cut = min((uri.find(mark) for mark in _WILD if mark in uri), default=-1)
     base = uri if cut < 0 else uri[:cut].rsplit("/", 1)[0]
     try:
@@ -114,9 +116,9 @@ def _find_remote(uri: str, what: str) -> tuple[pafs.FileSystem, list[str]]:
     if pattern is not None:
         files = [file for file in files if fnmatch.fnmatchcase(file, pattern)]
     else:
-        files = [file for file in files if file.endswith(".parquet")]
+        files = [file for file in files if file.endswith(ending)]
     if not files:
-        raise DataError(f"{what} {uri}: no Parquet file is there.")
+        raise DataError(f"{what} {uri}: no {ending} file is there.")
     return system, files
 
 

@@ -40,13 +40,14 @@ class RunSetup:
     source: Mapping[str, Any] = field(default_factory=dict)
     memory: Mapping[str, Any] | None = None
     joins: Sequence[Any] = ()
+    stored: Any = None
 
     def corpus(self, folders: Mapping[str, str]) -> Corpus:
         """The run's artifacts, opened; events of users get what is joined to them."""
         from nonet.models.generation import Corpus
         from nonet.samples.stores import Joins
 
-        corpus = Corpus.load(folders)
+        corpus = Corpus.load(folders).stored_in(self.stored)
         return corpus.with_joins(Joins(self.joins)) if self.joins else corpus
 
     def specs(self) -> dict[str, Any]:

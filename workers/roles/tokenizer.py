@@ -39,6 +39,7 @@ from nonet.samples.sequences import (
     user_keys,
 )
 from nonet.samples.tables import condition, count_rows, notice, read_tables
+from nonet.samples.tokenised import StoredSequences
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 MEMORY_EVENTS = (
@@ -98,6 +99,7 @@ class DataSetup:
     transitions: Mapping[str, Any] = field(default_factory=dict)
     prepare: str | None = None
     compress: tuple[float, str] | None = None
+    stored: StoredSequences | None = None
 
     def on_disk(self) -> bool:
         """Whether sequences are prepared on disk: as `prepare` says, else where there are more than five million events."""
@@ -185,6 +187,9 @@ class Tokeniser(DistributeWorker):
             "transitions": keep(root, "transitions", lambda folder: data.count(folder, seq, len(items))),
         }
         facts = facts_of(seq, items, data)
+        if data.stored is not None:
+            folders = {kind: artifact["path"] for kind, artifact in written.items()}
+            facts["data"]["stored"] = data.stored.write(seq, tokens.sids, folders)
         facts["data"]["repeats"] = _repeats(seq, data)
         if data.compress is not None:
             facts["data"]["compressed"] = json.loads((root / COMPRESSED).read_bytes())

@@ -1,3 +1,4 @@
+from .appending import append_events as append_events
 from .artifacts import artifacts_of as artifacts_of
 from .fallback import Fallback as Fallback
 from .features import Asked as Asked

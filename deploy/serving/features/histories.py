@@ -20,6 +20,7 @@ from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Events, usual_columns
 from nonet.samples.tables import as_numbers, keys_in
+from nonet.samples.tokenised import UserEvents
 
 _KEPT_IDS = 1 << 17  # posts whose ids are remembered
 
@@ -27,10 +28,18 @@ _KEPT_IDS = 1 << 17  # posts whose ids are remembered
 class Histories:
     """Of the users of a corpus and of those that post events; `journal`: the file of posted events, without it none are taken.
 
+    stored: a store of users' events, which are read there by key instead.
     usual: what columns of an event hold when nobody says, by default what the events of the corpus say.
     """
 
-    def __init__(self, corpus: Corpus, journal: Path | None, usual: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        corpus: Corpus,
+        journal: Path | None,
+        usual: Mapping[str, Any] | None = None,
+        stored: UserEvents | None = None,
+    ):
+        self._stored = stored
         self._seq = corpus.seq
         self._rows = {str(user): row for row, user in enumerate(self._seq.user_id.tolist())}
         self.usual = usual_columns(self._seq) if usual is None else dict(usual)
@@ -45,7 +54,7 @@ class Histories:
             self._file = os.open(journal, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
 
     def __contains__(self, user: str) -> bool:
-        return user in self._rows or user in self._posted
+        return user in self._rows or user in self._posted or self._in_store(user) is not None
 
     def key(self, user: str) -> int:
         """The sparse key of a user; one whom the data do not have gets that of a row that was never trained."""
@@ -57,7 +66,10 @@ class Histories:
     def of(self, user: str) -> Events:
         """All events of a user, in order of time; none of one who is not known."""
         row = self._rows.get(user)
-        if row is None:
+        found = self._in_store(user)
+        if found is not None:
+            own = _sorted(Events(found["item"], found["time"], found["event"], found["columns"]))
+        elif row is None:
             own = self.made([])
         else:
             cut = slice(int(self._seq.offsets[row]), int(self._seq.offsets[row + 1]))
@@ -67,6 +79,9 @@ class Histories:
         if not posted:
             return own
         return _sorted(_after(own, self.made(posted)))
+
+    def _in_store(self, user: str) -> dict[str, Any] | None:
+        return None if self._stored is None else self._stored.of(user)
 
     def made(self, posted: Sequence[Mapping[str, Any]]) -> Events:
         """Events [n] out of {"item": dense index, "time": unix seconds, "event": kind or None, "values": column -> value}."""

@@ -12,6 +12,7 @@ from nonet.controller.scenario import Scenario, load_scenario
 from nonet.deploy.serving.features.artifacts import artifacts_of
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
+from nonet.samples.tokenised import UserEvents
 from nonet.workers.registry import Contents, Registry, Version, model_of
 from nonet.workers.roles import RunSetup
 
@@ -42,8 +43,14 @@ class OpenRun:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Its items, trie and users' events."""
+        """Its items, trie and users' events as the run was made of them."""
         return Corpus.load(self.folders)
+
+    @cached_property
+    def events(self) -> UserEvents | None:
+        """The store of users' events that the scenario names (`data.sequences`), those appended since among them."""
+        stored = self.setup.stored
+        return None if stored is None else stored.opened(self.folders, self.corpus.seq)
 
     @cached_property
     def registry(self) -> Registry:

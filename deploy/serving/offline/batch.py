@@ -37,7 +37,7 @@ class Answers:
         opened = OpenRun.of(run)
         self._engine = Engine(opened.recommender(opened.registry.version(version)), version)
         posted = opened.beside / "events.jsonl"
-        histories = Histories(opened.corpus, posted if posted.exists() else None)
+        histories = Histories(opened.corpus, posted if posted.exists() else None, stored=opened.events)
         self._features = Features(
             opened.corpus, histories, opened.setup.history, opened.scenario.evaluate.width
         )

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from served_run import ServedRun
 
 from nonet.deploy.serving.features import Histories
+from nonet.samples.tokenised import StoredSequences
 
 KILLED = """
 import os, sys
@@ -74,6 +76,22 @@ def test_what_was_posted_is_there_after_a_restart_and_half_a_line_is_not(served,
     assert again.post("new", [event(3, 3)], "second")
     again.close()
     assert Histories(served.ring.corpus(), journal).of("new").item.tolist() == [1, 2, 3]
+
+
+def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_answer(served, tmp_path):
+    corpus = served.ring.corpus()
+    folders = {"sequences": "sequences-1", "sids": "sids-2"}
+    stored = StoredSequences(f"lmdb:{tmp_path / 's'}")
+    stored.write(corpus.seq, corpus.sids, folders)
+    events = stored.opened(folders, corpus.seq)
+    histories, plain = Histories(corpus, None, stored=events), Histories(corpus, None)
+    before = plain.of("100")
+    assert histories.of("100").item.tolist() == before.item.tolist()
+    new = {"item": np.array([3]), "time": before.time[:1] - 1, "event": np.array([0])}
+    new |= {f"column:{name}": values[:1] for name, values in corpus.seq.columns.items()}
+    events.append(["100"], new, corpus.sids)
+    assert histories.of("100").item.tolist() == [3, *before.item.tolist()]
+    assert not len(histories.of("nobody"))
 
 
 def test_a_user_s_key_is_that_of_its_id_whoever_it_is(served, tmp_path):

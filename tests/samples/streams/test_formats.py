@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
 from nonet.samples.streams import formats
 from nonet.samples.streams.stream import read
+from nonet.samples.tables import pack_files
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +63,33 @@ def test_files_of_unlike_columns_are_refused(tmp_path):
     (tmp_path / "b.csv").write_text("usr\n1\n")
     with pytest.raises(DataError, match=r"b.csv: its columns are usr, those of the first file user"):
         read(str(tmp_path / "*.csv")).open()
+
+
+def test_packed_arrow_gives_the_rows_of_its_parquet_in_the_same_order(tmp_path):
+    for name, rows in (("a", 90), ("b", 41)):
+        items = [list(range(n % 5)) for n in range(rows)]
+        table = pa.table({"user": np.arange(rows), "items": pa.array(items, pa.list_(pa.int64()))})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20)
+    pack_files(str(tmp_path), tmp_path / "packed")
+    read_back = [
+        [
+            (batch["user"].tolist(), batch["items"].values.tolist(), batch["items"].offsets.tolist())
+            for batch in stream.shuffle(3).open(rows=16).epoch(0)
+        ]
+        for stream in (read(str(tmp_path / "*.parquet")), read(str(tmp_path / "packed"), format="arrow"))
+    ]
+    assert read_back[0] == read_back[1]
+    assert sum(len(users) for users, _, _ in read_back[0]) == 131
+
+
+def test_a_packed_file_that_is_cut_short_or_written_anew_is_named(tmp_path):
+    pq.write_table(pa.table({"user": np.arange(50)}), tmp_path / "a.parquet", row_group_size=20)
+    (packed,) = pack_files(str(tmp_path / "a.parquet"), tmp_path / "packed")
+    feed = read(str(packed)).open(rows=8)
+    pq.write_table(pa.table({"user": np.arange(80)}), tmp_path / "a.parquet", row_group_size=20)
+    pack_files(str(tmp_path / "a.parquet"), tmp_path / "packed")
+    with pytest.raises(DataError, match=r"a.arrow: its content changed since it was listed"):
+        list(feed.epoch(0))
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"a.arrow: cannot be read, maybe truncated"):
+        read(str(packed)).open(rows=8)

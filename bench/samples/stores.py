@@ -1,0 +1,208 @@
+"""`nonet bench stores`: reading by key from packed segments, LMDB, Redis and HBase's protocol; a join beside plain happybase.
+
+Contenders take turns in one process; medians of rounds. What both sides give must be equal. Redis takes part where a
+redis-server is installed, HBase's protocol is a stand-in for it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError
+from nonet.samples.stores import Join, create_store, open_store
+
+_KEYS, _ASKED, _BYTES = 100_000, 1000, 1024
+_JOINED, _ITEMS = 8192, 20_000
+Made = tuple[list[dict[str, Any]], dict[str, float]]
+
+
+def stores(sections: str = "multi_get,join", rounds: int = 15) -> dict[str, Any]:
+    """sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket)."""
+    parts: dict[str, Callable[[Path, int], Made]] = {"multi_get": _multi_get, "join": _join}
+    made: dict[str, Any] = {"rows": [], "ratio": {}}
+    for name in sections.split(","):
+        if name not in parts:
+            raise ConfigError(f"bench stores has no section {name!r}; there are {', '.join(parts)}")
+        folder = Path(tempfile.mkdtemp(prefix="nonet-bench-stores-"))
+        try:
+            rows, ratio = parts[name](folder, rounds)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        made["rows"] += rows
+        made["ratio"] |= ratio
+    return made
+
+
+def _multi_get(folder: Path, rounds: int) -> Made:
+    """Values of 1 KB by whole numbers: stores of ours beside LMDB's and Redis' own batch reads."""
+    import lmdb
+
+    draw = np.random.default_rng(7)
+    keys = np.arange(_KEYS) * 7
+    values = draw.integers(0, 256, (_KEYS, _BYTES), np.uint8)
+    offsets = pa.py_buffer((np.arange(_KEYS + 1, dtype=np.int32) * _BYTES).tobytes())
+    blob = pa.Array.from_buffers(pa.binary(), _KEYS, [None, offsets, pa.py_buffer(values.tobytes())])
+    table = pa.table({"value": blob})
+    plain = lmdb.open(str(folder / "plain"), map_size=4 << 30)
+    cells = [row.tobytes() for row in values]
+    with plain.begin(write=True) as writing:
+        names = [int(key).to_bytes(8, "big") for key in keys]
+        writing.cursor().putmulti(list(zip(names, cells, strict=True)))
+    asked = [keys[draw.integers(0, _KEYS, _ASKED)] for _ in range(rounds * 8)]
+
+    def getmulti(part: np.ndarray) -> list[bytes]:
+        with plain.begin() as reading:
+            return [
+                value
+                for _, value in reading.cursor().getmulti([key.to_bytes(8, "big") for key in part.tolist()])
+            ]
+
+    contenders: dict[str, Callable[[np.ndarray], Any]] = {"lmdb getmulti": getmulti}
+    with contextlib.ExitStack() as over:
+        over.callback(plain.close)
+        addresses = {"packed": str(folder / "packed"), "lmdb store": f"lmdb:{folder / 'lmdb'}"}
+        if port := over.enter_context(_redis(folder)):
+            addresses["redis store"] = f"redis://127.0.0.1:{port}/bench"
+            contenders["redis mget"] = _mget(port, keys, cells)
+        for name, use in addresses.items():
+            store = create_store(use, pa.schema([("value", pa.binary())]), key=pa.int64())
+            store.put(keys, table)
+            contenders[name] = store.multi_get
+        us = _turns(contenders, asked, lambda got: b"".join(got) if isinstance(got, list) else _bytes(got))
+    rows: list[dict[str, Any]] = [
+        {"reader": name, "us": value, "MB/s": _ASKED * _BYTES / value} for name, value in us.items()
+    ]
+    ratio = {"multi_get, lmdb getmulti / packed": us["lmdb getmulti"] / us["packed"]}
+    if "redis mget" in us:
+        ratio["multi_get, redis mget / packed"] = us["redis mget"] / us["packed"]
+        ratio["multi_get, redis store / redis mget"] = us["redis store"] / us["redis mget"]
+    ratio["multi_get, lmdb store / lmdb getmulti"] = us["lmdb store"] / us["lmdb getmulti"]
+    return rows, ratio
+
+
+def _bytes(got: Any) -> bytes:
+    return b"".join(got.values.column("value").to_pylist())
+
+
+def _mget(port: int, keys: np.ndarray, cells: list[bytes]) -> Callable[[np.ndarray], list[bytes]]:
+    import redis
+
+    server = redis.Redis("127.0.0.1", port)
+    names = [f"plain:{key}" for key in keys.tolist()]
+    for at in range(0, len(names), 10_000):
+        server.mset(dict(zip(names[at : at + 10_000], cells[at : at + 10_000], strict=True)))
+    return lambda part: server.mget([f"plain:{key}" for key in part.tolist()])  # pyright: ignore
+
+
+def _join(folder: Path, rounds: int) -> Made:
+    """Two columns of 8,192 rows' items as of their times, against a happybase loop that asks a row at a time."""
+    import happybase
+
+    del folder
+    draw = np.random.default_rng(7)
+    with _standin() as port:
+        columns = {"price": "d:price float64", "shop": "d:shop int64"}
+        store = open_store(f"hbase://127.0.0.1:{port}/items", columns)
+        items = np.arange(_ITEMS)
+        written = pa.table({"price": draw.random(_ITEMS), "shop": draw.integers(0, 99, _ITEMS)})
+        store.put(items, written, np.full(_ITEMS, 100))
+        join = Join(store, {"price": "price", "shop": "shop"})
+        table = happybase.Connection("127.0.0.1", port).table("items")
+        asked = [np.minimum(draw.zipf(1.2, _JOINED), _ITEMS) - 1 for _ in range(max(3, rounds // 3))]
+        times = np.full(_JOINED, 200)
+
+        def loop(part: np.ndarray) -> list[float]:
+            found = []
+            for key in part.tolist():
+                row: Any = table.row(str(key).encode(), [b"d:price", b"d:shop"], timestamp=200_000)
+                found.append(float(np.frombuffer(row[b"d:price"], ">f8")[0]))
+            return found
+
+        us = _turns(
+            {"join": lambda part: join.read(part, times), "happybase loop": loop},
+            asked,
+            lambda got: np.asarray(got if isinstance(got, list) else got["price"]).tobytes(),
+        )
+        store.close()
+    rows: list[dict[str, Any]] = [
+        {"reader": name, "us": value, "rows/s": 1e6 * _JOINED / value} for name, value in us.items()
+    ]
+    return rows, {"join, rows/s over a happybase loop": us["happybase loop"] / us["join"]}
+
+
+def _turns(
+    contenders: dict[str, Callable[[np.ndarray], Any]], asked: list[np.ndarray], flat: Callable[[Any], bytes]
+) -> dict[str, float]:
+    """Median microseconds of each over the same keys, in turn. Raises AssertionError where their answers differ."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number, part in enumerate(asked):
+        answers = []
+        for name, call in contenders.items():
+            began = time.perf_counter()
+            got = call(part)
+            seconds[name].append(time.perf_counter() - began)
+            answers.append(flat(got) if number == 0 else b"")
+        if len(set(answers)) != 1:
+            raise AssertionError(f"the readers differ: {', '.join(contenders)}")
+    return {name: 1e6 * statistics.median(each[1:]) for name, each in seconds.items()}
+
+
+@contextlib.contextmanager
+def _redis(folder: Path) -> Iterator[int]:
+    """The port of a redis-server of its own; 0 where none is installed."""
+    program = shutil.which("redis-server")
+    if program is None:
+        yield 0
+        return
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    process = subprocess.Popen(
+        [program, "--port", str(port), "--save", "", "--appendonly", "no"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        _answering(port)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _standin() -> Iterator[int]:
+    """The port of the stand-in for HBase's protocol, in a process of its own."""
+    command = [sys.executable, "-m", "nonet.bench.samples.hbase_standin", "0"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline().split()[1])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answering(port: int) -> None:
+    until = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)

@@ -1,0 +1,184 @@
+"""The verbs about data: `samples explain`, `samples stats`, `pack`, `store put`, `store get`, `store stats`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from nonet.deploy.verbs.questions import JsonOption, RunArg, ScenarioArg, SetOption
+from nonet.errors import ConfigError
+
+samples = typer.Typer(no_args_is_help=True, help="What stages read, and what files hold.")
+store = typer.Typer(no_args_is_help=True, help="Fill stores of features, and look into them.")
+
+UseArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE", help="FOLDER, lmdb:FOLDER, redis://HOST:PORT/NAME, hbase://HOST:PORT/TABLE."
+    ),
+]
+RowsArg = Annotated[str, typer.Argument(metavar="SRC", help="Parquet: a path, a glob, a folder or a URI.")]
+KeyOption = Annotated[str, typer.Option(help="The column of keys.")]
+TimeOption = Annotated[str | None, typer.Option(help="The column of times: each row is a version.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A column to keep; HBase: NAME='family:qualifier type'. All by default; repeat it.",
+    ),
+]
+
+
+@samples.command()
+def explain(scenario: ScenarioArg, change: SetOption = None) -> None:
+    """Say what each stage of a scenario reads, in which order, and who reads it."""
+    from nonet.deploy.run import api, explained
+
+    print(explained(api.scenario(scenario, change).scenario))
+
+
+@samples.command("stats")
+def stats_of(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Files: a path, a glob, a folder or a URI.")],
+    form: Annotated[str | None, typer.Option("--format", help="parquet, arrow, csv or lines.")] = None,
+    where: Annotated[str | None, typer.Option(help="A condition on the rows.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read files once: rows, bad rows, what each column holds, rows/s."""
+    from nonet.deploy.run import stats_text
+
+    text, facts = stats_text(data, form, where)
+    print(json.dumps(facts, indent=1) if as_json else text)
+
+
+def pack(
+    source: RowsArg,
+    use: UseArg,
+    key: Annotated[
+        str | None, typer.Option(help="The column of keys; without it samples are packed, not features.")
+    ] = None,
+    time: TimeOption = None,
+    column: ColumnOption = None,
+    option: SetOption = None,
+) -> None:
+    """Make a store of Parquet rows: features by --key, with --time their versions; without a key, samples as packed Arrow."""
+    if key is None:
+        if time or column or option:
+            raise ConfigError("--time, --column and --set are of a store; say its --key")
+        from nonet.samples.tables import pack_files
+
+        made = pack_files(source, use, lambda done, all_: print(f"{done} of {all_} files", file=sys.stderr))
+        print(
+            f"{use}: {len(made)} files, {sum(path.stat().st_size for path in made) / 1e6:,.1f} MB; read them as format arrow"
+        )
+        return
+    from nonet.samples.stores import Filling
+
+    filling = Filling(source, key, time, _columns(column), _options(option))
+    _written(*filling.pack(use, _progress))
+
+
+@store.command()
+def put(
+    use: UseArg,
+    source: RowsArg,
+    key: KeyOption,
+    time: TimeOption = None,
+    column: ColumnOption = None,
+    option: SetOption = None,
+) -> None:
+    """Write Parquet rows into a store that is there; a row of the same key (and time) is replaced."""
+    from nonet.samples.stores import Filling
+
+    columns, options = _columns(column), _options(option)
+    filling = Filling(source, key, time, columns, options)
+    _written(*filling.put(_opened(use, columns, options), _progress))
+
+
+@store.command()
+def append(
+    run: RunArg,
+    events: Annotated[str, typer.Argument(metavar="EVENTS", help="Interactions, named as the run's were.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Put events behind those of their users in the store of a run's sequences: serving and recommend read them at once."""
+    from nonet.deploy.serving.features import append_events
+
+    done = append_events(run, events)
+    if as_json:
+        print(json.dumps(done))
+        return
+    print(f"{done['events']:,} events of {done['users']:,} users are there")
+    if done["unknown_items"]:
+        print(f"{done['unknown_items']:,} events were left out: the run does not know their items")
+
+
+@store.command()
+def get(
+    use: UseArg,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...")],
+    as_of: Annotated[
+        int | None, typer.Option(help="Unix seconds: the newest version before that time.")
+    ] = None,
+    column: ColumnOption = None,
+    option: SetOption = None,
+) -> None:
+    """Print the rows of keys, one JSON a line; null where there is none."""
+    from nonet.samples.stores import got
+
+    opened = _opened(use, _columns(column), _options(option))
+    for name, row in zip(keys, got(opened, keys, as_of), strict=True):
+        print(json.dumps({"key": name, "row": row}, default=str))
+
+
+@store.command("stats")
+def store_stats(use: UseArg, column: ColumnOption = None, option: SetOption = None) -> None:
+    """Print what a store holds, as JSON."""
+    opened = _opened(use, _columns(column), _options(option))
+    columns = {field.name: str(field.type) for field in opened.schema}
+    print(
+        json.dumps(
+            {"store": opened.name, "versions": opened.versions, "columns": columns} | opened.stats(), indent=1
+        )
+    )
+
+
+def _opened(use: str, columns: Any, options: dict[str, Any]) -> Any:
+    from nonet.samples.stores import open_store
+
+    return open_store(use, columns, **options)
+
+
+def _columns(given: list[str] | None) -> list[str] | dict[str, str] | None:
+    if not given or not any("=" in each for each in given):
+        return given
+    named: dict[str, str] = {}
+    for each in given:
+        name, _, source = each.partition("=")
+        named[name] = source or name
+    return named
+
+
+def _options(given: list[str] | None) -> dict[str, Any]:
+    if bad := next((each for each in given or () if "=" not in each), None):
+        raise ConfigError(f"--set wants NAME=VALUE, got {bad!r}")
+    options = {}
+    for name, value in (each.split("=", 1) for each in given or ()):
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def _progress(done: int, total: int) -> None:
+    print(f"{done:,} of {total:,} rows", file=sys.stderr, flush=True)
+
+
+def _written(made: Any, rows: int) -> None:
+    facts = made.stats()
+    print(f"{made.name}: wrote {rows:,} rows; it holds {facts['keys']:,} keys")
+    made.close()

@@ -1,0 +1,143 @@
+"""Filling a store from Parquet, a part at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from nonet.errors import ConfigError, DataError
+from nonet.samples.stores.addresses import create_store, open_store
+from nonet.samples.stores.base import Store
+from nonet.samples.tables import (
+    find_parquet,
+    is_plain,
+    parquet_footer,
+    parquet_schema,
+    read_groups,
+    unit_by_size,
+    unix_seconds,
+)
+from nonet.suggest import did_you_mean, listed
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+_PART = 1 << 22  # rows that are written at once
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What of a Parquet path goes into a store.
+
+    key      the column of keys; time: that of versions' times
+    columns  those that are kept, all others by default; for HBase name -> "family:qualifier type"
+    """
+
+    source: str | os.PathLike[str]
+    key: str
+    time: str | None = None
+    columns: Sequence[str] | Mapping[str, str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def pack(self, use: str, progress: Progress | None = None) -> tuple[Store, int]:
+        """Make the store (HBase: open it) and write every row; the store and how many. Raises ConfigError, DataError."""
+        schema = self._schema()
+        if use.startswith("hbase:"):
+            return self.put(open_store(use, self._mapped(), **self.options), progress)
+        store = create_store(
+            use,
+            pa.schema([schema.field(name) for name in self._kept(schema)]),
+            key=schema.field(self.key).type,
+            versions=self.time is not None,
+            **self.options,
+        )
+        return self.put(store, progress)
+
+    def put(self, store: Store, progress: Progress | None = None) -> tuple[Store, int]:
+        """Write every row into a store that is there; the store and how many."""
+        schema, done, unit = self._schema(), 0, None
+        names = [name for name in self._kept(schema) if name in store.schema.names]
+        total = self._count()
+        for part in self._parts([self.key, *([self.time] if self.time else []), *names]):
+            keys = part[self.key].combine_chunks()
+            if keys.null_count:
+                raise DataError(
+                    f"{self.source}: column {self.key!r} has {keys.null_count} rows without a key"
+                )
+            times = None
+            if self.time is not None:
+                if unit is None and is_plain(part[self.time].type):
+                    unit = unit_by_size(
+                        pc.max(pc.abs(part[self.time])).as_py() or 0
+                    )  # of the first part, for all
+                times = self._seconds(part[self.time], self.time, unit)
+            store.put(keys, part.select(names), times)
+            done += len(part)
+            if progress is not None:
+                progress(done, total)
+        return store, done
+
+    def _seconds(self, column: pa.ChunkedArray, name: str, unit: str | None) -> np.ndarray:
+        if column.null_count:
+            raise DataError(f"{self.source}: column {name!r} has {column.null_count} rows without a time")
+        try:
+            return unix_seconds(column, name, unit)[0]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{self.source}: column {name!r} holds no times: {error}") from None
+
+    def _mapped(self) -> Mapping[str, str]:
+        if not isinstance(self.columns, Mapping):
+            raise ConfigError("an HBase table wants --column NAME='family:qualifier type' for each column")
+        return self.columns
+
+    def _schema(self) -> pa.Schema:
+        schema = parquet_schema(self.source, "rows")
+        for name in (self.key, self.time, *(self.columns or ())):
+            if name is not None and name not in schema.names:
+                raise ConfigError(
+                    f"{self.source}: no column {name!r}; there are {listed(schema.names)}.{did_you_mean(name, schema.names)}"
+                )
+        return schema
+
+    def _kept(self, schema: pa.Schema) -> list[str]:
+        if self.columns is not None:
+            return list(self.columns)
+        return [name for name in schema.names if name not in (self.key, self.time)]
+
+    def _count(self) -> int:
+        system, files = find_parquet(self.source, "rows")
+        return sum(parquet_footer(system, file, "rows").num_rows for file in files)
+
+    def _parts(self, names: list[str]) -> Iterator[pa.Table]:
+        """The rows in parts of about four million."""
+        system, files = find_parquet(self.source, "rows")
+        waiting: list[pa.Table] = []
+        for file in files:
+            for group in range(parquet_footer(system, file, "rows").num_row_groups):
+                waiting.append(read_groups(system, file, [group], "rows", names))
+                if sum(map(len, waiting)) >= _PART:
+                    yield pa.concat_tables(waiting)
+                    waiting = []
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+
+def got(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dict[str, Any] | None]:
+    """Each key's row as Python has it, None where there is none; `keys` as typed. Raises DataError for text that is no number."""
+    typed: Any = list(keys)
+    if pa.types.is_integer(store.key):
+        try:
+            typed = np.array([int(key) for key in keys], np.int64)
+        except ValueError:
+            raise DataError(f"{store.name}: keys are whole numbers, got {listed(keys)}") from None
+    values, offsets = store.multi_get(typed, None, None if as_of is None else [as_of] * len(keys))
+    rows = values.to_pylist()
+    return [
+        rows[at] if stop > at else None
+        for at, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    ]

@@ -1,0 +1,192 @@
+"""LMDBStore: rows in one LMDB environment, embedded and mutable; many processes read while one writes.
+
+    open_store("lmdb:/data/users.lmdb")
+
+A key's row is one value; with versions the key ends in its time, eight bytes, so that the newest before a time is one step
+back from it. `pip install 'nonet[stores]'`. See https://lmdb.readthedocs.io.
+"""
+
+# Shapes: K keys asked for, U distinct ones.
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, StoreError
+from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, distinct
+from nonet.samples.stores.rows import RowCodec, key_bytes, keys_of
+
+_META = b"nonet"
+_LONGEST = 400  # bytes of a text key; LMDB's own limit is 511 with the time
+_SCANNED = 1 << 14
+_NEWEST = np.iinfo(np.int64).max
+
+
+class LMDBStore(Store):
+    """A folder. map_gb: how large the environment may grow; it takes disk only as it fills. Raises ConfigError."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, map_gb: float = 256):
+        self._folder = Path(folder)
+        self.name = f"store lmdb:{self._folder}"
+        if not (self._folder / "data.mdb").exists():
+            raise NoStore(
+                f"{self.name}: there is no store; `nonet pack SRC lmdb:{self._folder}` writes one from Parquet"
+            )
+        self._env = _opened(self._folder, map_gb, self.name)
+        self._rows = self._env.open_db(b"rows")
+        with self._env.begin(db=self._env.open_db(b"meta")) as reading:
+            meta = reading.get(_META)
+        if meta is None:
+            raise ConfigError(f"{self.name}: this is an LMDB environment, but no store of Nonet")
+        self.schema, self.key, self.versions = Description.read(json.loads(bytes(meta)), self.name)
+        self._codec = RowCodec(self.schema, self.name)
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        schema: pa.Schema,
+        *,
+        key: pa.DataType,
+        versions: bool = False,
+        map_gb: float = 256,
+    ) -> LMDBStore:
+        """An empty store. Raises ConfigError where there is one."""
+        place, name = Path(folder), f"store lmdb:{folder}"
+        if (place / "data.mdb").exists():
+            raise ConfigError(f"{name}: there is one already; put into it, or give another folder")
+        described = Description.checked(schema, key, versions, name)
+        RowCodec(described.schema, name)
+        place.mkdir(parents=True, exist_ok=True)
+        env = _opened(place, map_gb, name)
+        with env.begin(write=True, db=env.open_db(b"meta")) as writing:
+            writing.put(_META, json.dumps(described.written()).encode())
+        return cls(place, map_gb=map_gb)
+
+    def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
+        """All rows or none, in one transaction."""
+        asked, rows = self.checked_put(keys, values)
+        when = self.checked_times(times, len(rows))
+        places = self._places(asked, when)
+        with self._wrote(), self._env.begin(write=True, db=self._rows) as writing:
+            writing.cursor().putmulti(zip(places, self._codec.encode(rows), strict=True), overwrite=True)
+
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        if self.versions:
+            return self._versions(keys, columns, before)
+        values, place = distinct(keys)
+        names = key_bytes(values)
+        with self._env.begin(db=self._rows, buffers=True) as reading:
+            found = [(bytes(name), bytes(row)) for name, row in reading.cursor().getmulti(names)]
+        at = {name: number for number, (name, _) in enumerate(found)}
+        row_U = np.fromiter((at.get(name, -1) for name in names), np.int64, len(names))
+        return aligned(self._codec.decode([row for _, row in found], columns), row_U[place])
+
+    def _versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        """One step back from each (key, time); a pair that is asked twice is read once."""
+        when = np.full(len(keys), _NEWEST) if before is None else before
+        places = self._places(keys, when)
+        rows: list[bytes] = []
+        known: dict[bytes, int] = {}
+        with self._env.begin(db=self._rows, buffers=True) as reading:
+            cursor = reading.cursor()
+            for place in places:
+                if place in known:
+                    continue
+                known[place] = -1
+                back = cursor.prev() if cursor.set_range(place) else cursor.last()
+                if back and bytes(cursor.key())[:-8] == place[:-8]:
+                    known[place] = len(rows)
+                    rows.append(bytes(cursor.value()))
+        row_K = np.fromiter((known[place] for place in places), np.int64, len(places))
+        return aligned(self._codec.decode(rows, columns), row_K)
+
+    def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        names = self.checked_columns(columns)
+        after: bytes | None = None
+        while True:
+            with self._env.begin(db=self._rows) as reading:
+                cursor = reading.cursor()
+                there = cursor.first() if after is None else cursor.set_range(after + b"\0")
+                part = [cell for cell, _ in zip(cursor.iternext(), range(_SCANNED))] if there else []  # noqa: B905
+            if not part:
+                return
+            after = part[-1][0]
+            places = [name for name, _ in part]
+            fixed = {"key": keys_of([name[:-9] if self.versions else name for name in places], self.key)}
+            if self.versions:
+                fixed["time"] = keys_of([name[-8:] for name in places], pa.int64())
+            whole = self._codec.decode([bytes(row) for _, row in part], names)
+            yield pa.RecordBatch.from_pydict(fixed | {name: whole.column(name) for name in names})
+
+    def stats(self) -> dict[str, Any]:
+        with self._env.begin(db=self._rows) as reading:
+            rows = reading.stat()["entries"]
+        keys = rows
+        if self.versions:
+            keys = len({key for part in self.scan(self.schema.names[:1]) for key in part["key"].to_pylist()})
+        return {"keys": keys, "rows": rows, "bytes": (self._folder / "data.mdb").stat().st_blocks * 512}
+
+    def _places(self, keys: Any, times: np.ndarray | None) -> list[bytes]:
+        names = key_bytes(keys)
+        for name in names if isinstance(keys, pa.Array) else ():
+            if len(name) > _LONGEST or b"\0" in name or not name:
+                raise ConfigError(
+                    f"{self.name}: a key is text of 1 to {_LONGEST} bytes without a zero byte, got {name[:40]!r}"
+                )
+        if times is None:
+            return names
+        stamps = key_bytes(np.asarray(times, np.int64))
+        return [name + b"\0" + stamp for name, stamp in zip(names, stamps, strict=True)]
+
+    def _wrote(self) -> _Told:
+        return _Told(self.name)
+
+
+class _Told:
+    """Says in one line what LMDB could not write."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        import lmdb
+
+        if isinstance(error, lmdb.MapFullError):
+            raise StoreError(
+                f"{self._name}: it is full; open it with a larger map_gb. Nothing was written"
+            ) from error
+        if isinstance(error, lmdb.Error):
+            raise StoreError(f"{self._name}: {error}. Nothing was written") from error
+
+
+_ENVIRONMENTS: dict[Path, Any] = {}  # LMDB: one a process and folder
+_OPENING = Lock()
+
+
+def _opened(folder: Path, map_gb: float, name: str) -> Any:
+    try:
+        import lmdb
+    except ImportError:
+        raise ConfigError(f"{name} wants lmdb: pip install 'nonet[stores]'") from None
+    whole = folder.resolve()
+    with _OPENING:
+        if whole not in _ENVIRONMENTS or not (whole / "data.mdb").exists():
+            try:
+                _ENVIRONMENTS[whole] = lmdb.open(
+                    str(whole), map_size=int(map_gb * 2**30), max_dbs=2, max_readers=1024
+                )
+            except lmdb.Error as error:
+                raise ConfigError(f"{name}: cannot be opened ({error})") from None
+        return _ENVIRONMENTS[whole]

@@ -1,0 +1,232 @@
+"""RedisStore: rows in a Redis server, one value a key, or with versions a sorted set of them by time.
+
+    open_store("redis://cache-1:6379/users")
+
+Keys are `users:7`; `users` itself says what columns there are. The password comes from NONET_REDIS_PASSWORD, the user from
+NONET_REDIS_USER. `pip install 'nonet[stores]'`. Reads and writes are repeated on a fresh connection: both are the same twice.
+"""
+
+# Shapes: K keys asked for, U distinct ones.
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import ConfigError, DataError, StoreError
+from nonet.samples.stores.base import Description, NoStore, Rows, Store, aligned, distinct
+from nonet.samples.stores.rows import RowCodec, key_bytes, keys_of
+
+_META = "nonet"
+_EXACT = 1 << 53  # a score of a sorted set is a double
+
+
+class RedisStore(Store):
+    """See the module. Raises ConfigError where there is no such store, StoreError where nobody answers.
+
+    db         the server's database
+    batch      keys of a call at most
+    timeout_s  of a call; attempts: calls before a read or write gives up
+    """
+
+    def __init__(
+        self, address: str, *, db: int = 0, batch: int = 1000, timeout_s: float = 5, attempts: int = 3
+    ):
+        self.name, self._place, self._prefix = _parsed(address)
+        self._batch, self._attempts, self._timeout_s = batch, attempts, timeout_s
+        self._server = _connected(self._place, db, timeout_s, attempts, self.name)
+        meta = self._asked(lambda: self._server.hget(self._prefix, _META))
+        if meta is None:
+            raise NoStore(
+                f"{self.name}: there is no store; `nonet pack SRC redis://{address}` writes one from Parquet"
+            )
+        self.schema, self.key, self.versions = Description.read(json.loads(meta), self.name)
+        self._codec = RowCodec(self.schema, self.name)
+
+    @classmethod
+    def create(
+        cls, address: str, schema: pa.Schema, *, key: pa.DataType, versions: bool = False, **options: Any
+    ) -> RedisStore:
+        """An empty store. Raises ConfigError where there is one."""
+        name, place, prefix = _parsed(address)
+        described = Description.checked(schema, key, versions, name)
+        RowCodec(described.schema, name)
+        limits = {"timeout_s": 5, "attempts": 3} | {
+            key: options[key] for key in ("timeout_s", "attempts") if key in options
+        }
+        server = _connected(place, options.get("db", 0), limits["timeout_s"], limits["attempts"], name)
+        written = json.dumps(described.written())
+        if not _told(
+            lambda: server.hsetnx(prefix, _META, written), name, limits["attempts"], limits["timeout_s"]
+        ):
+            raise ConfigError(f"{name}: there is one already; put into it, or give another name")
+        server.close()
+        return cls(address, **options)
+
+    def put(self, keys: Any, values: pa.Table | pa.RecordBatch, times: Any = None) -> None:
+        """In batches, each of which is there whole or not at all; a version that is written again replaces the one before."""
+        asked, rows = self.checked_put(keys, values)
+        when = self.checked_times(times, len(rows))
+        if when is not None and len(when) and np.abs(when).max() >= _EXACT:
+            raise DataError(f"{self.name}: times are seconds below 2^53, got {np.abs(when).max()}")
+        names, cells = self._names(asked), self._codec.encode(rows)
+        for at in range(0, len(names), self._batch):
+            part = slice(at, at + self._batch)
+            self._asked(
+                lambda part=part: self._write(names[part], cells[part], None if when is None else when[part])
+            )
+
+    def _write(self, names: list[str], cells: list[bytes], times: np.ndarray | None) -> None:
+        with self._server.pipeline(transaction=True) as sent:
+            if times is None:
+                sent.mset(dict(zip(names, cells, strict=True)))
+            else:
+                stamps = key_bytes(times)
+                for name, cell, time, stamp in zip(names, cells, times.tolist(), stamps, strict=True):
+                    sent.zremrangebyscore(name, time, time)
+                    sent.zadd(name, {stamp + cell: time})
+            sent.execute()
+
+    def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        if self.versions:
+            return self._versions(keys, columns, before)
+        values, place = distinct(keys)
+        names = self._names(values)
+        found: list[bytes | None] = []
+        for at in range(0, len(names), self._batch):
+            found += self._asked(lambda at=at: self._server.mget(names[at : at + self._batch]))
+        return self._rows(found, columns, place)
+
+    def _versions(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
+        """The newest before each (key, time); a pair that is asked twice is read once."""
+        names = self._names(keys)
+        until: list[int | None] = [None] * len(names) if before is None else before.tolist()
+        pairs = list(zip(names, until, strict=True))
+        once = list(dict.fromkeys(pairs))
+        number = {pair: at for at, pair in enumerate(once)}
+        found: list[bytes | None] = []
+        for at in range(0, len(once), self._batch):
+            answers = self._asked(lambda at=at: self._newest(once[at : at + self._batch]))
+            found += [answer[0][8:] if answer else None for answer in answers]
+        return self._rows(found, columns, np.array([number[pair] for pair in pairs], np.int64))
+
+    def _newest(self, pairs: list[tuple[str, int | None]]) -> list[list[bytes]]:
+        with self._server.pipeline(transaction=False) as asked:
+            for name, until in pairs:
+                most = "+inf" if until is None else f"({until}"
+                asked.zrevrangebyscore(name, most, "-inf", start=0, num=1)
+            return asked.execute()
+
+    def _rows(self, found: list[bytes | None], columns: list[str], place: np.ndarray) -> Rows:
+        there = np.array([row is not None for row in found], bool)
+        row_U = np.where(there, np.cumsum(there) - 1, -1)
+        return aligned(
+            self._codec.decode([row for row in found if row is not None], columns),
+            row_U[place] if len(row_U) else np.empty(0, np.int64),
+        )
+
+    def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """In the server's own order; a row that is written meanwhile may come twice, or not."""
+        names, cursor = self.checked_columns(columns), 0
+        while True:
+            cursor, keys = self._asked(
+                lambda cursor=cursor: self._server.scan(cursor, f"{self._prefix}:*", self._batch)
+            )
+            if keys:
+                yield self._scanned(keys, names)
+            if not cursor:
+                return
+
+    def _scanned(self, keys: list[bytes], names: list[str]) -> pa.RecordBatch:
+        if self.versions:
+            with self._server.pipeline(transaction=False) as asked:
+                for key in keys:
+                    asked.zrange(key, 0, -1)
+                answers = self._asked(asked.execute)
+            keys = [key for key, rows in zip(keys, answers, strict=True) for _ in rows]
+            cells = [row for rows in answers for row in rows]
+            fixed = {"time": keys_of([row[:8] for row in cells], pa.int64())}
+            cells = [row[8:] for row in cells]
+        else:
+            cells = self._asked(lambda: self._server.mget(keys))
+            keys = [key for key, row in zip(keys, cells, strict=True) if row is not None]
+            cells, fixed = [row for row in cells if row is not None], {}
+        told = [key[len(self._prefix) + 1 :].decode() for key in keys]
+        key = pa.array(told, pa.string()).cast(self.key)
+        whole = self._codec.decode(cells, names)
+        return pa.RecordBatch.from_pydict({"key": key} | fixed | {name: whole.column(name) for name in names})
+
+    def stats(self) -> dict[str, Any]:
+        seen: dict[Any, int] = {}
+        for part in self.scan(self.schema.names[:1]):
+            for key in part["key"].to_pylist():
+                seen[key] = seen.get(key, 0) + 1
+        rows = sum(seen.values())
+        return {"keys": len(seen), "rows": rows, "place": self._place}
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _names(self, keys: Any) -> list[str]:
+        return [
+            f"{self._prefix}:{key}"
+            for key in (keys.tolist() if isinstance(keys, np.ndarray) else keys.to_pylist())
+        ]
+
+    def _asked(self, call: Callable[[], Any]) -> Any:
+        return _told(call, self.name, self._attempts, self._timeout_s)
+
+
+def _told(call: Callable[[], Any], name: str, attempts: int, timeout_s: float) -> Any:
+    """What a call gives; in one line what went wrong."""
+    import redis
+
+    try:
+        return call()
+    except redis.AuthenticationError as error:
+        raise ConfigError(f"{name}: {error}; set NONET_REDIS_USER and NONET_REDIS_PASSWORD") from None
+    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StoreError(
+            f"{name}: no answer, asked {attempts} times within {timeout_s:g} s each ({cause}); is redis-server there?"
+        ) from error
+    except redis.ResponseError as error:
+        raise DataError(f"{name}: the server refused: {error}") from None
+
+
+def _parsed(address: str) -> tuple[str, str, str]:
+    """(the store's name in messages, host:port, the name in the server)."""
+    where, _, prefix = address.partition("/")
+    host, _, port = where.partition(":")
+    if not host or not (port or "6379").isdecimal() or not re.fullmatch(r"[\w.:-]+", prefix):
+        raise ConfigError(
+            f"store redis://{address}: wanted redis://HOST:PORT/NAME, the name of letters, digits and _.:-"
+        )
+    return f"store redis://{address}", f"{host}:{port or 6379}", prefix
+
+
+def _connected(place: str, db: int, timeout_s: float, attempts: int, name: str) -> Any:
+    try:
+        import redis
+        from redis.backoff import EqualJitterBackoff
+        from redis.retry import Retry
+    except ImportError:
+        raise ConfigError(f"{name} wants redis: pip install 'nonet[stores]'") from None
+    host, _, port = place.partition(":")
+    return redis.Redis(
+        host,
+        int(port),
+        db,
+        username=os.environ.get("NONET_REDIS_USER"),
+        password=os.environ.get("NONET_REDIS_PASSWORD"),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(EqualJitterBackoff(cap=2, base=0.05), attempts - 1),
+        health_check_interval=30,
+    )

@@ -1,0 +1,2 @@
+from .stored import StoredSequences as StoredSequences
+from .stored import UserEvents as UserEvents

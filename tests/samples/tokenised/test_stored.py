@@ -1,0 +1,71 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from nonet.errors import DataError
+from nonet.samples.sequences import build_sequences
+from nonet.samples.tokenised import StoredSequences
+
+FOLDERS = {"sequences": "/x/sequences-0a1b2c3d", "sids": "/x/sids-99887766"}
+
+
+def sequences(text: bool = False):
+    rng = np.random.default_rng(3)
+    users, items = rng.integers(0, 30, 900), rng.integers(0, 40, 900)
+    table = pa.table(
+        {
+            "user_id": [f"u{user}" for user in users] if text else users,
+            "item_id": items,
+            "timestamp": 1_700_000_000 + rng.integers(0, 10**6, 900),
+            "event": [["view", "buy"][n] for n in rng.integers(0, 2, 900)],
+            "price": rng.random(900).astype(np.float32),
+            "shop": rng.integers(0, 5, 900),
+        }
+    )
+    split = {"use": "leave_last_out", "valid": 1, "test": 1}
+    seq, _ = build_sequences(table, None, split=split, targets={"rl": "event == 'buy'"})
+    return seq, rng.integers(0, 8, (len(seq.item_key), 3))
+
+
+@pytest.mark.parametrize("use", ["{}/s", "lmdb:{}/s"])
+@pytest.mark.parametrize("text", [False, True])
+def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_path, use, text):
+    seq, sids = sequences(text)
+    stored = StoredSequences(use.format(tmp_path))
+    assert stored.write(seq, sids, FOLDERS) == f"{use.format(tmp_path)}-0a1b2c3d-99887766"
+    stored.write(seq, sids, FOLDERS)  # a resumed run
+    events = stored.opened(FOLDERS, seq)
+    someone = seq.user_id[4]
+    new = {"item": np.array([7, 9]), "time": np.array([5, 6]), "event": np.array([0, 1])}
+    assert events.append([someone, "99999"], new, sids) == 2
+    read = stored.opened(FOLDERS, seq).sequences()
+    for name in ("item", "time", "event", "split", "user_id", "offsets"):
+        assert getattr(read, name).tolist() == getattr(seq, name).tolist(), name
+        assert getattr(read, name).dtype == getattr(seq, name).dtype, name
+    for name, values in seq.columns.items():
+        assert read.columns[name].tobytes() == values.tobytes(), name
+    assert read.targets["rl"].tolist() == seq.targets["rl"].tolist()
+    mine = events.of(str(someone))
+    first, last = seq.offsets[4], seq.offsets[5]
+    assert mine["item"].tolist() == [*seq.item[first:last].tolist(), 7]
+    assert events.of("99999")["time"].tolist() == [6]
+    assert events.of("nobody") is None
+
+
+def test_semantic_ids_lie_beside_their_events(tmp_path):
+    seq, sids = sequences()
+    stored = StoredSequences(str(tmp_path / "s"))
+    stored.write(seq, sids, FOLDERS)
+    events = stored.opened(FOLDERS, seq)
+    (row,) = events.store.multi_get(seq.user_id[:1], ["sid"]).values.column("sid").to_pylist()
+    assert row == sids[seq.item[: seq.offsets[1]]].reshape(-1).tolist()
+
+
+def test_a_user_who_is_missing_is_named(tmp_path):
+    seq, sids = sequences()
+    stored = StoredSequences(str(tmp_path / "s"))
+    stored.write(seq, sids, FOLDERS)
+    other, _ = sequences()
+    other.__dict__["user_id"] = other.user_id + 1000
+    with pytest.raises(DataError, match="user 1000 is not there; run the tokenise stage again"):
+        stored.opened(FOLDERS, other).sequences()
