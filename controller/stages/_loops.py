@@ -95,6 +95,7 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.generate and score", step=step):
             beams = session.rollout.generate(prompts)
             scores = session.reward.score(beams)
+            note_quarantined(session, recorder, name, step)
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
@@ -107,6 +108,19 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         if halt:
             return False
     return True
+
+
+def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int) -> None:
+    """Journal, count and tell which prompts of a step have no score of some reward."""
+    rewards = session.reward
+    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in rewards.quarantined}
+    if rewards.retried:
+        recorder.metrics(stage, step + 1, counts | {"asked again": float(rewards.retried)}, role="reward")
+    for each in rewards.quarantined:
+        session.commits.note(
+            quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
+        )
+        recorder.event("note", text=f"step {step} of {stage}: {each.text()}")
 
 
 def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: dict[str, float]) -> None:
@@ -126,7 +140,7 @@ def smoke_test_rewards(session: Session) -> None:
         if session.stages[name].rolls_out:
             session.publish(name)
             few = next(_probe(session, name, _REHEARSAL_USERS))
-            session.rewards_of(name).score(session.rollout.generate(few))
+            session.rewards_of(name).score(session.rollout.generate(few), strict=True)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
