@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Lock
 from typing import Any
 
 from nonet.controller.groups import Prompts
@@ -37,11 +39,13 @@ def asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopp
 class _Asynchronous:
     def __init__(self, session: Session, name: str):
         self.session, self.name = session, name
-        self.start = session.begin(name)
+        self.start = session.begin_rl(name)
         self.stage = session.stages[name]
         self.slots = session.rollout.group.world
         self.threads = ThreadPoolExecutor(self.slots + 1, thread_name_prefix=name)
-        session.publish()
+        self._scoring = (
+            Lock()
+        )  # of the rewards' group calls: what one of them could not score is noted by itself
         log = session.commits.groups_of(name)
         self.parts = log[0]["of"] if log else groups_a_step(self.stage.users, self.slots)
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
@@ -52,6 +56,7 @@ class _Asynchronous:
 
     def to_the_end(self, recorder: Recorder, stopped: Stopped) -> bool:
         session, name = self.session, self.name
+        self.note_quarantined = partial(note_quarantined, session, recorder, name)
         recorder.begin(name, self.stage.steps, self.start)
         began = time.perf_counter()
         for done in overlapped(self.groups, self.slots, self.ask, self.learn, self.note):
@@ -81,14 +86,22 @@ class _Asynchronous:
         step, part = divmod(number, self.parts)
         prompts = Prompts(self.name, step, self.stage.users)
         beams = self.session.rollout.generate_group(slot, prompts, (part, self.parts))
-        return self.threads.submit(lambda: (beams, self.session.reward.score(beams)))
+        return self.threads.submit(self._scored, step, beams)
+
+    def _scored(self, step: int, beams: GroupFuture) -> Answer:
+        """Beams that are there and what the rewards say; rewards are asked when the beams are there, one group at a time."""
+        beams.settle()
+        with self._scoring:
+            scores = self.session.reward.score(beams)
+            self.note_quarantined(step)
+        return beams, scores
 
     def learn(
         self, step: int, groups: Sequence[tuple[int, int]], answers: Sequence[Answer]
     ) -> Future[dict[str, float]]:
         """Have the trainers learn from answers, in the order of their numbers."""
         trainer = self.session.trainer
-        trainer.at = self.stage, step
+        self.session.enter_step(step)
         beams = end_to_end([beams for beams, _ in answers])
         scores = {reward: end_to_end([scores[reward] for _, scores in answers]) for reward in answers[0][1]}
         return self.threads.submit(trainer.update, beams, scores)
@@ -123,3 +136,16 @@ def show_tables(session: Session, recorder: Recorder, stage: str, step: int, sho
             what: sum(every[what] for every in counts.values()) for what in ("rows", "refused", "evicted")
         }
         shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
+
+
+def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int) -> None:
+    """Journal, count and tell which prompts of a step have no score of some reward."""
+    rewards = session.reward
+    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in rewards.quarantined}
+    if rewards.retried:
+        recorder.metrics(stage, step + 1, counts | {"asked again": float(rewards.retried)}, role="reward")
+    for each in rewards.quarantined:
+        session.commits.note(
+            quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
+        )
+        recorder.event("note", text=f"step {step} of {stage}: {each.text()}")

@@ -10,7 +10,7 @@ import numpy as np
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
-from nonet.controller.stages._asynchronous import Stopped, asynchronous, show_tables
+from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
@@ -95,6 +95,7 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.generate and score", step=step):
             beams = session.rollout.generate(prompts)
             scores = session.reward.score(beams)
+            note_quarantined(session, recorder, name, step)
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
@@ -115,7 +116,7 @@ def smoke_test_rewards(session: Session) -> None:
         if session.stages[name].rolls_out:
             session.publish(name)
             few = next(_probe(session, name, _REHEARSAL_USERS))
-            session.rewards_of(name).score(session.rollout.generate(few))
+            session.rewards_of(name).score(session.rollout.generate(few), strict=True)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:

@@ -68,6 +68,7 @@ class PolicyUpdate:
         began = time.perf_counter()
         self.model.eval()
         beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
+        beams["valid"], scores, scored = _scored(beams["valid"], scores)
         advantage, valid_UW = self._advantages(beams, scores)
         watched = self._watched(beams)
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
@@ -80,9 +81,8 @@ class PolicyUpdate:
         assert totals is not None
         flat = float(advantage.small_groups + advantage.flat_groups)
         missed = float((~self._taken(beams)).all(1).sum())
-        facts = self.member.total(
-            flat, missed, float(len(valid_UW)), *watched, *_sums(beams["valid"], scores)
-        )
+        asked = float(len(valid_UW))
+        facts = self.member.total(flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked)
         record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
@@ -156,11 +156,13 @@ class PolicyUpdate:
         names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
         record = {name: total / count for name, total in zip(names, totals, strict=True)}
         flat, missed, prompts, watched, entropies, divergences = facts[:6]
-        record |= {"flat_groups": flat, "prompts": prompts, "no_hit": missed / max(1.0, prompts)}
+        asked = facts[-1]
+        record |= {"flat_groups": flat, "prompts": asked, "no_hit": missed / max(1.0, asked)}
+        record |= {"unscored": asked - prompts} if asked > prompts else {}
         if watched:
             record["entropy"] = entropies / watched
             record |= {"kl_exact": divergences / watched} if self.reference is not None else {}
-        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, facts[6:], strict=True)}
+        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, facts[6:-1], strict=True)}
         record |= {f"reward.{name}": mean for name, mean in means.items()}
         record["reward"] = sum(self.stage.weights[name] * mean for name, mean in means.items())
         return record
@@ -295,6 +297,17 @@ def _part(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
     """The advantages of some prompts."""
     used, group = (None if each is None else each[part] for each in (advantage.used_U, advantage.group_U))
     return Advantages(advantage.value[part], 0, 0, used, group)
+
+
+def _scored(
+    valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
+    """What is valid and scores, without prompts that a reward has no score for (NaN), and how many prompts are left."""
+    there_U = np.ones(len(valid_UW), bool)
+    for score in scores.values():
+        there_U &= ~np.isnan(score).any(1)
+    left = {name: np.where(there_U[:, None], score, 0).astype(np.float32) for name, score in scores.items()}
+    return valid_UW & there_U[:, None], left, float(there_U.sum())
 
 
 def _sums(valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]) -> list[float]:

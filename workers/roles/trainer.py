@@ -166,11 +166,17 @@ class Trainer(DistributeWorker):
         self.sparse.stop()
         return records
 
-    @method(collect="first", stage=Replicate, beams=Shard, scores=Shard)
+    @method(collect="first", stage=Replicate, beams=Shard, scores=Shard, weights=Replicate)
     def update(
-        self, stage: StageSetup, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
+        self,
+        stage: StageSetup,
+        step: int,
+        beams: Mapping[str, Any],
+        scores: Mapping[str, np.ndarray],
+        weights: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward.
+        """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward, a row of
+        NaN where a prompt has none: it is left out. `weights`: what rewards count now, by default what the stage says.
 
         Its record: loss, kl, clipped, ratio, what its algorithm reports besides, flat_groups, no_hit (share of groups without
         what their user took next), prompts, exact entropy and kl_exact of a few prompts, each reward's mean score a beam as
@@ -180,7 +186,7 @@ class Trainer(DistributeWorker):
             self._read_items()
         policy = PolicyUpdate(
             self.run,
-            stage,
+            stage if weights is None else replace(stage, weights=weights),
             self.corpus,
             self.dense,
             self.sparse,
