@@ -211,13 +211,13 @@ class RolloutHandle:
     def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
         """Beams of the published version for `part` = (which, of how many) of a step's prompts, by one rank."""
         answer = self.group.ask(rank, "generate_group", prompts.size, Replicate(part), **self._how(prompts))
-        return self._through(prompts, answer.within(self.deadlines.step))
+        return self._through(prompts, answer)
 
     def _through(self, prompts: Prompts, beams: GroupFuture) -> GroupFuture:
         """Beams after the steps between rollout and rewards."""
         for step in self._between.get(prompts.stage, ()):
             beams = step.apply(beams)
-        return beams.within(self.deadlines.step) if beams.by_rank is False else beams
+        return beams
 
     def _how(self, prompts: Prompts) -> dict[str, Any]:
         options = self._options[prompts.stage]

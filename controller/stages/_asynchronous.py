@@ -90,7 +90,7 @@ class _Asynchronous:
 
     def _scored(self, step: int, beams: GroupFuture) -> Answer:
         """Beams that are there and what the rewards say; rewards are asked when the beams are there, one group at a time."""
-        beams.settle()
+        beams.within(self.session.deadlines.step).settle()
         with self._scoring:
             scores = self.session.reward.score(beams)
             self.note_quarantined(step)
