@@ -51,7 +51,7 @@ class _Asynchronous:
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
         for number, version in _open(log).items():
             self.note("aborted", number, version)
-        staleness = int(session.scenario.stages[name].rollout.options()["staleness"])
+        staleness = int(getattr(session.scenario.stages[name], "rollout").options()["staleness"])
         self.groups = PromptGroups(self.parts, self.stage.steps, staleness, step=self.start, trained=ended)
 
     def to_the_end(self, recorder: Recorder, stopped: Stopped) -> bool:

@@ -83,7 +83,7 @@ def _validated(session: Session, recorder: Recorder, stage: str, step: int, *, o
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Prompts, beams, scores and an update a step."""
-    if session.scenario.stages[name].rollout.options().get("staleness"):
+    if getattr(session.scenario.stages[name], "rollout").options().get("staleness"):
         return asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
     shown_start = False

@@ -33,7 +33,7 @@ class Applied:
         return [self.step - version for _, version in self.groups]
 
 
-Ask = Callable[[int, int, int], Future]  # (slot, group, version) -> its answer
+Ask = Callable[[int, int, int], Future[Any]]  # (slot, group, version) -> its answer
 Train = Callable[
     [int, Sequence[tuple[int, int]], Sequence[Any]], Future
 ]  # (step, groups, answers) -> a record
@@ -53,7 +53,7 @@ def overlapped(
     """
     free, asked = list(range(slots))[::-1], {}
     answers: dict[int, Any] = {}
-    learning: Future | None = None
+    learning: Future[Any] | None = None
     batch: Sequence[tuple[int, int]] = ()
     aborted = 0
     while not groups.over:
