@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -89,7 +89,7 @@ class Steering:
         verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
         if verb is None:
             raise ConfigError(f"there is no command {command['verb']!r}; commands: attach, detach, set")
-        if verb != self._set and getattr(self._session.scenario.stages[self._stage], "rollout").options().get(
+        if verb != self._set and cast(Any, self._session.scenario.stages[self._stage]).rollout.options().get(
             "staleness"
         ):
             raise ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
@@ -51,7 +51,7 @@ class _Asynchronous:
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
         for number, version in _open(log).items():
             self.note("aborted", number, version)
-        staleness = int(getattr(session.scenario.stages[name], "rollout").options()["staleness"])
+        staleness = int(cast(Any, session.scenario.stages[name]).rollout.options()["staleness"])
         self.groups = PromptGroups(self.parts, self.stage.steps, staleness, step=self.start, trained=ended)
 
     def to_the_end(self, recorder: Recorder, stopped: Stopped) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 
@@ -83,7 +84,7 @@ def _validated(session: Session, recorder: Recorder, stage: str, step: int, *, o
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Prompts, beams, scores and an update a step."""
-    if getattr(session.scenario.stages[name], "rollout").options().get("staleness"):
+    if cast(Any, session.scenario.stages[name]).rollout.options().get("staleness"):
         return asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
     shown_start = False
