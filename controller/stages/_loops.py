@@ -16,6 +16,10 @@ from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
 _REHEARSAL_USERS = 8
+_LOOKS, _LEAST = (
+    10,
+    10,
+)  # how often a stage is looked at on held-out users, and steps between two looks at least
 
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
@@ -103,12 +107,30 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         shown = {**record, "rows/s": record["prompts"] / (time.perf_counter() - began)}
         show_tables(session, recorder, name, step + 1, shown)
         recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
+        if (step + 1) % max(_LEAST, stage.steps // _LOOKS) == 0:
+            shown |= held_out(session, name)
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
         if halt:
             return False
     return True
+
+
+def held_out(session: Session, stage: str) -> dict[str, float]:
+    """What would be recommended to held-out users, as many as a step has: recall of it, and the trained reward beside."""
+    prompts, weights = (
+        next(_probe(session, stage, session.stages[stage].users)),
+        session.stages[stage].weights,
+    )
+    if prompts.users is None or not len(prompts.users):
+        return {}
+    beams = session.rollout.generate(prompts)
+    rewards = session.reward
+    means = rewards.means(rewards.score(beams))
+    hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
+    total = sum(weight * float(np.nanmean(means[name])) for name, weight in weights.items() if name in means)
+    return {"held-out recall": float(hits / max(1.0, asked)), "held-out reward": total}
 
 
 def smoke_test_rewards(session: Session) -> None:

@@ -7,6 +7,7 @@ rollout is learned from `epochs` times, in `minibatches` optimizer steps each. S
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ from nonet.workers.runtime import Membership
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
-_READ = ("user", "position", "sid", "valid", "logp", "weight", "chance")
+_READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance")
+_PLACES = 4096  # that items are counted in: exact for as many, an estimate of more
 _WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figures are taken of
 
 
@@ -84,6 +86,7 @@ class PolicyUpdate:
         asked = float(len(valid_UW))
         facts = self.member.total(flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked)
         record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
+        record |= self._breadth(beams)
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
@@ -263,6 +266,21 @@ class PolicyUpdate:
         )
         apart = float(divergence(policy_UI, other[0]).sum()) if other else 0.0
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
+
+    def _breadth(self, beams: Mapping[str, Any]) -> dict[str, float]:
+        """How many different items all ranks' beams hold: of the beams (diversity), and of the catalogue (coverage)."""
+        if "item" not in beams:
+            return {}
+        items, places = self.corpus.trie.n_leaves, min(self.corpus.trie.n_leaves, _PLACES)
+        held = np.bincount(beams["item"][beams["valid"]] % places, minlength=places) > 0
+        *held, beams_there = self.member.total(*held.astype(float).tolist(), float(beams["valid"].sum()))
+        different = float(np.count_nonzero(held))
+        if (
+            items > places
+        ):  # linear counting: places that two items share are taken for what chance makes them
+            different = places * math.log(places / max(1.0, places - different))
+        different = min(different, beams_there)
+        return {"diversity": different / max(1.0, beams_there), "coverage": different / max(1, items)}
 
     def _sum(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.member.total(*moments.tolist()), dtype=moments.dtype)

@@ -27,6 +27,7 @@ from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.random import key
 from nonet.rl import Critic
+from nonet.samples.batches import event_at
 from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
     Counted,
@@ -201,6 +202,14 @@ class Trainer(DistributeWorker):
         self._near = self._near and stage.sparse_lr is None
         self._prompts_of(stage).applied(step, beams["user"], beams["position"])
         return record
+
+    @method(collect="sum", beams=Shard, away=True)
+    def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """[prompts with what their user took next among their beams, prompts]."""
+        seq = self.corpus.seq
+        target = seq.item[event_at(seq, beams["user"], beams["position"])]
+        hit = ((beams["item"] == target[:, None]) & beams["valid"]).any(1)
+        return np.array([hit.sum(), len(hit)], np.float64)
 
     @method()
     def fit_memory(self) -> None:
