@@ -202,7 +202,10 @@ def test_trainers_are_told_the_engine_by_an_address_that_any_process_finds(ring,
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (engine("dpd"), r"engine.*'dpd' \(did you mean 'ddp'\?\) is neither shipped \(ddp, deepspeed\)"),
+        (
+            engine("dpd"),
+            r"engine.*'dpd' \(did you mean 'ddp'\?\) is neither shipped \(ddp, deepspeed, fsdp2\)",
+        ),
         (engine("short.py:SPEC", sped=2.0), r"sped"),
         (engine("short.py:Plain"), "is no TrainEngine"),
         (engine("ddp", zero=1), "zero"),
