@@ -7,7 +7,8 @@ gradients go in times their number, which makes it the sum. Source: Rajbhandari 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from nonet.workers import host_copy
 from nonet.workers.devices import tensors_of
 from nonet.workers.engines._ddp import Ddp, write_dense
 from nonet.workers.engines._shadow import Shadow
+from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
@@ -30,6 +32,13 @@ class Deepspeed(Ddp):
 
     A commit is that of `Ddp`: any engine and any number of ranks reads it. Raises ConfigError for an optimizer other than AdamW.
     """
+
+    def __init__(
+        self, options: Mapping[str, Any], model: torch.nn.Module, learning: Learning, member: Membership
+    ):
+        super().__init__(
+            options, model, replace(learning, optimizer="adamw"), member
+        )  # until a stage says its own
 
     def change_process_group(self, member: Membership) -> None:
         self.member = member
@@ -49,6 +58,7 @@ class Deepspeed(Ddp):
         """A new engine over the weights as they are."""
         if next(self.model.parameters()).device.type == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees the device that is its own
         try:
             import deepspeed  # pyright: ignore[reportMissingImports]
         except ImportError:
@@ -112,18 +122,23 @@ class Deepspeed(Ddp):
                 p.grad.zero_()
 
     def snapshot(self) -> Callable[[Path], list[Path]]:
-        """Moments are gathered, one after the other, and rank 0 writes what `Ddp` writes."""
+        """Moments are gathered, one group after the other, and rank 0 writes what `Ddp` writes."""
         if self.member.n_trainers == 1:
             return super().snapshot()
-        from deepspeed.utils import safe_get_full_optimizer_state  # pyright: ignore[reportMissingImports]
-
         moments: dict[str, Tensor] = {}
-        for index, shadow in enumerate(self._ordered() if self._steps else ()):
+        place = {id(shadow): at for at, shadow in enumerate(self._ordered())}
+        for flat, shadows in self._pieces() if self._steps else ():
             for slot, theirs in _MOMENTS.items():
-                whole = safe_get_full_optimizer_state(shadow, theirs)
-                if not self.member.rank:
-                    moments[f"{index}.{slot}"] = whole.clone()
-            moments[f"{index}.step"] = torch.tensor(float(self._steps))
+                mine = self._engine.optimizer.optimizer.state[flat][theirs]
+                parts = [torch.empty_like(mine) for _ in range(self.member.n_trainers)]
+                torch.distributed.all_gather(parts, mine, group=self.member.trainers)
+                if self.member.rank:
+                    continue
+                whole = torch.cat(parts)[: sum(p.numel() for p in shadows)]
+                for shadow, value in zip(shadows, whole.split([p.numel() for p in shadows]), strict=True):
+                    moments[f"{place[id(shadow)]}.{slot}"] = value.view_as(shadow).clone()
+            for shadow in shadows:
+                moments[f"{place[id(shadow)]}.step"] = torch.tensor(float(self._steps))
         if self.member.rank:
             return lambda folder: []
         tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
@@ -134,24 +149,25 @@ class Deepspeed(Ddp):
         if self.member.n_trainers == 1:
             return
         self._divide()  # of the weights that were read
-        if not optimizer:
-            return
-        from deepspeed.utils import safe_set_full_optimizer_state  # pyright: ignore[reportMissingImports]
-
         state = self.optimizer.state_dict()["state"]
-        self._warm()
-        for index, shadow in enumerate(self._ordered()):
-            for slot, theirs in _MOMENTS.items():
-                safe_set_full_optimizer_state(shadow, state[index][slot], theirs)
-        steps = {float(slots["step"]) for slots in state.values()}
-        self._steps = int(max(steps, default=0))
-        for slots in self._engine.optimizer.optimizer.state.values():
-            slots["step"] = torch.tensor(float(self._steps))
+        if not optimizer or not state:
+            return
+        self._steps = int(state[0]["step"])
+        place = {id(shadow): at for at, shadow in enumerate(self._ordered())}
+        for flat, shadows in self._pieces():
+            theirs = {"step": torch.tensor(float(self._steps))}
+            for slot, name in _MOMENTS.items():
+                whole = torch.cat([state[place[id(shadow)]][slot].reshape(-1) for shadow in shadows])
+                padded = torch.zeros(flat.numel() * self.member.n_trainers)
+                padded[: len(whole)] = whole
+                mine = torch.distributed.get_rank(self.member.trainers) * flat.numel()
+                theirs[name] = padded[mine : mine + flat.numel()].clone().to(flat.device)
+            self._engine.optimizer.optimizer.state[flat] = theirs
 
-    def _warm(self) -> None:
-        """A step of nothing, so that there are moments to be set: no gradient, no rate, weights as they were."""
-        self.clip()
-        self.step(0.0)
+    def _pieces(self) -> Iterable[tuple[Tensor, list[Any]]]:
+        """Of each of ZeRO's groups this rank's flat piece of the parameters, and the parameters that were laid end to end."""
+        zero = self._engine.optimizer
+        return zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True)
 
     def _ordered(self) -> list[Any]:
         """Shadows in the order of the optimizer."""
