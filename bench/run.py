@@ -58,6 +58,10 @@ BENCHES = {
     ),
     "receipt": ("runs.receipt:receipt", "predicted and measured rows a second of twelve placements"),
     "repeat": ("runs.quickstart:repeat", "the same seed again, apart and collocated: are the bits the same?"),
+    "rewards": (
+        "rl.rewards:rewards",
+        "a reward that sleeps 50 ms a user, over four workers, beside what it sleeps",
+    ),
     "rl-steps": ("runs.rl_steps:rl_steps", "RL steps a second with every role in a process of its own"),
     "samples": (
         "samples.suite:samples",

@@ -12,12 +12,14 @@ import numpy as np
 
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
-from nonet.controller.record import RunFolder, Validations
+from nonet.controller.record import Commands, RunFolder, Validations, read_journal
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
 from nonet.models.ranking import paired
 
+_NAMED = 50  # users of a reward's quarantine
+_TOLERANCE = 0.02  # below a floor that still counts as held
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 
 
@@ -48,6 +50,9 @@ def make_report(
         "paired": comparison.get("paired", {}),
         **_beyond(results),
         **_rewards(run, scenario),
+        "quarantined": _quarantined(run),
+        "commands": Commands(run).taken(),
+        "floors": _floors(run, scenario),
         "validation": _validations(run, scenario),
         "tokenizer": facts["tokenizer"],
         "users": _users(comparison.get("shown", []), results),
@@ -117,20 +122,70 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
     if not all(file.exists() for file in files):
         return None
     before, after = map(np.load, files)
-    if not len(after["user"]):  # fewer than five users have RL prompts: none was kept out
+    keys = [key for key in after.files if key in before.files and key not in ("user", "of")]
+    scored = ~np.any([np.isnan(part[key]) for part in (before, after) for key in keys], axis=0)
+    if not scored.any():  # fewer than five users have RL prompts: none was kept out
         return None
-    means = {}
-    for key in after.files:
-        if key not in ("user", "of"):
-            change = paired(after[key], before[key], after["user"], seed)
-            means[key] = [float(before[key].mean()), float(after[key].mean()), change["low"], change["high"]]
-    users, prompts = len(np.unique(after["user"])), len(after["user"])
+    means, user = {}, after["user"][scored]
+    for key in keys:
+        new, old = after[key][scored], before[key][scored]
+        change = paired(new, old, user, seed)
+        means[key] = [float(old.mean()), float(new.mean()), change["low"], change["high"]]
+    users, prompts = len(np.unique(user)), len(user)
     of = int(after["of"]) if "of" in after.files else prompts
     some = f" of {of}, drawn by the seed," if of > prompts else ""
     return {
         "rewards": means,
         "rewards_on": f"{prompts} prompts{some} of {users} users that RL never trained on",
     }
+
+
+def _quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """By reward: how many prompts had no score of it, in how many steps, the first users, and why of the first."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in read_journal(run.journal):
+        if "quarantined" not in record:
+            continue
+        entry = found.setdefault(
+            record["quarantined"], {"prompts": 0, "steps": 0, "users": [], "why": record["why"]}
+        )
+        entry["prompts"] += len(record["uids"])
+        entry["steps"] += 1
+        entry["users"] = list(dict.fromkeys([*entry["users"], *record["users"]]))[:_NAMED]
+    return found
+
+
+def _floors(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """By `stage.reward` with a floor: the floor, the mean over the last fifth of steps, the last multiplier, and whether it held
+    within 2 %."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for record in _records(run):
+        if record["role"] == "trainer" and record["name"].startswith(("reward.", "multiplier.")):
+            values.setdefault((record["stage"], record["name"]), {})[record["step"]] = record["value"]
+    floors = {
+        (stage, name): options.at_least
+        for stage, body in scenario.stages.items()
+        for name, options in getattr(body, "rewards", {}).items()
+        if options.at_least is not None
+    }
+    found = {}
+    for (stage, name), floor in floors.items():
+        means, steps = (
+            values.get((stage, f"reward.{name}"), {}),
+            values.get((stage, f"multiplier.{name}"), {}),
+        )
+        if not means:
+            continue
+        last = sorted(means)[-max(1, len(means) // 5) :]
+        mean = float(np.mean([means[step] for step in last]))
+        found[f"{stage}.{name}"] = {
+            "at_least": floor,
+            "mean": mean,
+            "multiplier": steps[max(steps)] if steps else 0.0,
+            "held": mean >= floor - _TOLERANCE * abs(floor),
+            "steps": len(last),
+        }
+    return found
 
 
 def _validations(run: RunFolder, scenario: Scenario) -> dict[str, Any]:

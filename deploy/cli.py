@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nonet.deploy.verbs import JsonOption, RunArg, ScenarioArg, SetOption, data, questions, serving
+from nonet.deploy.verbs import JsonOption, RunArg, ScenarioArg, SetOption, data, questions, serving, steering
 from nonet.errors import ConfigError, NonetError
 
 app = typer.Typer(
@@ -200,6 +200,13 @@ for verb in (questions.runs, questions.report, questions.evaluate, questions.rec
     app.command()(verb)
 for verb in (serving.serve, serving.top, serving.versions, serving.promote, serving.rollback, serving.export):
     app.command()(verb)
+app.command()(steering.attach)
+app.command()(steering.detach)
+app.command("set")(steering.set_value)
+
+reward = typer.Typer(no_args_is_help=True, help="Rewards of RL stages.")
+app.add_typer(reward, name="reward")
+reward.command("test")(steering.trial)
 
 
 @app.command("import")

@@ -2,7 +2,6 @@ from .binding import Binding as Binding
 from .binding import plan_live as plan_live
 from .handles import EmbeddingHandle as EmbeddingHandle
 from .handles import Prompts as Prompts
-from .handles import RewardHandles as RewardHandles
 from .handles import RolloutHandle as RolloutHandle
 from .handles import TrainerHandle as TrainerHandle
 from .lifetimes import CONTROLLER as CONTROLLER
@@ -12,5 +11,6 @@ from .lifetimes import orphan_timeout_s as orphan_timeout_s
 from .lifetimes import reap as reap
 from .lifetimes import reap_run as reap_run
 from .publishing import publish as publish
+from .reward_handles import RewardHandles as RewardHandles
 from .run_groups import GroupChange as GroupChange
 from .run_groups import RunGroups as RunGroups

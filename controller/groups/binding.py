@@ -33,7 +33,9 @@ NO_ROOM_S = 1.0  # how long Ray may say that there is no room before we believe 
 PATIENCE_S = 0.8  # what a run that just ended holds is reported free some 100 ms late
 STOP_S = 10.0
 GONE_S = 20.0
-RESTARTS = 3  # of a worker that needs only its remembered calls to be what it was
+RESTARTS = (
+    -1
+)  # without end, of a worker that needs only its remembered calls to be what it was; who waits counts them
 _FIRST_POLL_S, _POLL_S, _SETTLE_S = 0.002, 0.02, 0.4
 _NO_ROOM = ("NO_RESOURCES", "INFEASIBLE")
 

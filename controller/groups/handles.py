@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.training import added_up, since_then
-from nonet.errors import ConfigError, DeadlineExceeded
+from nonet.errors import ConfigError
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, WorkerGroup, all_there, together
+from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, WorkerGroup, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,18 @@ class Prompts:
     served: bool = False
 
 
-_LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
-
 Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
 
 
 def _nothing(stage: str, phase: str) -> None:
     """Groups that fit together take no turns."""
+
+
+class Weights(Protocol):
+    """What each reward counts at a step, and what a step's record changes of it."""
+
+    def weights(self, step: int) -> dict[str, float]: ...
+    def learn(self, step: int, record: Mapping[str, float]) -> dict[str, float]: ...
 
 
 class TrainerHandle:
@@ -56,6 +61,7 @@ class TrainerHandle:
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
         self.at: tuple[StageSetup, int] | None = None
+        self.objectives: Weights | None = None
         self._counts: dict[str, dict[str, int]] | None = (
             None  # since they were asked for; come along with every step
         )
@@ -98,7 +104,10 @@ class TrainerHandle:
             raise ConfigError("update wants a step: take prompts from session.prompts(stage) first")
         stage, step = self.at
         self._enter(stage.name, "update")
-        return self._with_shards(self.group.update(stage, step, beams, scores), self.deadlines.step)
+        weights = self.objectives.weights(step) if self.objectives else None
+        update = self.group.update(stage, step, beams, scores, weights)
+        record = self._with_shards(update, self.deadlines.step)
+        return record | (self.objectives.learn(step, record) if self.objectives else {})
 
     def counts(self) -> dict[str, dict[str, int]]:
         """What each sparse table did since the last time asked, over all shards; after a step without a call."""
@@ -166,7 +175,8 @@ class EmbeddingHandle:
 
 
 class RolloutHandle:
-    """The rollout group. `options`: how each stage rolls out; `chunks`: prompts that a rank computes at once, by stage."""
+    """The rollout group. `options`: how each stage rolls out; `chunks`: prompts that a rank computes at once, by stage;
+    `between`: groups that beams pass through, in order, by stage."""
 
     def __init__(
         self,
@@ -175,9 +185,11 @@ class RolloutHandle:
         enter: Enter = _nothing,
         deadlines: Deadlines = DEFAULTS,
         chunks: Mapping[str, int | None] | None = None,
+        between: Mapping[str, Sequence[WorkerGroup]] | None = None,
     ):
         self.group, self._options, self.version, self._enter = group, options, 0, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
+        self._between = dict(between or {})
         self.holds: int | None = None  # the version of the rows that its replicas hold
         self.absent = 0  # positions that read the default row between the last two versions
 
@@ -198,49 +210,9 @@ class RolloutHandle:
             **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
         }
         if prompts.users is None:
-            return self.group.generate_step(prompts.size, **how)
-        return self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
-
-
-class RewardHandles:
-    """Every reward's group of one stage."""
-
-    def __init__(
-        self,
-        groups: Mapping[str, WorkerGroup],
-        timeouts_s: Mapping[str, float],
-        stage: str = "",
-        enter: Enter = _nothing,
-        deadlines: Deadlines = DEFAULTS,
-    ):
-        self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
-        self._stage, self._enter = stage, enter
-
-    def score(self, beams: GroupFuture) -> dict[str, GroupFuture]:
-        """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
-
-        Rewards are asked at once, but their time counts from when the beams are there. Raises DeadlineExceeded that names
-        who is late: a reward, or whoever makes the beams.
-        """
-        self._enter(self._stage, "score")
-        scores = {name: group.score(beams, retries=1) for name, group in self.groups.items()}
-        beams.within(self.deadlines.step)
-        while not all_there(_LOOK_S, beams, *scores.values()) and not beams.late_or_done():
-            pass  # one wait for all of them, looked up from so that each reward is timed by itself
-        beams.settle()
-        for name, future in scores.items():
-            future.within(self._timeouts_s[name])
-        for name, future in scores.items():
-            try:
-                future.settle()
-            except DeadlineExceeded as error:
-                raise DeadlineExceeded(
-                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its workers "
-                    f"({error})"
-                ) from None
-        return scores
-
-    def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
-        """Each reward's mean score a beam by prompt [U]."""
-        means = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
-        return {name: future.get(self.deadlines.step) for name, future in means.items()}
+            beams = self.group.generate_step(prompts.size, **how)
+        else:
+            beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
+        for step in self._between.get(prompts.stage, ()):
+            beams = step.apply(beams)
+        return beams

@@ -13,27 +13,30 @@ from pathlib import Path
 
 import ray
 
-from nonet.controller.groups.binding import Binding
-from nonet.controller.groups.handles import RewardHandles, RolloutHandle, TrainerHandle
+from nonet.controller.groups.binding import RESTARTS, Binding
+from nonet.controller.groups.handles import RolloutHandle, TrainerHandle
 from nonet.controller.groups.lifetimes import keep_alive
 from nonet.controller.groups.offload import Offloader
+from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.controller.groups.watchdog import Watchdog
-from nonet.controller.plan import GroupPlan, Plan
+from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
 from nonet.controller.record import RunFolder, Trace, check_shared
-from nonet.controller.scenario import Scenario
+from nonet.controller.scenario import RewardOptions, Scenario
 from nonet.controller.setup import (
     baselines_of,
+    between_roles,
     deadlines,
     reward_options,
+    reward_spec,
     role_specs,
     rollout_options,
     targets,
 )
-from nonet.errors import NonetError
+from nonet.errors import NonetError, PlacementError
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.roles.kinds import gang_roles
-from nonet.workers.runtime import Life, WorkerGroup
+from nonet.workers.runtime import ActorGroup, Life, Seat, WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class RunGroups:
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = role_specs(scenario, run, evaluate_setup)
         self.deadlines = deadlines(scenario)
-        self.binding = Binding(plan, specs, Life(run.id, life_s), envs, stage=stage, deadlines=self.deadlines)
+        self._life = Life(run.id, life_s)
+        self.binding = Binding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
         self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
@@ -102,6 +106,42 @@ class RunGroups:
         """The group that holds a role now. Raises KeyError."""
         name = next(group.name for group in self.binding.groups if role in group.roles)
         return WorkerGroup.of(self.hosts[name], role)
+
+    def start_reward(self, stage: str, name: str, options: RewardOptions) -> WorkerGroup:
+        """One more reward, in processes that start now, wherever there is room. Raises PlacementError, ConfigError and what it
+        raises itself; then nothing of it is left."""
+        role, free = f"{stage}.reward.{name}", float(ray.available_resources().get("CPU", 0.0))
+        if free < LIGHT_CPUS * options.workers:
+            raise PlacementError(
+                f"reward {name!r} asks for {options.workers} x {LIGHT_CPUS:g} CPU, free are {free:g}; detach another, or give "
+                "it fewer workers"
+            )
+        spec = reward_spec(self.scenario, self._run, name, options)
+        life = replace(self._life, restarts=RESTARTS)
+        hosts = ActorGroup(
+            {role: spec},
+            workers=options.workers,
+            name=role,
+            life=life,
+            seat=Seat(cpus=LIGHT_CPUS, threads=0),
+            deadlines=self.deadlines,
+        )
+        self.hosts[role] = hosts
+        self._watch()
+        try:
+            hosts.ready()
+            group = WorkerGroup.of(hosts, role)
+            group.open(self._folders).get(self.deadlines.open)
+        except NonetError:
+            self.stop_reward(stage, name)
+            raise
+        return group
+
+    def stop_reward(self, stage: str, name: str) -> None:
+        """End the processes of a reward that was attached; those that the plan placed rest until the run ends."""
+        role = f"{stage}.reward.{name}"
+        if not any(group.name == role for group in self.binding.groups) and role in self.hosts:
+            self.hosts.pop(role).kill()
 
     def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
         """Open the artifacts everywhere and join the process group; the steps after which a table forgets a row, by table."""
@@ -154,6 +194,7 @@ class RunGroups:
 
     def _open(self, folders: Mapping[str, str], fresh: Collection[str]) -> None:
         """Make the handles anew; a changed process group is joined anew, then groups that are fresh open the artifacts."""
+        self._folders = dict(folders)
         for name in fresh:
             self.hosts[name].ready()
         self.offloader.stages = frozenset(stage for stage in self.scenario.stages if not self.due(stage))
@@ -163,12 +204,18 @@ class RunGroups:
         if self._has("rollout"):
             rollouts = rollout_options(self.scenario)
             waves = {stage: self.plan.chunk(stage, "rollout") for stage in self.scenario.stages}
+            between = {
+                stage: [self.group(name) for name in names]
+                for stage, names in between_roles(self.scenario).items()
+            }
             self.rollout = RolloutHandle(
-                self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, waves
+                self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, waves, between
             )
         self.evaluator = self.group("evaluator")
         self.rewards = self._reward_handles()
         groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
+        for names in between_roles(self.scenario).values():
+            groups += [self.group(name) for name in names if self.group(name).offers("open")]
         for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
             if group.hosts.name in fresh:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)

@@ -13,6 +13,7 @@ from .placement import MOST_THREADS as MOST_THREADS
 from .planner import GroupPlan as GroupPlan
 from .planner import Plan as Plan
 from .planner import plan as plan
+from .requests import LIGHT_CPUS as LIGHT_CPUS
 from .requests import roles_of as roles_of
 from .shortage import taken_since as taken_since
 from .sizes import feature_dims as feature_dims

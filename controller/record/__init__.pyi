@@ -1,10 +1,12 @@
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Manifest as Manifest
 from .checkpoint import read_manifest as read_manifest
+from .commands import Commands as Commands
 from .commits import CommitLog as CommitLog
 from .feed import missing as missing
 from .folder_lock import Held as Held
 from .journal import cut_journal as cut_journal
+from .journal import read_journal as read_journal
 from .metrics import Recorder as Recorder
 from .run_folder import RunFolder as RunFolder
 from .run_folder import claim as claim

@@ -37,9 +37,9 @@ class CommitLog:
         """One record of the journal."""
         self.journal.write(**record)
 
-    def applied(self, stage: StageSetup, step: int) -> None:
-        """A step has been applied; until the next commit it is open."""
-        self.note(applied=stage.first + step, stage=stage.name)
+    def applied(self, stage: StageSetup, step: int, **facts: Any) -> None:
+        """A step has been applied; until the next commit it is open. `facts`: what a resumed stage must know of it."""
+        self.note(applied=stage.first + step, stage=stage.name, **facts)
         self._open_step = stage, step
 
     @property

@@ -6,7 +6,9 @@ from .options import Init as Init
 from .options import Pool as Pool
 from .options import Role as Role
 from .options import Topology as Topology
+from .replaceable import Between as Between
 from .replaceable import Replaceable as Replaceable
+from .replaceable import RewardOptions as RewardOptions
 from .scenario import LIBRARY as LIBRARY
 from .scenario import Scenario as Scenario
 from .scenario import bound as bound

@@ -5,13 +5,13 @@ The other keys are the options of what is named, checked by its own class as the
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.controller.scenario.yaml import is_map
 from nonet.errors import ConfigError
-from nonet.options import StrictModel
+from nonet.options import Count, Positive, Rate, StrictModel
 from nonet.plugins import HERE, Files, Registry, is_reference
 from nonet.suggest import suggestion
 
@@ -88,3 +88,55 @@ class Replaceable(BaseModel):
                 "nor file.py[:Name] nor package.module:Name"
             )
         return self.shipped.get(self.use)
+
+
+class Ramp(StrictModel):
+    """A weight that goes from one value to another in a straight line, and stays there."""
+
+    start: float
+    end: float
+    steps: Annotated[Positive, Field(description="steps of the stage from start to end")]
+    after: Annotated[Count, Field(description="steps before it begins to move")] = 0
+
+    def at(self, step: int) -> float:
+        """The weight of a step in [0, steps of the stage)."""
+        share = min(1.0, max(0.0, (step - self.after) / self.steps))
+        return self.start + share * (self.end - self.start)
+
+
+class RewardOptions(BaseModel):
+    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+    use: Any = None
+    weight: Annotated[float | Ramp, Field(description="what it counts; or {start, end, steps, after}")] = 1.0
+    at_least: Annotated[
+        float | None,
+        Field(description="floor of its mean a beam: while it is lower, a multiplier adds to its weight"),
+    ] = None
+    timeout_s: Rate = 60.0
+    pool: str | None = None
+    workers: Positive = 1
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the reward itself."""
+        return dict(self.model_extra or {})
+
+    def weight_at(self, step: int) -> float:
+        """What it counts at a step of its stage, a floor's multiplier aside."""
+        return self.weight.at(step) if isinstance(self.weight, Ramp) else self.weight
+
+
+class Between(BaseModel):
+    """A worker of one's own between rollout and rewards: `use`, where it runs, and its own keyword arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
+    use: Any
+    pool: str | None = None
+    workers: Positive = 1
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the worker."""
+        return dict(self.model_extra or {})

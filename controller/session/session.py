@@ -37,6 +37,7 @@ from nonet.controller.record import (
     claim,
     new_run,
     open_trace,
+    read_journal,
 )
 from nonet.controller.scenario import (
     Scenario,
@@ -46,9 +47,11 @@ from nonet.controller.scenario import (
     ttl_steps,
     with_values,
 )
+from nonet.controller.session.objectives import Objectives
 from nonet.controller.session.open_commit import OpenCommit
 from nonet.controller.session.preparation_progress import told_of_rows
 from nonet.controller.session.stage_validation import StageValidation, stage_validation
+from nonet.controller.session.steering import Steering
 from nonet.controller.setup import (
     data_setup,
     deadlines,
@@ -109,6 +112,7 @@ class Session:
         self.told: Callable[[str], None] = lambda text: None
         self._stage: str | None = None
         self.validation: StageValidation | None = None
+        self.objectives: Objectives | None = None
         self._open_commit: OpenCommit | None = None
 
     # --- entering and leaving ---------------------------------------------------------------------------------------
@@ -323,10 +327,24 @@ class Session:
         """(step, prompts) of an RL stage, from where it stands to its end."""
         start = self.begin(name)
         self.publish()
+        self._begin_objectives(name)
         for step in range(start, self.stage.steps):
+            self.steering.at(step)
             self.trainer.at = self.stage, step
+            self.trainer.objectives = self.objectives
             self.rollout.ensure_on_device(name)
             yield step, Prompts(name, step, self.stage.users)
+
+    def _begin_objectives(self, name: str) -> None:
+        """What the stage's rewards count, as the journal left it; and the commands of people."""
+        self.objectives = Objectives(getattr(self.scenario.stages[name], "rewards", {}))
+        self.steering = Steering(self, name, self.objectives)
+        if self.restored is None or self.restored.stage != name:
+            return
+        self.steering.replay(self.restored.stage_step - 1)
+        for record in read_journal(self.run.journal):
+            if record.get("stage") == name and "floors" in record:
+                self.objectives.restore(record)
 
     def publish(self, stage: str | None = None) -> int:
         """Give rollout the trainer's weights and rows under a new version; it serves that version only.
@@ -352,7 +370,9 @@ class Session:
         validation points, and the best of them ends the stage. Raises what stopped the writing of one before.
         """
         stage, done, validation = self.stage, step + 1, self.validation
-        self.commits.applied(stage, step)
+        self.commits.applied(
+            stage, step, **(self.objectives.state() if stage.rolls_out and self.objectives else {})
+        )
         self._finish_commit(wait=False)
         last = done == stage.steps
         due = last or done % self.scenario.checkpoint.every == 0 or (validation and done in validation.points)

@@ -8,9 +8,11 @@ from .run_files import check_same as check_same
 from .run_files import data_setup as data_setup
 from .run_files import write_run as write_run
 from .worker_setup import baselines_of as baselines_of
+from .worker_setup import between_roles as between_roles
 from .worker_setup import deadlines as deadlines
 from .worker_setup import following as following
 from .worker_setup import reward_options as reward_options
+from .worker_setup import reward_spec as reward_spec
 from .worker_setup import role_specs as role_specs
 from .worker_setup import rollout_options as rollout_options
 from .worker_setup import run_setup as run_setup

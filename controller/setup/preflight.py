@@ -20,6 +20,7 @@ from nonet.controller.setup.from_run import warm_start
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import (
     baselines_of,
+    between_class,
     joins,
     reward_options,
     run_setup,
@@ -30,6 +31,7 @@ from nonet.controller.setup.worker_setup import (
 from nonet.embedding.tiers import Tiers
 from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer import check_tokenizer
+from nonet.plugins import Files
 from nonet.rl.rewards import check_options, columns_of, find_reward
 from nonet.samples.profiles import measure
 from nonet.samples.sequences import TEST, TRAIN
@@ -59,6 +61,9 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
         target = find_reward(options.use or name, folder, name=name)
         _check_reward(target, name, options)
         reward_columns += [(name, column) for column in columns_of(target)]
+    for stage, body in scenario.stages.items():
+        for step in getattr(body, "between", ()):
+            between_class(step, Files(str(folder)), f"stages.{stage}.between")
     joined = _check_joins(scenario)
     if (stored := stored_sequences(scenario)) is not None:
         with suppress(NoStore):  # the tokenise stage will make it

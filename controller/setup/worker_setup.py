@@ -20,12 +20,12 @@ from nonet.controller.setup.own_files import read_copies
 from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
 from nonet.models import Surroundings
-from nonet.plugins import OWN, heavy
+from nonet.plugins import OWN, Files, find, heavy
 from nonet.samples.stores import JoinSetup
 from nonet.samples.tokenised import StoredSequences
 from nonet.workers.roles import RunSetup, StageSetup
 from nonet.workers.roles.kinds import ROLES
-from nonet.workers.runtime import RoleSpec
+from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
 
 
 def run_setup(scenario: Scenario) -> RunSetup:
@@ -147,11 +147,43 @@ def role_specs(scenario: Scenario, run: RunFolder, evaluate: Any) -> dict[str, R
         for name, kind in (kinds | beside).items()
     }
     for stage, name, options in reward_options(scenario):
-        specs[f"{stage}.reward.{name}"] = RoleSpec(
-            heavy(ROLES.get("reward").cls),
-            (name, copies.address(options.use or name), str(run.sources), options.options(), joins(scenario)),
-        )
+        specs[f"{stage}.reward.{name}"] = reward_spec(scenario, run, name, options)
+    for stage, names in between_roles(scenario).items():
+        for name, step in zip(names, scenario.stages[stage].between, strict=True):  # pyright: ignore[reportAttributeAccessIssue]
+            worker = between_class(step, copies, f"stages.{stage}.between")
+            specs[name] = RoleSpec(_sendable(worker), (), step.options() or None)
     return specs
+
+
+def reward_spec(scenario: Scenario, run: RunFolder, name: str, options: Any) -> RoleSpec:
+    """How a worker of a reward is made."""
+    use = read_copies(run).address(options.use or name)
+    told = name, use, str(run.sources), options.options(), joins(scenario), options.timeout_s
+    return RoleSpec(heavy(ROLES.get("reward").cls), told)
+
+
+def between_roles(scenario: Scenario) -> dict[str, list[str]]:
+    """By stage, the names of its steps between rollout and rewards, in order."""
+    found = {stage: len(getattr(body, "between", ())) for stage, body in scenario.stages.items()}
+    return {
+        stage: [f"{stage}.between.{index}" for index in range(count)]
+        for stage, count in found.items()
+        if count
+    }
+
+
+def between_class(step: Any, files: Files, where: str) -> type[DistributeWorker]:
+    """The worker that a step between rollout and rewards names. Raises ConfigError where it is none, or cannot take beams."""
+    worker = find(step.use, files, f"{where}: {step.use!r}") if isinstance(step.use, str) else step.use
+    if not (isinstance(worker, type) and issubclass(worker, DistributeWorker)):
+        raise ConfigError(f"{where}: {step.use!r} is {worker!r}, which is no nonet.DistributeWorker")
+    declaration = getattr(getattr(worker, "apply", None), "__nonet_method__", None)
+    if declaration is None or declaration.collect != "concat" or Shard not in declaration.markers.values():
+        raise ConfigError(
+            f'{where}: {worker.__name__} wants a method `apply(self, rollouts)` marked @nonet.method(collect="concat", '
+            "rollouts=nonet.Shard), which gives the rollouts back"
+        )
+    return worker
 
 
 def _sendable(cls: Any) -> Any:

@@ -15,6 +15,10 @@ from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
 _REHEARSAL_USERS = 8
+_LOOKS, _LEAST = (
+    10,
+    10,
+)  # how often a stage is looked at on held-out users, and steps between two looks at least
 
 Stopped = Callable[[], bool]
 
@@ -95,18 +99,50 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.generate and score", step=step):
             beams = session.rollout.generate(prompts)
             scores = session.reward.score(beams)
+            note_quarantined(session, recorder, name, step)
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
         shown = {**record, "rows/s": record["prompts"] / (time.perf_counter() - began)}
         _tables(session, recorder, name, step + 1, shown)
         recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
+        if (step + 1) % max(_LEAST, stage.steps // _LOOKS) == 0:
+            shown |= held_out(session, name)
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
         if halt:
             return False
     return True
+
+
+def held_out(session: Session, stage: str) -> dict[str, float]:
+    """What would be recommended to held-out users, as many as a step has: recall of it, and the trained reward beside."""
+    prompts, weights = (
+        next(_probe(session, stage, session.stages[stage].users)),
+        session.stages[stage].weights,
+    )
+    if prompts.users is None or not len(prompts.users):
+        return {}
+    beams = session.rollout.generate(prompts)
+    rewards = session.reward
+    means = rewards.means(rewards.score(beams))
+    hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
+    total = sum(weight * float(np.nanmean(means[name])) for name, weight in weights.items() if name in means)
+    return {"held-out recall": float(hits / max(1.0, asked)), "held-out reward": total}
+
+
+def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int) -> None:
+    """Journal, count and tell which prompts of a step have no score of some reward."""
+    rewards = session.reward
+    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in rewards.quarantined}
+    if rewards.retried:
+        recorder.metrics(stage, step + 1, counts | {"asked again": float(rewards.retried)}, role="reward")
+    for each in rewards.quarantined:
+        session.commits.note(
+            quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
+        )
+        recorder.event("note", text=f"step {step} of {stage}: {each.text()}")
 
 
 def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: dict[str, float]) -> None:
@@ -126,7 +162,7 @@ def smoke_test_rewards(session: Session) -> None:
         if session.stages[name].rolls_out:
             session.publish(name)
             few = next(_probe(session, name, _REHEARSAL_USERS))
-            session.rewards_of(name).score(session.rollout.generate(few))
+            session.rewards_of(name).score(session.rollout.generate(few), strict=True)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:

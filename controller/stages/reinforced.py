@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from nonet.controller.plan import (
     StageWork,
@@ -18,7 +18,16 @@ from nonet.controller.plan import (
     sequence,
 )
 from nonet.controller.predict import StageCosts, StagePrediction, decode_cost, update_cost
-from nonet.controller.scenario import OwnWorkers, PlannedGroup, Replaceable, Schedule, StageKind, StageOptions
+from nonet.controller.scenario import (
+    Between,
+    OwnWorkers,
+    PlannedGroup,
+    Replaceable,
+    RewardOptions,
+    Schedule,
+    StageKind,
+    StageOptions,
+)
 from nonet.errors import ConfigError
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import Registry, is_reference
@@ -77,41 +86,10 @@ class RolloutOptions(Replaceable):
     }
 
 
-class RewardOptions(BaseModel):
-    """One reward: `use`, `weight`, where it runs, and its own keyword arguments."""
-
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
-    )
-    use: Any = None
-    weight: float = 1.0
-    at_least: float | None = None
-    timeout_s: Rate = 60.0
-    pool: str | None = None
-    workers: Positive = 1
-
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of the reward itself."""
-        return dict(self.model_extra or {})
-
-    def unsupported(self, path: str) -> Iterator[str]:
-        """What of it can be planned and not run."""
-        if isinstance(self.use, str) and "://" in self.use:
-            yield f"{path}.use: {self.use}"
-        if self.at_least is not None:
-            yield f"{path}.at_least"
-
-
 class Mismatch(StrictModel):
     correct: Literal["none", "token_clip", "sequence_mask"] = "none"
     cap: Rate = 2.0
     stop_at_kl: Rate | None = None
-
-
-class Between(StrictModel):
-    use: str
-    pool: str | None = None
-    workers: Positive = 1
 
 
 class Reinforced(StageOptions):
@@ -174,15 +152,12 @@ class ReinforcedKind(StageKind):
         """Rewards, and steps between rollout and rewards."""
         for name, options in body.rewards.items():
             path = f"stages.{stage}.rewards.{name}"
-            runs = next(options.unsupported(""), None) is None
-            yield OwnWorkers(f"{stage}.reward.{name}", path, options.pool, options.workers, runs)
+            yield OwnWorkers(f"{stage}.reward.{name}", path, options.pool, options.workers)
         for index, step in enumerate(body.between):
             path = f"stages.{stage}.between.{index}"
-            yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers, runs=False)
+            yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
     def unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
-        if body.between:
-            yield f"{path}.between"
         if body.mismatch:
             yield f"{path}.mismatch"
         options = body.rollout.options()
@@ -192,8 +167,6 @@ class ReinforcedKind(StageKind):
             yield f"{path}.rollout.staleness above 0"
         if is_reference(str(body.rollout.use)):
             yield f"{path}.rollout.use: {body.rollout.use}"
-        for name, reward in body.rewards.items():
-            yield from reward.unsupported(f"{path}.rewards.{name}")
 
     def check_data(self, name: str, body: Reinforced, seq: Any) -> None:
         from nonet.samples.batches import rl_events
@@ -312,7 +285,7 @@ class ReinforcedKind(StageKind):
             "users": _asked(body),
             "sparse_lr": body.sparse_lr,
             "algorithm": {"use": body.algorithm.address, **body.algorithm.options()},
-            "weights": {reward: options.weight for reward, options in body.rewards.items()},
+            "weights": {reward: options.weight_at(body.steps) for reward, options in body.rewards.items()},
         }
 
 

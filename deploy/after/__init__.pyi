@@ -7,3 +7,6 @@ from .recommend import recommend_for as recommend_for
 from .seeds import pool_seeds as pool_seeds
 from .seeds import run_seeds as run_seeds
 from .seeds import seeds_text as seeds_text
+from .trial import trial_facts as trial_facts
+from .trial import trial_text as trial_text
+from .trial import try_reward as try_reward

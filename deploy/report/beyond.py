@@ -130,3 +130,44 @@ def _told(facts: Mapping[str, Any]) -> str:
 
 def _part(report: Report, key: str) -> Mapping[str, Any]:
     return report.get(key) or {}
+
+
+def rl_tables(report: Mapping[str, Any]) -> list[Table]:
+    """What happened to the rewards of RL: floors, prompts without a score, commands of people; those that have rows."""
+    floors = [
+        [
+            name,
+            number(each["at_least"]),
+            Cell(number(each["mean"]), f"last {each['steps']} steps"),
+            number(each["multiplier"]),
+            Cell("held" if each["held"] else "not held", tone=1 if each["held"] else -1),
+        ]
+        for name, each in (report.get("floors") or {}).items()
+    ]
+    without = [
+        [name, f"{each['prompts']:,}", f"{each['steps']:,}", ", ".join(each["users"][:8]), each["why"]]
+        for name, each in (report.get("quarantined") or {}).items()
+    ]
+    commands = [
+        [
+            f"{each['verb']} {each.get('name', '')}",
+            f"{each['stage']}, step {each['step']}" if "step" in each else "refused",
+            each.get("text") or each.get("refused", ""),
+        ]
+        for each in report.get("commands") or []
+    ]
+    return [
+        table
+        for table in (
+            Table(
+                ["floor", "at least", "mean", "multiplier", ""], floors, "Floors of rewards, held within 2 %"
+            ),
+            Table(
+                ["reward", "prompts", "steps", "users", "why"],
+                without,
+                "Prompts without a score, left out of training",
+            ),
+            Table(["command", "from", ""], commands, "Asked for while the run went on"),
+        )
+        if table
+    ]

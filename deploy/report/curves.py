@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_FIRST = ("loss", "validation", "reward", "kl", "rows/s", "rows_per_s", "events/s")
+_FIRST = ("loss", "validation", "held-out", "reward", "kl", "rows/s", "rows_per_s", "events/s")
 
 
 @dataclass(slots=True)

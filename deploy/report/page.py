@@ -60,6 +60,7 @@ def page(
         memory=beyond.memory_table(report),
         memory_note=beyond.MEMORY_NOTE,
         rewards=tables.reward_tables(report),
+        steered=beyond.rl_tables(report),
         users=_users(report),
         charts=[_chart(curve, nats) for curve in drawn if curve.important],
         more_charts=[_chart(curve, {}) for curve in drawn if not curve.important],

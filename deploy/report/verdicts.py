@@ -37,7 +37,9 @@ def findings(report: Mapping[str, Any]) -> list[Finding]:
         return [Finding("No stage has been evaluated, so there is nothing to compare.", 0)]
     comparisons = _comparisons(report) or [_plain(report)]
     validations = [Finding(*told) for told in validation_sentences(report)]
-    return comparisons + _rewards(report) + validations + _repeats(report)
+    return (
+        comparisons + _rewards(report) + _hacked(report) + _left_out(report) + validations + _repeats(report)
+    )
 
 
 def _comparisons(report: Mapping[str, Any]) -> list[Finding]:
@@ -140,6 +142,55 @@ def _rewards(report: Mapping[str, Any]) -> list[Finding]:
         return [Finding(f"Rewards{where}: {'; '.join(parts)}.", 0)]
     text = f"The trained reward {_change(total)}{where}"
     return [Finding(f"{text}{': ' if parts else ''}{'; '.join(parts)}.", reward_direction(total))]
+
+
+def _hacked(report: Mapping[str, Any]) -> list[Finding]:
+    """That a stage's trained reward rose while what people took is ranked worse than before it: its reward was gamed."""
+    found, stages = [], list(report.get("stages") or {})
+    for name, part in (report.get("stage_rewards") or {}).items():
+        total = list((part.get("rewards") or {}).get("total") or [])
+        before = stages[stages.index(name) - 1] if name in stages and stages.index(name) else None
+        if len(total) < 2 or reward_direction(total) <= 0 or before is None:
+            continue
+        worse = [
+            d
+            for d in differences(report)
+            if (d.left, d.right) == (name, before)
+            and d.direction < 0
+            and d.metric in headline_metrics(report)
+        ]
+        if worse:
+            told = "; ".join(f"{d.metric} {_interval(d)}" for d in worse)
+            found.append(
+                Finding(
+                    f"Reward hacking in {label(name)}: the trained reward {_change(total)} while held-out metrics fell against "
+                    f"{label(before)}: {told}.",
+                    -1,
+                )
+            )
+    return found
+
+
+def _left_out(report: Mapping[str, Any]) -> list[Finding]:
+    """Prompts without a score, and floors that did not hold."""
+    found = [
+        Finding(
+            f"Reward {name} gave no score to {each['prompts']:,} prompts in {each['steps']:,} steps, which were left out: "
+            f"{each['why']}",
+            -1,
+        )
+        for name, each in (report.get("quarantined") or {}).items()
+    ]
+    for name, each in (report.get("floors") or {}).items():
+        words = "held" if each["held"] else "was not held"
+        found.append(
+            Finding(
+                f"The floor of {name} {words}: {number(each['mean'])} in the last {each['steps']} steps, at least "
+                f"{number(each['at_least'])} (multiplier {number(each['multiplier'])}).",
+                1 if each["held"] else -1,
+            )
+        )
+    return found
 
 
 def _repeats(report: Mapping[str, Any]) -> list[Finding]:

@@ -1,5 +1,6 @@
 from . import api as api
 from . import planning as planning
+from . import steer as steer
 from .api import ScenarioFile as ScenarioFile
 from .api import run as run
 from .api import scenario as scenario

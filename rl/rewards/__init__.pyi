@@ -4,6 +4,11 @@ from .api import columns_of as columns_of
 from .api import find_reward as find_reward
 from .api import load_reward as load_reward
 from .api import reward as reward
+from .attempts import Attempts as Attempts
+from .attempts import Trouble as Trouble
 from .checks import score_checked as score_checked
 from .checks import set_up as set_up
+from .known import RunData as RunData
 from .shipped import hit as hit
+from .trial import Trial as Trial
+from .trial import tried as tried

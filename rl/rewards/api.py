@@ -20,13 +20,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import import_file, import_name
 from nonet.rl.rewards.checks import score_checked
 from nonet.suggest import close_to
 from nonet.types import Rollouts
+
+if TYPE_CHECKING:
+    from nonet.rl.rewards.known import RunData
 
 __all__ = [
     "FIELDS",
@@ -44,6 +47,12 @@ __all__ = [
 SHIPPED = {
     "hit": "nonet.rl.rewards.shipped:hit",
     "rank": "nonet.rl.rewards.shipped:rank",
+    "prefix": "nonet.rl.rewards.shipped:Prefix",
+    "ndcg": "nonet.rl.rewards.shipped:ndcg",
+    "novelty": "nonet.rl.rewards.shipped:novelty",
+    "diversity": "nonet.rl.rewards.shipped:Diversity",
+    "cooccurrence": "nonet.rl.rewards.shipped:Cooccurrence",
+    "text_similarity": "nonet.rl.rewards.shipped:TextSimilarity",
     "ctr": "nonet.rl.rewards.ctr:PredictedClick",
 }
 FIELDS = ("item_id", "item", "sid", "logp", "target", "history", "user_id", "scene", "uid", "valid", "step")
@@ -57,12 +66,16 @@ class Reward:
 
     columns: Sequence[str] = ()
     device: str = "cpu"
+    timeout_s: float = 60.0
 
     def setup(self) -> None:
-        """Runs once in each actor, after `self.device` is set: load models here, not in `__init__`."""
+        """Runs once in each actor, after `self.device` and `self.timeout_s` are set: load models here, not in `__init__`."""
+
+    def open(self, run: RunData) -> None:
+        """Runs once in each actor before the first beams: what the run knows of its items."""
 
     def score(self, r: Rollouts) -> Any:
-        """Scores [U, W] of every beam; what stands where `r.valid` is False is not looked at."""
+        """Scores [U, W] of every beam, or an awaitable of them; what stands where `r.valid` is False is not looked at."""
         raise NotImplementedError
 
 
@@ -200,16 +213,15 @@ def load_reward(
 
 def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = None) -> Any:
     """The function or class behind `use`: a shipped name, "file.py[:Name]" beside `base`, or
-    "package.module:Name".
+    "package.module:Name", or an address: http(s)://..., actor://namespace/name.
     """
     if not isinstance(use, str):
         return use
     title = f"reward {name or use!r}"
     if "://" in use:
-        raise ConfigError(
-            f"{title}: {use.split('://')[0]}:// is not supported yet. Use a shipped name "
-            f"({', '.join(SHIPPED)}), file.py[:Name] or package.module:Name."
-        )
+        from nonet.rl.rewards.remote import reward_at
+
+        return reward_at(use, title)
     where, _, attribute = use.partition(":")
     if where.endswith(".py"):
         module = import_file(Path(base) / where, f"{title} ({where})")

@@ -6,6 +6,8 @@ integers or floats. Nothing is broadcast: a wrong shape is the commonest silent 
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +35,17 @@ def set_up(reward: Reward, name: str) -> None:
 
 def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
     """Scores [U, W] float32, 0 where not valid; a DataError names the reward, users and what came back."""
+    scores = score_loosely(reward, name, rollouts)
+    if why := not_finite(scores, name, rollouts):
+        raise DataError(why)
+    return scores
+
+
+def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
+    """As `score_checked`, but users may have scores that are not finite."""
     users = _first_users(rollouts, np.arange(len(rollouts.user_id)))
     try:
-        answer = reward.score(rollouts)
+        answer = _awaited(reward.score(rollouts))
     except DataError as error:
         raise DataError(f"reward {name!r}: {error}") from error
     except Exception as error:
@@ -56,23 +66,33 @@ def score_checked(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
             f"wanted numbers of shape {list(want)}, [users, beams]."
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = np.where(rollouts.valid, scores, 0).astype(np.float32)
-    _refuse_not_finite(scores, name, rollouts)
-    return scores
+        return np.where(rollouts.valid, scores, 0).astype(np.float32)
 
 
-def _refuse_not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> None:
+def not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
+    """What is wrong with scores that are not finite, "" where all are."""
     bad = ~np.isfinite(scores)
     if not bad.any():
-        return
+        return ""
     rows = np.flatnonzero(bad.any(1))
     row, beam = rows[0], int(np.flatnonzero(bad[rows[0]])[0])
     item = rollouts.item_id[row, beam]
-    raise DataError(
+    return (
         f"reward {name!r} returned {scores[row, beam]} for user {rollouts.user_id[row]}, item {item}; "
         f"{len(rows)} of {len(scores)} users have a score that is not finite in float32, the first: "
         f"{_first_users(rollouts, rows)}. Return a finite number wherever `valid` is true."
     )
+
+
+def _awaited(answer: Any) -> Any:
+    """What an async reward answers."""
+    if not inspect.isawaitable(answer):
+        return answer
+
+    async def wait() -> Any:
+        return await answer
+
+    return asyncio.run(wait())
 
 
 def _array(answer: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 
 from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward
+from nonet.rl.rewards.known import places
 from nonet.types import Jagged, Rollouts
 
 _CHUNK = 8192
@@ -39,9 +40,9 @@ class PredictedClick(Reward):
     def score(self, r: Rollouts) -> Any:
         """The chance that each user likes each beam; the mean rate for an item that is not known."""
         known = self.asked.known
-        item_UW = _places(known.item_id, r.item_id)
-        user_U = _places(known.user_id, r.user_id)
-        past = _places(known.item_id, r.history.values)
+        item_UW = places(known.item_id, r.item_id)
+        user_U = places(known.user_id, r.user_id)
+        past = places(known.item_id, r.history.values)
         offsets = np.asarray(r.history.offsets, np.int64)
         label = known.label_of(np.repeat(user_U, np.diff(offsets)), past)
         score_UW = np.full(item_UW.shape, known.rate, np.float32)
@@ -86,17 +87,6 @@ class PredictedClick(Reward):
         )
         bags: dict[str, Jagged] = bags_of(questions, self.asked.items, tuple(setup.features), self.asked.keys)
         return self.asked.chances(bags)
-
-
-def _places(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Where each id stands among the known ones, -1 where it is not; ids of another kind are not there."""
-    ids = np.asarray(ids)
-    if (known.dtype.kind == "U") != (ids.dtype.kind in "UO"):
-        return np.full(ids.shape, -1, np.int64)
-    ids = ids.astype(np.str_) if ids.dtype == object else ids
-    order = np.argsort(known, kind="stable")
-    at = np.minimum(np.searchsorted(known, ids, sorter=order), max(len(known) - 1, 0))
-    return np.where(known[order[at]] == ids, order[at], -1)
 
 
 def _commit(folder: Path) -> Path:

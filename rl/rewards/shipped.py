@@ -3,17 +3,23 @@
 `hit` is 1 for a beam that is a target, else 0. `rank` is MiniOneRec's ranking reward (paper section 3.4, code
 `rl.py`): in a group with a hit every miss at position i loses (1 / log2(i + 2)) / sum_j (1 / log2(j + 2)), so
 confident misses lose most and a group without a hit says nothing. Their default reward is `hit` and `rank`
-together, weight 1 each.
+together, weight 1 each. `ndcg` gives a hit what it adds to its list's NDCG, so a group's scores add up to that. `novelty` and
+the rewards that know items are one a beam (pointwise); `rank`, `ndcg` and `diversity` look at a whole list (listwise).
 """
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
-from nonet.rl.rewards.api import reward
-from nonet.types import Jagged
+from nonet.rl.rewards.api import Reward, reward
+from nonet.rl.rewards.known import RunData
+from nonet.types import Jagged, Rollouts
 
-# Shapes: U users, W beams.
+# Shapes: U users, W beams, L levels, I items, T recent events, K words or categories.
+
+_WORDS = 4096  # hashed words of a text
 
 
 @reward
@@ -32,6 +38,145 @@ def rank(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
     share_UW = gain_UW / np.maximum(gain_UW.sum(1, keepdims=True), 1e-12)
     misses_UW = ~hits_UW & hits_UW.any(1, keepdims=True)
     return np.where(misses_UW, -share_UW, 0.0).astype(np.float32)
+
+
+@reward
+def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
+    """What each hit adds to the NDCG of its list, the most likely beam first; [U, W] float32, a group's sum is its NDCG."""
+    hits_UW = _hits(item_id, target, valid)
+    place_UW = np.cumsum(valid, 1) - 1
+    gain_UW = np.where(hits_UW, 1.0 / np.log2(np.maximum(place_UW, 0) + 2.0), 0.0)
+    counts = np.minimum(np.diff(target.offsets), item_id.shape[1])
+    ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(item_id.shape[1]) + 2.0))])[counts]
+    return (gain_UW / np.maximum(ideal, 1e-12)[:, None]).astype(np.float32)
+
+
+@reward
+def novelty(events: np.ndarray, *, half_life: float = 30.0) -> np.ndarray:
+    """1 for an item without an event in training, halved every `half_life` events; [U, W] float32."""
+    return (0.5 ** (events / half_life)).astype(np.float32)
+
+
+class Prefix(Reward):
+    """The share of leading levels that a beam's semantic id has in common with its nearest target's; [U, W]."""
+
+    def open(self, run: RunData) -> None:
+        self._run = run
+
+    def score(self, r: Rollouts) -> np.ndarray:
+        share_UW = np.zeros(r.item_id.shape, np.float32)
+        target, counts = self._run.index(r.target.values), np.diff(r.target.offsets)
+        for nth in range(int(counts.max(initial=0))):
+            has = np.flatnonzero(counts > nth)
+            item = target[np.asarray(r.target.offsets)[has] + nth]
+            has, item = has[item >= 0], item[item >= 0]
+            same_NWL = r.sid[has] == self._run.sid[item][:, None]
+            shared_NW = np.logical_and.accumulate(same_NWL, -1).mean(-1)
+            share_UW[has] = np.maximum(share_UW[has], shared_NW)
+        return share_UW
+
+
+class Diversity(Reward):
+    """How unlike the other beams of its list a beam is: 1 less the mean Jaccard overlap of their categories; [U, W].
+
+    column: of the items; text, several joined by "|". A beam alone in its list scores 1.
+    """
+
+    def __init__(self, column: str = "categories"):
+        self.columns = [column]
+
+    def score(self, r: Rollouts) -> np.ndarray:
+        has_UWK = _bags(r[self.columns[0]], r.valid)
+        both_UWW = has_UWK @ has_UWK.transpose(0, 2, 1)
+        size_UW = has_UWK.sum(-1)
+        either_UWW = size_UW[:, :, None] + size_UW[:, None] - both_UWW
+        overlap_UWW = np.where(either_UWW > 0, both_UWW / np.maximum(either_UWW, 1), 0.0)
+        pairs_UWW = r.valid[:, :, None] & r.valid[:, None] & ~np.eye(r.valid.shape[1], dtype=bool)
+        others_UW = pairs_UWW.sum(-1)
+        mean_UW = np.where(pairs_UWW, overlap_UWW, 0).sum(-1) / np.maximum(others_UW, 1)
+        return (1.0 - mean_UW).astype(np.float32)
+
+
+class Cooccurrence(Reward):
+    """How often a beam's item came soon after one of the user's last events, in training: the mean over the `last` events of
+    count(event, item) / count(event); [U, W]."""
+
+    def __init__(self, last: int = 5):
+        self.last = last
+
+    def open(self, run: RunData) -> None:
+        pairs = self._pairs = run.transitions
+        self._run, self._items = run, np.int64(len(pairs.occurs))
+        of = np.repeat(np.arange(len(pairs.occurs), dtype=np.int64), np.diff(pairs.row))
+        self._keys = of * self._items + pairs.item
+
+    def score(self, r: Rollouts) -> np.ndarray:
+        past_UT = _recent(self._run.index(r.history.values), r.history.offsets, self.last)
+        asked_UTW = past_UT[:, :, None] * self._items + r.item[:, None]
+        known_UTW = (past_UT >= 0)[:, :, None] & (r.item >= 0)[:, None]
+        at = np.minimum(np.searchsorted(self._keys, asked_UTW), max(len(self._keys) - 1, 0))
+        there_UTW = known_UTW & (self._keys[at] == asked_UTW) if len(self._keys) else np.zeros_like(known_UTW)
+        often_UT = np.maximum(self._pairs.occurs[np.maximum(past_UT, 0)], 1)
+        share_UTW = np.where(there_UTW, np.asarray(self._pairs.count)[at] if len(self._keys) else 0, 0)
+        share_UTW = share_UTW / often_UT[:, :, None]
+        return (share_UTW.sum(1) / np.maximum((past_UT >= 0).sum(1), 1)[:, None]).astype(np.float32)
+
+
+class TextSimilarity(Reward):
+    """Cosine of a beam's text with the mean of the user's `last` items' texts, words weighed by how rare they are; [U, W].
+
+    column: text of the items. Words are hashed into 4096 places.
+    """
+
+    def __init__(self, column: str = "title", last: int = 5):
+        self.column, self.last = column, last
+
+    def open(self, run: RunData) -> None:
+        texts = run.column(self.column).astype(np.str_)
+        words = [
+            np.unique([_place(word) for word in text.lower().replace("|", " ").split()]) for text in texts
+        ]
+        self._run, self._words = run, [each.astype(np.int64) for each in words]
+        count = np.bincount(np.concatenate([*self._words, np.zeros(0, np.int64)]), minlength=_WORDS)
+        self._rare = np.log((1 + len(texts)) / (1 + count)).astype(np.float32)
+
+    def score(self, r: Rollouts) -> np.ndarray:
+        past_UT = _recent(self._run.index(r.history.values), r.history.offsets, self.last)
+        there, at = np.unique(np.concatenate([past_UT.ravel(), r.item.ravel()]), return_inverse=True)
+        vector_NK = np.zeros((len(there), _WORDS), np.float32)
+        for row, item in enumerate(there):
+            if item >= 0:
+                vector_NK[row, self._words[item]] = self._rare[self._words[item]]
+        vector_NK /= np.maximum(np.linalg.norm(vector_NK, axis=1, keepdims=True), 1e-12)
+        past, beams = at[: past_UT.size].reshape(past_UT.shape), at[past_UT.size :].reshape(r.item.shape)
+        score_UW = np.zeros(r.item.shape, np.float32)
+        for user in range(len(past)):
+            mean_K = vector_NK[past[user]].sum(0)
+            score_UW[user] = vector_NK[beams[user]] @ (mean_K / max(float(np.linalg.norm(mean_K)), 1e-12))
+        return score_UW
+
+
+def _place(word: str) -> int:
+    return zlib.crc32(word.encode()) % _WORDS
+
+
+def _recent(past: np.ndarray, offsets: np.ndarray, last: int) -> np.ndarray:
+    """The last items of each user [U, T] int64, -1 before the first."""
+    offsets = np.asarray(offsets, np.int64)
+    at = offsets[1:, None] - 1 - np.arange(last)
+    there = at >= offsets[:-1, None]
+    return np.where(there, past[np.maximum(at, 0)] if len(past) else -1, -1)
+
+
+def _bags(texts_UW: np.ndarray, valid_UW: np.ndarray) -> np.ndarray:
+    """Which categories each beam has [U, W, K] float32, none where it is not valid."""
+    texts, at = np.unique(texts_UW.astype(np.str_), return_inverse=True)
+    parts = [[part for part in text.split("|") if part] for text in texts.tolist()]
+    names = {name: place for place, name in enumerate(sorted({name for part in parts for name in part}))}
+    has_NK = np.zeros((len(texts), max(1, len(names))), np.float32)
+    for row, part in enumerate(parts):
+        has_NK[row, [names[name] for name in part]] = 1.0
+    return has_NK[at.reshape(texts_UW.shape)] * valid_UW[..., None]
 
 
 def _hits(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:

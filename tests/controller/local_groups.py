@@ -22,6 +22,10 @@ class Done:
     def counts(self) -> list[Any]:
         return []
 
+    def row_counts(self) -> list[int]:
+        first = self.value[0] if isinstance(self.value, list) and self.value else self.value
+        return [len(first)] if hasattr(first, "__len__") else []
+
     def within(self, timeout_s: float) -> Done:
         return self
 

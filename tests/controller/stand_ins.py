@@ -36,6 +36,8 @@ class Now:
         """Nothing to count: it is there."""
         return ()
 
+    row_counts = counts
+
 
 class Group:
     """A worker group: every method answers with what `answers` has for its name; `calls` holds (name, arguments, options)."""
@@ -100,6 +102,8 @@ class LoopSession:
         self.deadlines = DEFAULTS
         self.reward = SimpleNamespace(
             score=lambda beams: {name: Now(s) for name, s in self._scores.items()},
+            quarantined=[],
+            retried=0,
         )
 
     def begin(self, name):

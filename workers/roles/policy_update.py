@@ -7,6 +7,7 @@ rollout is learned from `epochs` times, in `minibatches` optimizer steps each. S
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ from nonet.workers.runtime import Membership
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
-_READ = ("user", "position", "sid", "valid", "logp", "weight", "chance")
+_READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance")
+_PLACES = 4096  # that items are counted in: exact for as many, an estimate of more
 _WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figures are taken of
 
 
@@ -68,6 +70,7 @@ class PolicyUpdate:
         began = time.perf_counter()
         self.model.eval()
         beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
+        beams["valid"], scores, scored = _scored(beams["valid"], scores)
         advantage, valid_UW = self._advantages(beams, scores)
         watched = self._watched(beams)
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
@@ -80,10 +83,10 @@ class PolicyUpdate:
         assert totals is not None
         flat = float(advantage.small_groups + advantage.flat_groups)
         missed = float((~self._taken(beams)).all(1).sum())
-        facts = self.member.total(
-            flat, missed, float(len(valid_UW)), *watched, *_sums(beams["valid"], scores)
-        )
+        asked = float(len(valid_UW))
+        facts = self.member.total(flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked)
         record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
+        record |= self._breadth(beams)
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
@@ -156,11 +159,13 @@ class PolicyUpdate:
         names = ("loss", "kl", "clipped", "ratio", *self.algorithm.more)
         record = {name: total / count for name, total in zip(names, totals, strict=True)}
         flat, missed, prompts, watched, entropies, divergences = facts[:6]
-        record |= {"flat_groups": flat, "prompts": prompts, "no_hit": missed / max(1.0, prompts)}
+        asked = facts[-1]
+        record |= {"flat_groups": flat, "prompts": asked, "no_hit": missed / max(1.0, asked)}
+        record |= {"unscored": asked - prompts} if asked > prompts else {}
         if watched:
             record["entropy"] = entropies / watched
             record |= {"kl_exact": divergences / watched} if self.reference is not None else {}
-        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, facts[6:], strict=True)}
+        means = {name: total / max(1.0, prompts) for name, total in zip(rewards, facts[6:-1], strict=True)}
         record |= {f"reward.{name}": mean for name, mean in means.items()}
         record["reward"] = sum(self.stage.weights[name] * mean for name, mean in means.items())
         return record
@@ -262,6 +267,21 @@ class PolicyUpdate:
         apart = float(divergence(policy_UI, other[0]).sum()) if other else 0.0
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
 
+    def _breadth(self, beams: Mapping[str, Any]) -> dict[str, float]:
+        """How many different items all ranks' beams hold: of the beams (diversity), and of the catalogue (coverage)."""
+        if "item" not in beams:
+            return {}
+        items, places = self.corpus.trie.n_leaves, min(self.corpus.trie.n_leaves, _PLACES)
+        held = np.bincount(beams["item"][beams["valid"]] % places, minlength=places) > 0
+        *held, beams_there = self.member.total(*held.astype(float).tolist(), float(beams["valid"].sum()))
+        different = float(np.count_nonzero(held))
+        if (
+            items > places
+        ):  # linear counting: places that two items share are taken for what chance makes them
+            different = places * math.log(places / max(1.0, places - different))
+        different = min(different, beams_there)
+        return {"diversity": different / max(1.0, beams_there), "coverage": different / max(1, items)}
+
     def _sum(self, moments: Tensor) -> Tensor:
         return torch.tensor(self.member.total(*moments.tolist()), dtype=moments.dtype)
 
@@ -295,6 +315,17 @@ def _part(advantage: Advantages, part: slice | np.ndarray) -> Advantages:
     """The advantages of some prompts."""
     used, group = (None if each is None else each[part] for each in (advantage.used_U, advantage.group_U))
     return Advantages(advantage.value[part], 0, 0, used, group)
+
+
+def _scored(
+    valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
+    """What is valid and scores, without prompts that a reward has no score for (NaN), and how many prompts are left."""
+    there_U = np.ones(len(valid_UW), bool)
+    for score in scores.values():
+        there_U &= ~np.isnan(score).any(1)
+    left = {name: np.where(there_U[:, None], score, 0).astype(np.float32) for name, score in scores.items()}
+    return valid_UW & there_U[:, None], left, float(there_U.sum())
 
 
 def _sums(valid_UW: np.ndarray, scores: Mapping[str, np.ndarray]) -> list[float]:

@@ -1,8 +1,8 @@
 """RewardWorker: one reward, ours or the user's, in a process of its own.
 
 It joins the columns that the reward asks for, of the items and out of stores (`data.join`) as of each prompt's time, so that
-neither rollout nor controller knows them, and imports torch only if the reward does. A score that is NaN, of the wrong
-shape, or an exception is a DataError with the user ids.
+neither rollout nor controller knows them, and imports torch only if the reward does. A prompt whose score is NaN, of the wrong
+shape, late or an exception has a row of NaN and is told by `troubles`; asked strictly, that is a DataError with the user ids.
 """
 
 from __future__ import annotations
@@ -14,55 +14,119 @@ from typing import Any
 
 import numpy as np
 
-from nonet.errors import ConfigError
-from nonet.models.generation import as_array, read_items
+from nonet.errors import ConfigError, DataError
+from nonet.models.generation import as_array
 from nonet.rl import from_wire, join
-from nonet.rl.rewards import load_reward, score_checked, set_up
+from nonet.rl.rewards import Attempts, Reward, RunData, Trouble, load_reward, set_up
 from nonet.samples.stores import Joins, JoinSetup
-from nonet.workers.runtime import DistributeWorker, Replicate, Shard, method
+from nonet.types import Rollouts
+from nonet.workers.runtime import DistributeWorker, PerRank, Replicate, Shard, cut, method, shares
 
 
 class RewardWorker(DistributeWorker):
-    """One rank of a reward's group. `use`, `folder` and `options` are those of the scenario."""
+    """One rank of a reward's group. `use`, `folder` and `options` are those of the scenario; `timeout_s`: of one call."""
 
     def __init__(
-        self, name: str, use: Any, folder: str, options: Mapping[str, Any], joins: Sequence[JoinSetup] = ()
+        self,
+        name: str,
+        use: Any,
+        folder: str,
+        options: Mapping[str, Any],
+        joins: Sequence[JoinSetup] = (),
+        timeout_s: float = 60.0,
     ):
         self.name, self._use, self._folder, self._options = name, use, folder, dict(options)
         self._columns: dict[str, np.ndarray] = {}
-        self._joins = Joins(joins)
+        self._joins, self._timeout_s = Joins(joins), timeout_s
+        self._run: RunData | None = None
+        self._troubles: list[Trouble] = []
 
     def setup(self) -> None:
         """Load the reward and let it set itself up."""
-        self.reward = load_reward(self._use, Path(self._folder), self._options, name=self.name)
-        self.reward.device = self.device
-        set_up(self.reward, self.name)
+        self._attempts = Attempts(self._made, self.name, self._timeout_s)
+
+    def _made(self) -> Reward:
+        reward = load_reward(self._use, Path(self._folder), self._options, name=self.name)
+        reward.device, reward.timeout_s = self.device, self._timeout_s
+        set_up(reward, self.name)
+        if self._run is not None:
+            reward.open(self._run)
+        return reward
+
+    @property
+    def reward(self) -> Reward:
+        """The reward as it is set up."""
+        return self._attempts.reward
 
     @method(folders=Replicate, remember=True)
     def open(self, folders: Mapping[str, str]) -> None:
-        """Open the item columns that the reward asks for."""
-        table = read_items(folders)
+        """Open the item columns that the reward asks for, and what it wants to know of the run."""
+        run = RunData(folders)
         self._joined = [column for column in self.reward.columns if column in self._joins.names]
         for column in self.reward.columns:
             if column in self._joined:
                 continue
-            if column not in table.column_names:
+            if column not in run.items.column_names:
                 raise ConfigError(
                     f"reward {self.name!r} asks for the column {column!r}; items have "
-                    f"{', '.join([*table.column_names, *self._joins.names])}"
+                    f"{', '.join([*run.items.column_names, *self._joins.names])}"
                 )
-            self._columns[column] = as_array(table[column])
+            self._columns[column] = as_array(run.items[column])
+        self.reward.open(run)
+        self._run = run
 
     @method(collect="concat", rollouts=Shard, idempotent=True)
-    def score(self, rollouts: Mapping[str, Any]) -> np.ndarray:
-        """Scores [U, W] float32 of Rollouts on the wire, 0 where there is no beam."""
+    def score(self, rollouts: Mapping[str, Any], strict: bool = False) -> np.ndarray:
+        """Scores [U, W] float32 of Rollouts on the wire, 0 where there is no beam, NaN in rows without a score.
+
+        `strict`: raise DataError for the first of those instead.
+        """
+        scores, self._troubles = self._attempts.score(self._beams(rollouts))
+        if strict and self._troubles:
+            raise DataError(self._troubles[0].why)
+        return scores
+
+    @method(scores=Shard, idempotent=True)
+    def troubles(self, scores: np.ndarray) -> list[Trouble]:
+        """The rows of these scores, which are the newest call's, that have none."""
+        return self._troubles
+
+    @method(collect="concat", rollouts=Replicate, rows=PerRank, idempotent=True)
+    def score_again(self, rollouts: Mapping[str, Any], rows: Sequence[int]) -> np.ndarray:
+        """Scores [n, W] of some rows of all rollouts, a user a call."""
+        prompts = [self._beams(cut(rollouts, row, row + 1)) for row in rows]
+        scores, self._troubles = self._attempts.one_by_one(prompts)
+        return np.concatenate([np.zeros((0, rollouts["valid"].shape[1]), np.float32), *scores])
+
+    @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
+    def patched(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
+        """Scores [U, W] with the rows that were asked again put in; `rows`: of all `total` prompts."""
+        start, stop = shares(total, self.world)[self.rank]
+        out = np.array(scores)
+        for row, values in zip(rows, again, strict=True):
+            if start <= row < stop:
+                out[row - start] = values
+        return out
+
+    @method(collect="concat", rollouts=Shard, idempotent=True)
+    def nothing(self, rollouts: Mapping[str, Any]) -> np.ndarray:
+        """A row of NaN for each prompt."""
+        beams = from_wire(rollouts)
+        why = f"reward {self.name!r} did not answer and was ended, twice"
+        self._troubles = [
+            Trouble(row, str(beams.uid[row]), str(beams.user_id[row]), why) for row in range(len(beams.uid))
+        ]
+        return np.full(beams.valid.shape, np.nan, np.float32)
+
+    def _beams(self, rollouts: Mapping[str, Any]) -> Rollouts:
+        """Rollouts with their columns."""
         beams = join(from_wire(rollouts), self._columns)
         if self._joined:
             asked = beams.item_id, beams.valid, beams.user_id, rollouts["time"]
             beams = replace(beams, columns=beams.columns | self._joins.beam_columns(self._joined, *asked))
-        return score_checked(self.reward, self.name, beams)
+        return beams
 
     @method(collect="concat", scores=Shard, idempotent=True)
     def means(self, scores: np.ndarray) -> np.ndarray:
-        """The mean [U] of each prompt's scores [U, W]."""
+        """The mean [U] of each prompt's scores [U, W]; NaN without a score."""
         return np.asarray(scores, np.float64).mean(1)

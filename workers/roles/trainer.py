@@ -27,6 +27,7 @@ from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.random import key
 from nonet.rl import Critic
+from nonet.samples.batches import event_at
 from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
     Counted,
@@ -167,11 +168,17 @@ class Trainer(DistributeWorker):
         self.sparse.stop()
         return records
 
-    @method(collect="first", stage=Replicate, beams=Shard, scores=Shard)
+    @method(collect="first", stage=Replicate, beams=Shard, scores=Shard, weights=Replicate)
     def update(
-        self, stage: StageSetup, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
+        self,
+        stage: StageSetup,
+        step: int,
+        beams: Mapping[str, Any],
+        scores: Mapping[str, np.ndarray],
+        weights: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward.
+        """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward, a row of
+        NaN where a prompt has none: it is left out. `weights`: what rewards count now, by default what the stage says.
 
         Its record: loss, kl, clipped, ratio, what its algorithm reports besides, flat_groups, no_hit (share of groups without
         what their user took next), prompts, exact entropy and kl_exact of a few prompts, each reward's mean score a beam as
@@ -181,7 +188,7 @@ class Trainer(DistributeWorker):
             self._read_items()
         policy = PolicyUpdate(
             self.run,
-            stage,
+            stage if weights is None else replace(stage, weights=weights),
             self.corpus,
             self.dense,
             self.sparse,
@@ -196,6 +203,14 @@ class Trainer(DistributeWorker):
         self._near = self._near and stage.sparse_lr is None
         self._prompts_of(stage).applied(step, beams["user"], beams["position"])
         return record
+
+    @method(collect="sum", beams=Shard, away=True)
+    def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """[prompts with what their user took next among their beams, prompts]."""
+        seq = self.corpus.seq
+        target = seq.item[event_at(seq, beams["user"], beams["position"])]
+        hit = ((beams["item"] == target[:, None]) & beams["valid"]).any(1)
+        return np.array([hit.sum(), len(hit)], np.float64)
 
     @method()
     def fit_memory(self) -> None:

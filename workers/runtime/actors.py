@@ -264,6 +264,11 @@ class ActorGroup:
                     raise lost from error
                 time.sleep(0.1)
 
+    def restart(self, rank: int) -> None:
+        """End a rank's process, which Ray then starts again; whoever waits for it is told that it is lost."""
+        ray.kill(self.actors[rank], no_restart=not self._life.restarts)
+        self.hurt[rank] = "it did not answer and was ended"
+
     def advance(self, epoch: int) -> None:
         """Begin a gang epoch, which several groups may share: calls of older ones are refused by the ranks from now on.
 

@@ -96,6 +96,27 @@ class GroupFuture:
             ]
         return self._counts
 
+    def row_counts(self) -> list[int]:
+        """Rows of each rank's result, of a call that has settled. Raises as `get`."""
+        try:
+            return ray.get(self.counts(), timeout=_COUNT_S)
+        except GetTimeoutError:
+            raise self.late(_COUNT_S) from None
+        except (RayActorError, RayTaskError) as error:
+            raise translated(error, self.role, -1, self.method) from None
+
+    def end_late(self) -> list[int]:
+        """End the processes of ranks that have not answered, where their group restarts; they are asked again as lost ones
+        are. The ranks."""
+        late = self._pending()
+        for rank in late:
+            self._hosts.restart(rank)
+        return late
+
+    def fill(self, rank: int, other: GroupFuture) -> None:
+        """Take another call's result for a rank."""
+        self.refs[rank], self._counts = other.refs[rank], None
+
     def late_or_done(self) -> bool:
         """Whether every rank has answered, or the call's own deadline is over."""
         return self._left(None) <= 0 or self.done()

@@ -79,6 +79,10 @@ class WorkerGroup:
         self.__dict__[name] = call
         return call
 
+    def offers(self, name: str) -> bool:
+        """Whether the group's class has a group method of that name."""
+        return hasattr(getattr(self._cls, name, None), "__nonet_method__")
+
     def stop(self) -> None:
         """End the group's processes."""
         self.hosts.stop()

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nonet.controller.groups.handles import Prompts, RewardHandles, RolloutHandle
+from nonet.controller.groups.handles import Prompts, RolloutHandle
+from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.deadlines import Deadlines
 from nonet.errors import DeadlineExceeded
 
@@ -28,6 +29,9 @@ class Future:
     def counts(self):
         return []
 
+    def row_counts(self):
+        return [0]
+
     def settle(self, timeout_s=None):
         self._log.append(f"wait for {self.name}")
         limit = timeout_s if timeout_s is not None else self._limit
@@ -40,9 +44,12 @@ class Group:
     def __init__(self, name, log, late=False):
         self._name, self._log, self._late = name, log, late
 
-    def score(self, beams, retries=0):
+    def score(self, beams, strict, retries=0):
         self._log.append(f"ask {self._name}")
         return Future(self._name, self._log, self._late)
+
+    def troubles(self, scores):
+        return Future(f"troubles of {self._name}", self._log)
 
 
 def rewards(log, late=False):
@@ -58,8 +65,8 @@ def test_rewards_are_asked_before_the_beams_are_there_and_their_time_counts_from
         "ask price",
         "rollout.generate has 50 s from now",
         "wait for rollout.generate",
-        "hit has 60 s from now",
-        "price has 1.5 s from now",
+        "hit has 65 s from now",  # five above its own, which a rank keeps by itself
+        "price has 6.5 s from now",
         "wait for hit",
         "wait for price",
     ]
@@ -72,7 +79,7 @@ def test_a_slow_rollout_is_named_as_the_rollout():
 
 def test_a_reward_that_is_late_is_named_with_its_own_time():
     with pytest.raises(DeadlineExceeded, match=r"reward 'price' has not answered within 1\.5 s"):
-        rewards([], late=True).score(Future("rollout.generate", []))  # type: ignore[arg-type]
+        rewards([], late=True).score(Future("rollout.generate", []), strict=True)  # type: ignore[arg-type]
 
 
 def test_beams_are_as_wide_as_their_stage_says():

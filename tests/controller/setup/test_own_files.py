@@ -45,7 +45,7 @@ def scores(run: RunFolder, scenario: Scenario) -> list[float]:
 
     found = []
     for spec in (spec for name, spec in role_specs(scenario, run, None).items() if ".reward." in name):
-        name, use, folder, options, _ = spec.args
+        name, use, folder, options, *_ = spec.args
         reward = load_reward(use, Path(folder), options, name=name)
         found.append(float(reward.function(np.zeros(1))[0]))
     return found

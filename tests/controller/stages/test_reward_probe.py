@@ -9,7 +9,8 @@ import pytest
 from local_groups import LocalGroup
 from tests_ring import make_ring
 
-from nonet.controller.groups.handles import RewardHandles, RolloutHandle
+from nonet.controller.groups.handles import RolloutHandle
+from nonet.controller.groups.reward_handles import RewardHandles
 from nonet.controller.report import _rewards
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup

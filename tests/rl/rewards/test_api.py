@@ -13,6 +13,7 @@ import torch
 
 from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.api import (
+    SHIPPED,
     Reward,
     as_reward,
     check_options,
@@ -161,13 +162,19 @@ def test_a_changed_file_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        ("hitt", "no reward 'hitt' is shipped; did you mean 'hit' (of hit, rank, ctr)"),
-        ("unheard", "no reward 'unheard' is shipped; there are: hit, rank, ctr"),
         (
-            "actor://pricing/margin",
-            "actor:// is not supported yet. Use a shipped name (hit, rank, ctr), file.py",
+            "hitt",
+            f"no reward 'hitt' is shipped; did you mean 'hit' (of {', '.join(SHIPPED)})",
         ),
-        ("http://host/score", "http:// is not supported yet"),
+        (
+            "unheard",
+            f"no reward 'unheard' is shipped; there are: {', '.join(SHIPPED)}",
+        ),
+        ("actor://pricing", "wanted actor://namespace/name"),
+        (
+            "ftp://host/score",
+            "no reward is reached by ftp://; there are http://, https:// and actor://",
+        ),
         ("missing.py", "(missing.py): there is no file"),
         ("mine.py", "(mine.py): it defines 2 rewards (first, Second). Say which: file.py:first"),
         ("mine.py:third", "no 'third' in it; its rewards are: first, Second"),

@@ -1,0 +1,162 @@
+"""Steering: rewards attached, detached and set while an RL stage goes on, each at a boundary between two steps.
+
+What was taken is taken again at the same step when the run is resumed. What cannot be done is refused with a reason, and the
+run goes on as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from nonet.controller.groups import Prompts, RewardHandles
+from nonet.controller.record import Commands
+from nonet.controller.scenario import RewardOptions
+from nonet.controller.session.objectives import Objectives
+from nonet.errors import ConfigError, NonetError
+from nonet.plugins import file_of
+from nonet.suggest import suggestion
+
+if TYPE_CHECKING:
+    from nonet.controller.session.session import Session
+
+_PATH = re.compile(r"^stages\.([A-Za-z_][\w\-]*)\.rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
+_FEW = 8  # prompts that a reward is tried on before it counts
+
+
+class Steering:
+    """The commands of one RL stage of a session."""
+
+    def __init__(self, session: Session, stage: str, objectives: Objectives):
+        self._session, self._stage, self._objectives = session, stage, objectives
+        self._commands = Commands(session.run)
+        self._known = self._commands.taken()
+        self._again = [each for each in self._known if each.get("stage") == stage and "refused" not in each]
+
+    def replay(self, step: int) -> None:
+        """Take again what was taken at this step or before."""
+        while self._again and self._again[0]["step"] <= step:
+            command = self._again.pop(0)
+            self._do(command)
+            self._session.told(f"taken again: {command['text']}")
+
+    def at(self, step: int) -> None:
+        """Take what was taken at this step or before, then what waits."""
+        self.replay(step)
+        noted = {each["id"]: each for each in self._known}
+        for command in self._commands.waiting():
+            if before := noted.get(command["id"]):  # its answer was lost
+                self._commands.reply(command["id"], "taken", before.get("text", ""))
+                continue
+            self._try(command, step)
+
+    def _try(self, command: dict[str, Any], step: int) -> None:
+        if command.get("stage") not in (None, self._stage):
+            return self._refuse_or_wait(command)
+        try:
+            text = self._do(command)
+        except (NonetError, ValidationError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            return self._refuse(command, " ".join(why.split()))
+        text = f"{text}, from step {step} of {self._stage} on"
+        self._commands.take(command, self._stage, step, text)
+        self._session.told(text)
+        return None
+
+    def _refuse_or_wait(self, command: dict[str, Any]) -> None:
+        """A command of a stage to come waits; one of a stage that is over, or is none, is refused."""
+        stages = list(self._session.stages)
+        asked = command["stage"]
+        if asked not in stages:
+            self._refuse(
+                command,
+                f"there is no stage {asked!r}{suggestion(asked, stages)}; stages: {', '.join(stages)}",
+            )
+        elif not self._session.stages[asked].rolls_out:
+            self._refuse(command, f"stage {asked!r} has no rewards")
+        elif stages.index(asked) < stages.index(self._stage):
+            self._refuse(command, f"stage {asked!r} is over")
+
+    def _refuse(self, command: dict[str, Any], why: str) -> None:
+        self._commands.refuse(command, why)
+        self._session.told(f"refused: {command['verb']} {command.get('name', '')}: {why}")
+
+    def _do(self, command: dict[str, Any]) -> str:
+        """Carry a command out; what it did. Raises NonetError where it cannot be done."""
+        verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
+        if verb is None:
+            raise ConfigError(f"there is no command {command['verb']!r}; commands: attach, detach, set")
+        return verb(command)
+
+    def _attach(self, command: dict[str, Any]) -> str:
+        name = command["name"]
+        if name in self._objectives.rewards:
+            raise ConfigError(f"there is a reward {name!r} already; detach it first, or give another --name")
+        self._check_copy(command)
+        options = RewardOptions.model_validate(command["options"])
+        rewards = self._session.reward
+        group = self._session.groups.start_reward(self._stage, name, options)
+        try:
+            self._rehearse(name, group, options)
+        except NonetError:
+            self._session.groups.stop_reward(self._stage, name)
+            raise
+        rewards.add(name, group, options.timeout_s)
+        self._objectives.put(name, options)
+        return f"attached reward {name!r} ({command['original']}) with weight {_shown(options.weight)}"
+
+    def _check_copy(self, command: dict[str, Any]) -> None:
+        """Raise ConfigError where the run's copy of a reward's file is not what was attached."""
+        file = file_of(command["options"].get("use"))
+        if file is None:
+            return
+        place = self._session.run.sources / file
+        if not place.is_file() or hashlib.sha256(place.read_bytes()).hexdigest() != command["sha256"]:
+            raise ConfigError(f"{place}, the run's copy of {command['original']}, is gone or was changed")
+
+    def _rehearse(self, name: str, group: Any, options: RewardOptions) -> None:
+        """Have a new reward score a few beams. Raises what is wrong with it."""
+        session = self._session
+        users, positions = session.rollout.group.heldout_prompts(_FEW).get(session.deadlines.step)
+        few = Prompts(self._stage, 0, 0, users, positions, served=True)
+        tried = RewardHandles(
+            {name: group}, {name: options.timeout_s}, self._stage, deadlines=session.deadlines
+        )
+        tried.score(session.rollout.generate(few), strict=True)
+
+    def _detach(self, command: dict[str, Any]) -> str:
+        name = self._named(command["name"])
+        if len(self._objectives.rewards) == 1:
+            raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
+        self._objectives.remove(name)
+        self._session.reward.remove(name)
+        self._session.groups.stop_reward(self._stage, name)
+        return f"detached reward {name!r}"
+
+    def _set(self, command: dict[str, Any]) -> str:
+        match = _PATH.match(command["name"])
+        if match is None or match[1] != self._stage:
+            raise ConfigError(
+                f"{command['name']}: while a run goes on, stages.{self._stage}.rewards.<name>.weight and .at_least can be set"
+            )
+        name, key = self._named(match[2]), match[3]
+        before = self._objectives.rewards[name]
+        kept = {field: getattr(before, field) for field in before.model_fields_set} | before.options()
+        after = RewardOptions.model_validate(kept | {key: command["value"]})
+        self._objectives.put(name, after)
+        return f"set {command['name']} from {_shown(getattr(before, key))} to {_shown(getattr(after, key))}"
+
+    def _named(self, name: str) -> str:
+        there = list(self._objectives.rewards)
+        if name not in there:
+            raise ConfigError(
+                f"there is no reward {name!r}{suggestion(name, there)}; rewards: {', '.join(there)}"
+            )
+        return name
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float | int) else str(value)

@@ -1,0 +1,203 @@
+"""A reward tried on a few users of a scenario's data, without Ray, a model or a run (`nonet reward test`).
+
+The lists are a stand-in for a model's beams: what the user took next, what often followed the last items, popular items, and
+some drawn by the seed, with codes that are not the tokenizer's. Scores are the reward's own; shares and correlations are as
+rough as the lists.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.controller.scenario import RewardOptions
+from nonet.controller.setup import data_setup, reward_options
+from nonet.deploy.run import ScenarioFile
+from nonet.errors import ConfigError, NonetError
+from nonet.models.generation import as_array
+from nonet.random import rng
+from nonet.rl import join
+from nonet.rl.rewards import Reward, RunData, Trial, load_reward, set_up, tried
+from nonet.samples.batches import event_at, rl_events, seen
+from nonet.samples.sequences import Sequences, Transitions
+from nonet.types import Jagged, Rollouts
+
+_WIDTH, _LEVELS = 16, 3
+_SHOWN = 4  # beams of a user that a person sees
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial, titles of its items [U, W], and rewards of the scenario that it was not compared with: (name, why)."""
+
+    trial: Trial
+    titles: np.ndarray
+    left_out: list[tuple[str, str]]
+
+
+def try_reward(source: ScenarioFile, use: str, weight: float, options: dict[str, Any], users: int) -> Tried:
+    """A reward beside those of the scenario, on that many of its RL users. Raises ConfigError, DataError."""
+    seq, items = data_setup(source.scenario, source.folder).build()
+    run = _Run(seq, items)
+    beams = _beams(run, users, source.scenario.seed)
+    name = use.rpartition(":")[2].rpartition("/")[2].removesuffix(".py")
+    rewards: dict[str, Reward] = {name: _ready(name, use, Path.cwd(), options, run)}
+    weights, left_out = {name: weight}, []
+    for _, other, each in reward_options(source.scenario):
+        if other == name:
+            continue
+        try:
+            rewards[other] = _ready(other, each.use or other, source.folder, each.options(), run)
+            weights[other] = each.weight_at(0)
+        except NonetError as error:
+            left_out.append((other, str(error)))
+    columns = {column for reward in rewards.values() for column in reward.columns}
+    beams = join(beams, {column: run.column(column) for column in columns if column in items.column_names})
+    missing = [column for column in rewards[name].columns if column not in items.column_names]
+    if missing:
+        raise ConfigError(
+            f"reward {name!r} asks for the column {missing[0]!r}; items have {', '.join(items.column_names)}"
+        )
+    title = run.column("title") if "title" in items.column_names else run.item_id.astype(np.str_)
+    shown = np.where(beams.item >= 0, title[np.maximum(beams.item, 0)], "")
+    return Tried(tried(name, rewards, weights, beams), shown, left_out)
+
+
+def trial_facts(found: Tried) -> dict[str, Any]:
+    """The same as plain data."""
+    trial = found.trial
+    others = [name for name in trial.scores if name != trial.name]
+    return {
+        "reward": trial.name,
+        "users": [str(user) for user in trial.rollouts.user_id],
+        "scores": np.where(np.isfinite(trial.scores[trial.name]), trial.scores[trial.name], 0).tolist(),
+        "flat_groups": len(trial.flat),
+        "share": trial.share(trial.name),
+        "decides": trial.decides(),
+        "correlation": {name: None if math.isnan(c := trial.correlation(name)) else c for name in others},
+        "seconds": trial.seconds,
+        "troubles": [{"user": each.user, "why": each.why} for each in trial.troubles],
+    }
+
+
+def trial_text(found: Tried) -> str:
+    """What a person reads."""
+    trial = found.trial
+    users, width = trial.rollouts.valid.shape
+    lines = [f"{trial.name} on {users} users, {width} items each (stand-ins for a model's beams)", ""]
+    for user in range(users):
+        scored = trial.scores[trial.name][user]
+        order = np.argsort(-np.where(trial.rollouts.valid[user], scored, -np.inf), kind="stable")[:_SHOWN]
+        shown = " · ".join(f"{found.titles[user, beam]} {scored[beam]:.4g}" for beam in order)
+        lines.append(f"  {trial.rollouts.user_id[user]}: {shown}")
+    lines += ["", f"one call: {1e3 * trial.seconds:.1f} ms"]
+    flat = trial.flat
+    lines.append(
+        f"groups whose items all score the same: {len(flat)} of {users}, which teach nothing"
+        if flat
+        else "every group has a spread"
+    )
+    others = [name for name in trial.scores if name != trial.name]
+    for name in others:
+        lines.append(f"correlation with {name}, inside groups: {trial.correlation(name):+.2f}")
+    if others:
+        lines.append(
+            f"share of the weighted spread: {trial.share(trial.name):.0%} (weight {trial.weights[trial.name]:g}); it changes the "
+            f"best item in {trial.decides()} of {users} groups"
+        )
+        if trial.share(trial.name) > 0.8:
+            lines.append("it drowns the other rewards: lower its weight, or set algorithm.normalise: gdpo")
+    lines += [f"not compared with {name}: {why}" for name, why in found.left_out]
+    if trial.troubles:
+        first = trial.troubles[0]
+        lines.append(f"no score for {len(trial.troubles)} of {users} users: {first.why}")
+    return "\n".join(lines)
+
+
+class _Run(RunData):
+    """What a run would know, of data that were never tokenised."""
+
+    def __init__(self, seq: Sequences, items: pa.Table):
+        self.seq = seq
+        self.__dict__["items"] = items
+        self.folders = {}
+
+    @property
+    def sid(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Codes [I, L] that tell items apart, and mean nothing."""
+        count = self.items.num_rows
+        base = max(2, math.ceil(count ** (1 / _LEVELS)))
+        return np.stack(
+            [np.arange(count) // base**level % base for level in reversed(range(_LEVELS))], 1
+        ).astype(np.int32)
+
+    @property
+    def transitions(self) -> Transitions:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Counted here."""
+        if "_pairs" not in self.__dict__:
+            self.__dict__["_pairs"] = Transitions.fit(self.seq, self.items.num_rows)
+        return self.__dict__["_pairs"]
+
+    def column(self, name: str) -> np.ndarray:
+        return as_array(self.items[name]) if name in self.items.column_names else super().column(name)
+
+
+def _ready(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
+    general = RewardOptions(**options)
+    reward = load_reward(use, folder, general.options(), name=name)
+    reward.timeout_s = general.timeout_s
+    set_up(reward, name)
+    reward.open(run)
+    return reward
+
+
+def _beams(run: _Run, users: int, seed: int) -> Rollouts:
+    """Rollouts of the newest RL event of some users, the likeliest item first. Raises ConfigError where there are none."""
+    seq, count = run.seq, run.items.num_rows
+    events = rl_events(seq)
+    if not len(events):
+        raise ConfigError("the scenario holds no events out for RL: set data.split.rl, e.g. rl: 5")
+    rows = np.unique(seq.user_of(events))
+    draw = rng(seed, "reward test")
+    rows = np.sort(draw.choice(rows, min(users, len(rows)), replace=False))
+    last = np.array([events[seq.user_of(events) == row][-1] for row in rows])
+    positions = last - seq.offsets[rows]
+    at = event_at(seq, rows, positions)
+    history = seen(seq, rows, positions)
+    popular = np.argsort(-np.bincount(seq.item, minlength=count), kind="stable")[: 4 * _WIDTH]
+    pairs, width = run.transitions, min(_WIDTH, count)
+    item = np.full((len(rows), width), -1, np.int64)
+    for user in range(len(rows)):
+        past = history[user]
+        near = [np.asarray(pairs.item[pairs.row[x] : pairs.row[x + 1]])[:3] for x in past[-3:]]
+        known = np.concatenate(
+            [*near, seq.item[at[user : user + 1]], popular, draw.permutation(count)[: 4 * _WIDTH]]
+        )
+        chosen = list(dict.fromkeys(int(x) for x in known if x not in set(past.tolist())))
+        few = draw.permutation(chosen[: 2 * width])[:width]
+        if seq.item[at[user]] not in few and len(few):
+            few[draw.integers(len(few))] = seq.item[at[user]]
+        item[user, : len(few)] = few
+    ids = run.item_id
+    return Rollouts(
+        uid=np.array([f"test/0/{row}" for row in rows], np.str_),
+        user_id=np.asarray(seq.user_id[rows]),
+        item_id=np.where(item >= 0, ids[np.maximum(item, 0)], "" if ids.dtype.kind == "U" else -1),
+        item=item,
+        sid=run.sid[np.maximum(item, 0)],
+        logp=np.repeat(-np.log(np.arange(width) + 2.0)[None, :, None] / _LEVELS, _LEVELS, 2)
+        .astype(np.float32)
+        .repeat(len(rows), 0),
+        valid=item >= 0,
+        target=Jagged(ids[seq.item[at]], np.arange(len(rows) + 1)),
+        history=Jagged(ids[history.values], history.offsets),
+        scene=np.zeros(len(rows), np.int64),
+        weights_version=0,
+        catalogue_version="",
+        step=0,
+    )

@@ -1,0 +1,98 @@
+"""Steer a run while it goes on: attach and detach rewards, set their weights and floors.
+
+A command goes into the run's queue (`nonet.controller.record.Commands`); the run takes it between two RL steps, or refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nonet.atomic import make_folder, write_whole
+from nonet.controller.record import Commands, RunFolder, claim, find_run
+from nonet.errors import ConfigError
+from nonet.plugins import file_of
+from nonet.rl.rewards import check_options, find_reward
+
+_LOOK_S = 0.1
+
+
+def attach(
+    run: str | Path,
+    use: str,
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+    stage: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[RunFolder, str]:
+    """Ask a run for one more reward; (run, id of the command). `use` as in a scenario, a file relative to here; `options`: its
+    keyword arguments and those of every reward. Raises ConfigError where that is wrong already."""
+    folder = _going_on(run)
+    from nonet.controller.scenario import RewardOptions
+
+    made = RewardOptions(use=use, weight=weight, **(options or {}))
+    target = find_reward(use, Path.cwd(), name=name)
+    check_options(target, made.options(), name=name)
+    kept, digest = _kept(folder, use)
+    title = name or _title(use, target)
+    body = made.model_dump(exclude_unset=True) | {"use": kept}
+    return folder, Commands(folder).ask(
+        verb="attach", name=title, stage=stage, options=body, original=use, sha256=digest
+    )
+
+
+def detach(run: str | Path, name: str, *, stage: str | None = None) -> tuple[RunFolder, str]:
+    """Ask a run to go on without a reward; (run, id of the command)."""
+    folder = _going_on(run)
+    return folder, Commands(folder).ask(verb="detach", name=name, stage=stage)
+
+
+def set_value(run: str | Path, path: str, value: Any) -> tuple[RunFolder, str]:
+    """Ask a run to change a weight or a floor, by its path in the scenario; (run, id of the command)."""
+    folder, parts = _going_on(run), path.split(".")
+    stage = parts[1] if len(parts) > 2 and parts[0] == "stages" else None
+    return folder, Commands(folder).ask(verb="set", name=path, stage=stage, value=value)
+
+
+def wait(folder: RunFolder, command: str, timeout_s: float) -> dict[str, Any] | None:
+    """The run's answer, None where it has not come within so long: the command stays in the queue."""
+    deadline = time.monotonic() + timeout_s
+    while (answer := Commands(folder).answer(command)) is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return answer
+
+
+def _going_on(run: str | Path) -> RunFolder:
+    """The folder of a run under way. Raises ConfigError where it is over, or nobody runs it."""
+    folder = find_run(run)
+    if folder.report.exists():
+        raise ConfigError(f"{folder.id} is over; start a run with the reward in its scenario")
+    try:
+        claim(folder).close()
+    except ConfigError:
+        return folder  # somebody holds it: it goes on
+    raise ConfigError(f"{folder.id} does not go on now; go on with: nonet resume {folder.id}")
+
+
+def _kept(folder: RunFolder, use: str) -> tuple[str, str]:
+    """`use` by the run's own copy of its file, and that one's sha256; what names no file stays as it is."""
+    file = file_of(use)
+    if file is None:
+        return use, ""
+    content = Path(file).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    place = folder.sources / f"attached-{digest[:12]}" / Path(file).name
+    make_folder(place.parent)
+    write_whole(place, content)
+    return f"{place.relative_to(folder.sources)}{use.removeprefix(file)}", digest
+
+
+def _title(use: str, target: Any) -> str:
+    """What a reward is called where nobody says: its function's or class's name, of an address its last part."""
+    if "://" in use:
+        return use.rstrip("/").rpartition("/")[2].partition("?")[0].replace(".", "_") or "reward"
+    return getattr(target, "__name__", type(target).__name__)

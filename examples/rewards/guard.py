@@ -1,0 +1,24 @@
+"""Between rollout and rewards: a worker that takes beams out, here items that hardly anybody has tried.
+
+between: [{use: guard.py:Known, least: 5}]
+"""
+
+import numpy as np
+import pyarrow.parquet as pq
+
+import nonet
+
+
+class Known(nonet.DistributeWorker):
+    def __init__(self, least: int = 5):
+        self.least = least
+
+    @nonet.method(folders=nonet.Replicate)
+    def open(self, folders):
+        items = pq.read_table(f"{folders['sequences']}/items.parquet")
+        self.known = items["events"].to_numpy() >= self.least
+
+    @nonet.method(collect="concat", rollouts=nonet.Shard)
+    def apply(self, rollouts):
+        known = self.known[np.maximum(rollouts["item"], 0)]
+        return {**rollouts, "valid": rollouts["valid"] & known}

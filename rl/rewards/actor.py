@@ -1,0 +1,58 @@
+"""ActorReward: scores of a Ray actor that somebody else runs, `use: actor://namespace/name[/method]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from nonet.errors import ConfigError, DataError
+from nonet.rl.rewards.api import Reward
+from nonet.rl.rewards.remote import message
+from nonet.types import Rollouts
+
+
+class ActorReward(Reward):
+    """Asks a Ray actor that somebody else runs. columns: of the items, sent along."""
+
+    url: ClassVar[str] = ""
+
+    def __init__(self, columns: Sequence[str] = ()):
+        self.columns = list(columns)
+        self._namespace, self._name, self._method = actor_parts(self.url)
+
+    def setup(self) -> None:
+        """Find the actor. Raises ConfigError where nobody runs it, or it has no such method."""
+        import ray
+
+        try:
+            actor = ray.get_actor(self._name, namespace=self._namespace)
+        except ValueError:
+            raise ConfigError(
+                f"{self.url}: no actor {self._name!r} runs in the namespace {self._namespace!r} of this Ray cluster; start it "
+                "first, named and detached"
+            ) from None
+        self._ask: Any = getattr(actor, self._method, None)
+        if self._ask is None:
+            raise ConfigError(f"{self.url}: the actor has no method {self._method!r}")
+
+    def score(self, r: Rollouts) -> Any:
+        import ray
+        from ray.exceptions import GetTimeoutError, RayActorError
+
+        try:
+            return ray.get(self._ask.remote(message(r, self.columns)), timeout=self.timeout_s)
+        except GetTimeoutError:
+            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+        except RayActorError as error:
+            raise DataError(f"{self.url} died: {' '.join(str(error).split())}") from None
+
+
+def actor_parts(url: str, title: str = "") -> tuple[str, str, str]:
+    """(namespace, name, method) of actor://namespace/name[/method]."""
+    namespace, _, rest = url.partition("://")[2].partition("/")
+    name, _, method = rest.partition("/")
+    if not namespace or not name:
+        raise ConfigError(
+            f"{title or url!r}: wanted actor://namespace/name, or actor://namespace/name/method"
+        )
+    return namespace, name, method or "score"

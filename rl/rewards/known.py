@@ -1,0 +1,77 @@
+"""What a run knows of its items, for rewards that need more than columns; opened when first asked for, without torch.
+
+    class Near(nonet.Reward):
+        def open(self, run):                 # once in each actor, before the first beams
+            self.sid = run.sid               # [I, L]
+
+A dense item index of `Rollouts.item` is a row of everything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nonet.errors import ConfigError
+from nonet.models.generation import as_array, read_items
+from nonet.samples.sequences import Transitions
+
+# Shapes: I items, L levels.
+
+
+class RunData:
+    """Items of a run, from its artifacts' folders by kind."""
+
+    def __init__(self, folders: Mapping[str, str]):
+        self.folders = dict(folders)
+
+    @cached_property
+    def items(self) -> pa.Table:
+        """The item table, a row each."""
+        return read_items(self.folders)
+
+    @cached_property
+    def item_id(self) -> np.ndarray:
+        """Original item ids [I]."""
+        return self.column("item_id")
+
+    @cached_property
+    def sid(self) -> np.ndarray:
+        """Semantic ids [I, L] int32."""
+        table = pq.read_table(Path(self.folders["sids"]) / "sids.parquet")
+        return np.stack(
+            [table[name].to_numpy() for name in table.column_names if name != "item"], axis=1
+        ).astype(np.int32)
+
+    @cached_property
+    def transitions(self) -> Transitions:
+        """How often items came soon after others in training."""
+        return Transitions.load(Path(self.folders["transitions"]))
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the items [I]; text as fixed-width unicode, lists joined by "|". Raises ConfigError."""
+        if name not in self.items.column_names:
+            raise ConfigError(
+                f"items have no column {name!r}; there are {', '.join(self.items.column_names)}"
+            )
+        return as_array(self.items[name])
+
+    def index(self, ids: np.ndarray) -> np.ndarray:
+        """Dense indices of original item ids, of any shape; -1 for an id that is no item."""
+        return places(self.item_id, ids)
+
+
+def places(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Where each id stands among the known ones, -1 where it is not; ids of another kind are not there."""
+    ids = np.asarray(ids)
+    if (known.dtype.kind == "U") != (ids.dtype.kind in "UO") or not len(known):
+        return np.full(ids.shape, -1, np.int64)
+    ids = ids.astype(np.str_) if ids.dtype == object else ids
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
+    return np.where(known[order[at]] == ids, order[at], -1)

@@ -1,0 +1,123 @@
+"""Rewards that live elsewhere: behind an address, or in a Ray actor that already runs.
+
+    rewards:
+      fresh: {use: "http://scores:8080/fresh", columns: [price], token: FRESH_TOKEN}
+      margin: {use: actor://pricing/margin, columns: [price]}
+
+Both are sent one message: `uid`, `user_id`, `scene` [U], `item_id`, `valid`, `logp` [U, W] (of whole items, nats), `history`
+and `target` (a list a user), `step`, and `columns` by name. They answer scores [U, W]: a server as JSON, `{"scores": [[...]]}`;
+an actor from its method `score` (or the one in `actor://namespace/name/method`), as anything a reward may return. A prompt that
+is asked again has the same `uid`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nonet.errors import ConfigError, DataError
+from nonet.rl.rewards.api import Reward
+from nonet.types import Jagged, Rollouts
+
+SCHEMES = ("http", "https", "actor")
+_SHOWN = 120  # characters of an answer that an error shows
+
+
+class HttpReward(Reward):
+    """Asks a server by POST. columns: of the items, sent along; token: the environment variable with a bearer token."""
+
+    url: ClassVar[str] = ""
+
+    def __init__(self, columns: Sequence[str] = (), token: str | None = None):
+        self.columns, self._token = list(columns), token
+        if token is not None and not os.environ.get(token):
+            raise ConfigError(f"{self.url}: token: the environment has no {token} in the reward's process")
+
+    def score(self, r: Rollouts) -> Any:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {os.environ[self._token]}"
+        body = json.dumps(_listed(message(r, self.columns))).encode()
+        request = urllib.request.Request(self.url, body, headers, method="POST")
+        return _scores(self.url, self._answer(request))
+
+    def _answer(self, request: urllib.request.Request) -> bytes:
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+                return response.read()
+        except urllib.error.HTTPError as error:
+            raise DataError(f"{self.url} answered {error.code}: {_short(error.read())}") from None
+        except TimeoutError:
+            raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+        except OSError as error:
+            why = getattr(error, "reason", error)
+            late = isinstance(why, TimeoutError)
+            text = f"has not answered within {self.timeout_s:g} s" if late else f"cannot be asked: {why}"
+            raise DataError(f"{self.url} {text}") from None
+
+
+def reward_at(use: str, title: str) -> type[Reward]:
+    """The class of rewards at an address. Raises ConfigError."""
+    scheme = use.partition("://")[0]
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"{title}: no reward is reached by {scheme}://; there are http://, https:// and actor://namespace/name"
+        )
+    if scheme == "actor":
+        from nonet.rl.rewards.actor import ActorReward, actor_parts
+
+        actor_parts(use, title)
+        return type("ActorReward", (ActorReward,), {"url": use})
+    return type("HttpReward", (HttpReward,), {"url": use})
+
+
+def message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
+    """What is sent of rollouts: arrays with a row a user; ragged ones as a list of arrays."""
+    parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
+    sent: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
+    sent["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
+    sent |= {name: _rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
+    return sent | {"step": r.step, "columns": {name: r[name] for name in columns}}
+
+
+def _rows(ragged: Jagged) -> list[np.ndarray]:
+    return [np.asarray(ragged[user]) for user in range(len(ragged))]
+
+
+def _listed(value: Any) -> Any:
+    """The same as JSON has it; what is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: _listed(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_listed(part) for part in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        return np.where(np.isfinite(value), value, None).tolist()  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return value.tolist()
+
+
+def _scores(url: str, body: bytes) -> Any:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        raise DataError(f"{url} answered no JSON: {_short(body)}") from None
+    if isinstance(answer, dict):
+        if "scores" not in answer:
+            raise DataError(f"{url} answered without `scores`: {_short(body)}")
+        answer = answer["scores"]
+    try:
+        return np.array(answer, np.float64)  # null reads NaN
+    except (TypeError, ValueError):
+        raise DataError(f"{url} answered scores that are no numbers [users, beams]: {_short(body)}") from None
+
+
+def _short(body: bytes) -> str:
+    text = " ".join(body[: 4 * _SHOWN].decode("utf-8", "replace").split())
+    return repr(text[:_SHOWN] + ("..." if len(text) > _SHOWN else ""))

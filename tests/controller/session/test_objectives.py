@@ -1,0 +1,57 @@
+"""What rewards count: ramps, floors and what is put in between; a floor's multiplier finds the weight that holds it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nonet.controller.scenario.replaceable import Ramp, RewardOptions
+from nonet.controller.session.objectives import Objectives
+
+
+def test_a_ramp_is_a_straight_line_and_stays_at_its_end():
+    ramp = Ramp(start=1.0, end=0.0, steps=4, after=2)
+    assert [ramp.at(step) for step in (0, 2, 3, 6, 100)] == [1.0, 1.0, 0.75, 0.0, 0.0]
+    objectives = Objectives({"a": RewardOptions(weight=ramp), "b": RewardOptions(weight=2.0)})
+    assert objectives.weights(3) == {"a": 0.75, "b": 2.0}
+    assert objectives.learn(3, {"reward.a": 1.0}) == {"weight.a": 0.75}
+
+
+def test_a_floor_that_is_missed_counts_more_each_step_and_never_below_zero():
+    objectives = Objectives({"a": RewardOptions(weight=1.0), "b": RewardOptions(weight=0.0, at_least=0.5)})
+    seen = []
+    for step in range(3):
+        seen.append(objectives.weights(step)["b"])
+        objectives.learn(step, {"reward.a": 1.0, "reward.b": 0.25})
+    assert seen == pytest.approx([0.0, 0.55, 0.6])
+    for step in range(100):
+        objectives.learn(step, {"reward.b": 5.0})
+    assert objectives.multipliers() == {"b": 0.0}
+
+
+def test_what_is_restored_goes_on_as_it_was():
+    rewards = {"b": RewardOptions(at_least=0.5)}
+    one, other = Objectives(rewards), Objectives(rewards)
+    one.learn(0, {"reward.b": 0.1})
+    other.restore(one.state())
+    assert other.weights(1) == one.weights(1)
+    assert Objectives({"a": RewardOptions()}).state() == {}
+
+
+def test_the_multiplier_finds_the_weight_that_holds_the_floor():
+    """Two rewards of one policy over three items: the second only rises where the first falls."""
+    a, b = np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.6, 1.0])
+    objectives, logits = (
+        Objectives({"a": RewardOptions(), "b": RewardOptions(weight=0.0, at_least=0.5)}),
+        np.zeros(3),
+    )
+    means = []
+    for step in range(3000):
+        p = np.exp(logits - logits.max())
+        p /= p.sum()
+        weights = objectives.weights(step)
+        means.append(float(p @ b))
+        objectives.learn(step, {"reward.a": float(p @ a), "reward.b": means[-1]})
+        value = weights["a"] * a + weights["b"] * b
+        logits += 0.3 * p * (value - p @ value)
+    assert np.mean(means[-600:]) == pytest.approx(0.5, abs=0.01)
