@@ -17,8 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from nonet.models import Muon
-from nonet.models.muon import orthogonal
+from nonet.models import Muon, orthogonal
 from nonet.workers import host_copy
 from nonet.workers.devices import tensors_of
 from nonet.workers.engines._ddp import Ddp, write_dense
