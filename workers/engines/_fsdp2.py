@@ -68,7 +68,7 @@ class Fsdp2(Ddp):
         squares = sum(float((own.grad.double() ** 2).sum()) for own in self._own if own.grad is not None)
         norm = math.sqrt(self.member.total(squares)[0])
         cut = min(1.0, self.learning.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ does
-        torch._foreach_mul_([own.grad for own in self._own], cut)
+        torch._foreach_mul_([own.grad for own in self._own if own.grad is not None], cut)
         return norm
 
     @torch.no_grad()
