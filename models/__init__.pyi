@@ -1,4 +1,5 @@
 from .muon import Muon as Muon
+from .muon import orthogonal as orthogonal
 from .protocol import PromptCache as PromptCache
 from .protocol import SidModel as SidModel
 from .spec import MODELS as MODELS

@@ -73,7 +73,16 @@ ROOMS = {
     ),
     "deploy": (
         *("report", "run", "new", "doctor", "parity", "after", "tune"),
-        *("serving/access", "serving/features", "serving/offline", "serving/service", "serving", "verbs", ""),
+        *(
+            "serving/access",
+            "serving/features",
+            "serving/offline",
+            "serving/service",
+            "serving/apart",
+            "serving",
+            "verbs",
+            "",
+        ),
     ),
     "bench": ("timing", "cluster", "runs", "rl", "attention", "embedding", "samples", "serving", ""),
 }

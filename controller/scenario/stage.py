@@ -53,6 +53,17 @@ class Chunk(StrictModel):
     ] = float(CHUNK_TOKENS)
 
 
+class OptimizerOptions(StrictModel):
+    """How a stage's dense part learns."""
+
+    use: Annotated[
+        Literal["muon", "adamw"],
+        Field(description="muon for hidden matrices and AdamW for the rest, or AdamW for all"),
+    ] = "muon"
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    clip: Annotated[Rate, Field(description="the norm that gradients are cut to")] = 1.0
+
+
 class StageOptions(StrictModel):
     """What every stage has; a kind adds its own keys."""
 
@@ -60,6 +71,7 @@ class StageOptions(StrictModel):
     use: Annotated[str | None, Field(description="the kind of stage, where its keys do not tell")] = None
     chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-3
+    optimizer: OptimizerOptions = OptimizerOptions()
     roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
     _files: Files = PrivateAttr(default=HERE)
 

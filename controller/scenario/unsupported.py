@@ -55,6 +55,10 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield from _missing_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
         if getattr(stage, "target", None) and not data.source.spec.targets:
             yield f"stages.{name}.target with data.source: {data.source.use}"
+        engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
+        if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
+            wanted = " or ".join(engine.spec.optimizers)
+            yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (say optimizer: {{use: {wanted}}})"
         yield from stage.kind.unsupported(f"stages.{name}", stage)
     yield from scenario.model.spec.unsupported(scenario)
 
@@ -65,6 +69,8 @@ def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
             yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
         elif role.engine and not role.engine.spec.runs:
             yield f"{path}.{name}.engine: {role.engine.use}"
+        elif role.engine and (what := role.engine.spec.unsupported(role.engine.options())):
+            yield f"{path}.{name}.engine: {role.engine.use} with {what}"
         if not _runs(name, role):
             near = did_you_mean(name, shipped_roles())
             yield f"{path}.{name} (a role of your own says what it is: use: file.py:SPEC.{near})"

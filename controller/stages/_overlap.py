@@ -34,9 +34,8 @@ class Applied:
 
 
 Ask = Callable[[int, int, int], Future[Any]]  # (slot, group, version) -> its answer
-Train = Callable[
-    [int, Sequence[tuple[int, int]], Sequence[Any]], Future
-]  # (step, groups, answers) -> a record
+Train = Callable[[int, Sequence[tuple[int, int]], Sequence[Any]], Future[Any]]
+"""(step, groups, answers) -> a record"""
 Note = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)
 
 

@@ -1,11 +1,12 @@
 """`nonet serve RUN`: Ray, Ray Serve and the run's newest version, ready in seconds; until Ctrl-C.
 
-On one machine access, features, rows and engine are one process: one replica, no HTTP between its parts.
+Access, features, rows and engine are one process, one replica with no HTTP between its parts, unless `services:` sets them apart.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from typing import Any
 
 from nonet.controller.record import find_run
 from nonet.deploy.serving.features import artifacts_of
-from nonet.deploy.serving.settings import ServeConfig, read_config
+from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 
 APP = "nonet"
@@ -47,8 +48,14 @@ def serve_run(
 
 
 def bound(serve: Any, run: str, settings: ServeConfig, host: str) -> Any:
-    """The application: a replica that is all services."""
+    """The application: a replica that is all services, or a deployment for each. Raises ConfigError."""
     local = host in ("127.0.0.1", "localhost", "::1")
+    if settings.services is not None:
+        from nonet.deploy.serving.apart import apart
+        from nonet.deploy.serving.features import OpenRun
+
+        OpenRun.of(run).publish_newest()  # engines start from what is published
+        return apart(serve, run, settings, local, replica_environment())
 
     def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself
         return one_process(run, settings, local)
@@ -57,9 +64,25 @@ def bound(serve: Any, run: str, settings: ServeConfig, host: str) -> Any:
     return deployment.options(
         name="Nonet",
         max_ongoing_requests=4096,
-        ray_actor_options={"num_cpus": settings.cpus, "runtime_env": {"env_vars": _environment()}},
+        ray_actor_options={"num_cpus": settings.cpus, "runtime_env": {"env_vars": replica_environment()}},
         health_check_period_s=2,
     ).bind()
+
+
+def build_app(given: dict[str, Any]) -> Any:
+    """What a Serve config file names: {"run": a run's folder, "config": keys of `serve.yaml`}. Raises ConfigError."""
+    from ray import serve
+
+    settings = ServeConfig(**given.get("config", {}))
+    return bound(serve, given["run"], settings, "0.0.0.0")
+
+
+def manifest_of(path: Path, run: str, config: Path | None, image: str | None) -> Path:
+    """Write the manifest of a run on Kubernetes. Raises ConfigError."""
+    from nonet.deploy.serving.apart import write_manifest
+
+    settings = read_config(config)
+    return write_manifest(path, run, settings.model_dump(exclude_defaults=True), image)
 
 
 def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
@@ -96,7 +119,8 @@ def _deploy(serve: Any, app: Any) -> None:
         raise PlacementError(words[-1].strip() if words else str(error)) from None
 
 
-def _environment() -> dict[str, str]:
+def replica_environment() -> dict[str, str]:
+    """What every replica has in its environment."""
     token = os.environ.get("NONET_TOKEN")
     return {"OMP_NUM_THREADS": "1"} | ({"NONET_TOKEN": token} if token else {})
 
@@ -113,7 +137,7 @@ def _start(settings: ServeConfig, host: str, port: int) -> Any:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
         own = {
-            "num_cpus": max(2, settings.cpus + 1),
+            "num_cpus": max(2, math.ceil(settings.all_cpus() + 1)),
             "include_dashboard": False,
             "object_store_memory": 100 << 20,
         }

@@ -21,10 +21,22 @@ def serve(
         Path | None,
         typer.Option(help="Only write Grafana's dashboard and Prometheus' rules into this folder."),
     ] = None,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only write a KubeRay RayService into this file; RUN is its path in the pods, under /runs."
+        ),
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Of the manifest's pods.")] = None,
 ) -> None:
     """Answer requests from a run's newest version, and swap newer ones in, until Ctrl-C."""
     from nonet.deploy.serving import serve_run, write_monitoring
 
+    if manifest is not None:
+        from nonet.deploy.serving import manifest_of
+
+        print(manifest_of(manifest, run, config, image))
+        return
     if monitoring is not None:
         for path in write_monitoring(monitoring, f"{host or '127.0.0.1'}:{port or 8000}"):
             print(path)

@@ -41,11 +41,18 @@ class Ddp:
             parameter.grad = torch.zeros_like(parameter)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Muon for the hidden matrices, AdamW for the rest."""
-        hidden = self.model.hidden_matrices()  # type: ignore[operator]
-        named = {id(p) for p in hidden}
-        others = [p for p in self.model.parameters() if id(p) not in named]
-        return Muon(hidden, others, weight_decay=self.learning.weight_decay)
+        """Muon for the hidden matrices, AdamW for the rest; or AdamW for all."""
+        hidden = set(self.hidden_places())
+        every = list(self.model.parameters())
+        others = [p for at, p in enumerate(every) if at not in hidden]
+        return Muon([every[at] for at in sorted(hidden)], others, weight_decay=self.learning.weight_decay)
+
+    def hidden_places(self) -> list[int]:
+        """Places among the parameters of the matrices that Muon moves."""
+        if self.learning.optimizer != "muon":
+            return []
+        hidden = {id(p) for p in self.model.hidden_matrices()}  # type: ignore[operator]
+        return [at for at, p in enumerate(self.model.parameters()) if id(p) in hidden]
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -80,18 +87,20 @@ class Ddp:
             for slot, value in slots.items()
         }
         tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
-        return partial(_write, tensors, json.dumps(state["param_groups"]))
+        return partial(write_dense, tensors, state["param_groups"])
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         load_model(self.model, folder)
-        if not optimizer:
-            return
+        if optimizer:
+            self.load_optimizer(folder, lambda index, value: value.clone())
+
+    def load_optimizer(self, folder: Path, part: Callable[[int, Tensor], Tensor]) -> None:
+        """Moments of a commit; `part` gives this rank's of a parameter's, by its place in the optimizer."""
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
-            state.setdefault(int(index), {})[slot] = (
-                value.clone()
-            )  # a mapped file's memory cannot be given back
+            # never the value itself: a mapped file's memory cannot be given back
+            state.setdefault(int(index), {})[slot] = part(int(index), value)
         groups = json.loads((folder / "optimizer.json").read_text())
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -106,10 +115,12 @@ class Ddp:
             gradient.copy_(part.view_as(gradient))
 
 
-def _write(tensors: Mapping[str, Mapping[str, Tensor]], groups: str, folder: Path) -> list[Path]:
-    """The files of a dense folder."""
+def write_dense(
+    tensors: Mapping[str, Mapping[str, Tensor]], groups: Sequence[Mapping[str, Any]], folder: Path
+) -> list[Path]:
+    """The files of a dense folder: tensors by file, and the optimizer's groups."""
     paths = [folder / f"{name}.safetensors" for name in tensors]
     for path, named in zip(paths, tensors.values(), strict=True):
         write_tensors(path, named)
-    (folder / "optimizer.json").write_text(groups)
+    (folder / "optimizer.json").write_text(json.dumps(groups))
     return [*paths, folder / "optimizer.json"]

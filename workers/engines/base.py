@@ -32,10 +32,17 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """How gradients become moves. The rate of a step comes with it: schedules are the stage's."""
+    """How gradients become moves: of muon (and AdamW for what is no hidden matrix) or adamw. The rate comes with a step."""
 
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    optimizer: str = "muon"
+
+
+def learning_of(optimizer: Options) -> Learning:
+    """Of a stage's `optimizer:` keys; left out, what they are by default."""
+    names = {"use": "optimizer", "weight_decay": "weight_decay", "clip": "clip_norm"}
+    return Learning(**{names[key]: value for key, value in optimizer.items()})
 
 
 class EngineRuntime(Protocol):
@@ -43,10 +50,12 @@ class EngineRuntime(Protocol):
 
     model   what losses are computed with (a SidModel, or a click model): the one that was given, or what the engine made of it
     member  this rank's place in the trainers' process group; `member.trainers` is the group, None for a rank alone
+    learning  as a stage says it, set before `restart` or `load`
     """
 
     model: Any
     member: Membership
+    learning: Learning
 
     def change_process_group(self, member: Membership) -> None:
         """Go on in another process group, between steps."""
@@ -97,6 +106,10 @@ def _nothing(options: Options) -> int:
     return 0
 
 
+def _none(options: Options) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class TrainEngine:
     """One engine.
@@ -104,13 +117,16 @@ class TrainEngine:
     cls      the EngineRuntime, or its dotted path `package.module:Name`
     options  its keys in a scenario
     divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
-    runs     whether this version runs it, or only plans it
+    runs     whether this version runs it, or only plans it; unsupported: of its options what it only plans
+    optimizers  those of a stage that it steps
     """
 
     cls: str | Callable[..., EngineRuntime]
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _nothing
     runs: bool = True
+    unsupported: Callable[[Options], str | None] = _none
+    optimizers: tuple[str, ...] = ("muon", "adamw")
 
 
 ENGINES = Registry("engine", TrainEngine, "nonet.workers.engines")

@@ -50,7 +50,7 @@ from nonet.workers import (
     write_tensors,
 )
 from nonet.workers.devices import claim, device, tensors_of
-from nonet.workers.engines import EngineRuntime, make_engine
+from nonet.workers.engines import EngineRuntime, learning_of, make_engine
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.memory_fit import MemoryFit
 from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference, value_rate
@@ -144,6 +144,7 @@ class Trainer(DistributeWorker):
         """Start a stage: a fresh optimizer and the source from its start; for RL also the reference and the value head."""
         self._opened = self._prompts = self._update = None
         self._near = False
+        self.dense.learning = learning_of(stage.optimizer)
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
         self._critic = self._new_critic(stage)
@@ -270,6 +271,9 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
         """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
+        if stage is not None:
+            self.dense.learning = learning_of(stage.optimizer)
+            self.dense.restart()
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
         self._near = False
         if stage is not None and has_states(folder):

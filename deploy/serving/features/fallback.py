@@ -9,7 +9,7 @@ import numpy as np
 
 from nonet.deploy.serving.features.items import Items
 from nonet.models.generation import Corpus, VoteOptions, Voters
-from nonet.models.inference import Answer, Question, packed
+from nonet.models.inference import Answer, Question, events_of_nobody, packed
 from nonet.types import Jagged
 
 COUNTER, POPULARITY = "transition_counter", "popularity"
@@ -24,6 +24,10 @@ class Fallback:
         self._voters = None
         if "transitions" in corpus.folders:
             self._voters = Voters(corpus.transitions, corpus.trie, VoteOptions())
+
+    def nobody(self, top: int, asked: np.ndarray | None = None) -> Question:
+        """What is asked for a user of whom nothing can be read now."""
+        return Question(events_of_nobody(self._like), 0, top=top, asked=asked)
 
     def answer(self, question: Question) -> tuple[Answer, str]:
         """The answer, its scores -inf for they are of no model, and what made it. Raises Refused never: it always answers."""

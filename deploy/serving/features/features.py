@@ -99,6 +99,15 @@ class Features:
         )
         return Asked(question, cold, unknown, events.item.astype(np.int64))
 
+    def post(
+        self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
+    ) -> tuple[int, list[Any], bool]:
+        """Take a user's events: how many are on disk now, items that are not known, whether this id is new. Raises Refused."""
+        known, unknown = self.posted(events)
+        if not known:
+            return 0, unknown, True
+        return len(known), unknown, self.histories.post(user, known, id)
+
     def posted(self, events: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
         """Events as `Histories.post` takes them, and items that are not known and left out. Raises Refused."""
         if not 1 <= len(events) <= MOST:

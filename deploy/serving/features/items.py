@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import Corpus
 from nonet.samples.tables import matches
 
@@ -22,6 +22,13 @@ class Refused(ConfigError):
     def __init__(self, kind: str, message: str):
         super().__init__(message)
         self.kind = kind
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
+        return Refused, (self.kind, str(self))
+
+
+class Away(NonetError):
+    """A service that this request needs does not answer."""
 
 
 class Items:

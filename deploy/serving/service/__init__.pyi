@@ -1,5 +1,11 @@
 from .app import make_app as make_app
+from .config import Deployed as Deployed
+from .config import Scaling as Scaling
+from .config import ServeConfig as ServeConfig
+from .config import Services as Services
+from .config import read_config as read_config
 from .engines import Engines as Engines
+from .follower import Follower as Follower
 from .metrics import Metrics as Metrics
 from .service import Service as Service
 from .service import Settings as Settings

@@ -58,9 +58,9 @@ def make_app(service: Service, *, local: bool = True) -> FastAPI:
         return _named(await service.score(body, _caller(request), _spent(request)), response)
 
     @app.post("/events", dependencies=[Depends(may_change)])
-    def events(body: EventsRequest, request: Request) -> Posted:
+    async def events(body: EventsRequest, request: Request) -> Posted:
         """New events of a user: on disk when this answers, and in the next answer."""
-        return service.post(body, _caller(request))
+        return await service.post(body, _caller(request))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:

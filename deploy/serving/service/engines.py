@@ -7,6 +7,7 @@ in `problems` and never served.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from nonet.deploy.serving.features import OpenRun
-from nonet.errors import CheckpointError, ConfigError, StaleVersion
+from nonet.deploy.serving.service.follower import Follower
+from nonet.errors import CheckpointError, ConfigError
 from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
 from nonet.workers.registry import Serving
 
@@ -45,12 +47,12 @@ class Engines:
         look_s: float = _LOOK_S,
     ):
         self._run, self._device, self._look_s = run, device, look_s
-        self._follow, self._queue_options = follow, dict(queue or {})
+        self._follower = Follower(run) if follow else None
+        self._queue_options = dict(queue or {})
         self._turn, self._state_bytes = threading.Lock(), state_bytes
         self._lanes: dict[int, Lane] = {}
         self._now: tuple[Serving, Mapping[int, Lane]] = (Serving(), MappingProxyType({}))
         self._used: dict[int, float] = {}
-        self._commit: Any = None
         self.problems: dict[str, str] = {}
         self.swaps = 0
         self._stopped = threading.Event()
@@ -78,6 +80,30 @@ class Engines:
         lane = lanes.get(version if version is not None else -1) or next(iter(lanes.values()))
         return lane.queue.submit(question, within_s), lane.engine.version
 
+    async def ask(self, question: Question, within_s: float) -> tuple[Answer, int]:
+        """The same, waited for."""
+        future, version = self.submit(question, within_s)
+        return await asyncio.wrap_future(future), version
+
+    def facts(self) -> dict[int, dict[str, float]]:
+        """Of each version that answers: what waits, what was computed, what is kept of users."""
+        found = {}
+        for version, lane in self.lanes.items():
+            measures, states = lane.queue.measures, lane.engine.states
+            found[version] = {
+                "queue": len(lane.queue),
+                "batches": measures.batches,
+                "batched_questions": measures.questions,
+                "batched_tokens": measures.cost,
+                "batch_seconds": measures.seconds,
+                "batch_size": measures.newest,
+                "late": measures.late,
+                "state_hits": states.hits if states else 0,
+                "state_misses": states.misses if states else 0,
+                "state_bytes": states.nbytes if states else 0,
+            }
+        return found
+
     def waiting(self) -> int:
         """Questions in all queues."""
         return sum(len(lane.queue) for lane in list(self._lanes.values()))
@@ -97,8 +123,9 @@ class Engines:
                 self._problem("registry", error)
 
     def _look(self) -> None:
-        if self._follow:
-            self._publish()
+        if self._follower is not None:
+            self._follower.look()
+            self._noted(self._follower.problem)
         serving = self._run.registry.serving
         if serving.turn == self._now[0].turn and self._now[1]:
             return
@@ -110,22 +137,6 @@ class Engines:
         self._now = (serving, MappingProxyType(lanes))
         self.swaps += 1
         self._retire(set(lanes))
-
-    def _publish(self) -> None:
-        """Publish the run's newest commit once it is whole."""
-        try:
-            newest = max(self._run.folder.checkpoints.glob("step-*/manifest.json"), default=None)
-            seen = newest and (newest, newest.stat().st_mtime_ns)
-            if seen is None or seen == self._commit:
-                return
-            self._run.publish_newest()
-            self._commit = seen
-            self.problems.pop("commit", None)
-        except StaleVersion as error:
-            self._commit = seen
-            self._problem("commit", error)
-        except (ConfigError, CheckpointError, OSError) as error:
-            self._problem("commit", error)
 
     def _lane(self, version: int) -> Lane | None:
         if version not in self._lanes:
@@ -152,6 +163,12 @@ class Engines:
         for version in idle[: max(0, len(idle) - _KEPT)]:
             lane = self._lanes.pop(version)
             threading.Thread(target=lane.queue.close, daemon=True).start()
+
+    def _noted(self, problem: str | None) -> None:
+        if problem is None:
+            self.problems.pop("commit", None)
+        else:
+            self.problems["commit"] = problem
 
     def _problem(self, what: str, error: Exception) -> None:
         self.problems[what] = " ".join(str(error).split())

@@ -57,15 +57,9 @@ class _Watched:
                 ("state_bytes", "Bytes of states"),
             )
         }
-        for version, lane in self._engines.lanes.items():
-            measures, states = lane.queue.measures, lane.engine.states
-            kept = (states.hits, states.misses, states.nbytes) if states else (0, 0, 0)
-            values = (
-                len(lane.queue), measures.batches, measures.questions, measures.cost, measures.seconds, measures.newest,
-                measures.late, *kept,
-            )  # fmt: skip
-            for family, value in zip(by_version.values(), values, strict=True):
-                family.add_metric([str(version)], value)
+        for version, facts in self._engines.facts().items():
+            for name, family in by_version.items():
+                family.add_metric([str(version)], facts[name])
         yield from by_version.values()
         yield GaugeMetricFamily(
             "nonet_version", "The version of most users", self._engines.serving.default or 0

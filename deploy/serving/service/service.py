@@ -7,15 +7,17 @@ refusal, or 429 with the seconds to wait; never a traceback, and never an item t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nonet.deploy.serving.access import Breaker, Limits
-from nonet.deploy.serving.features import Asked, Fallback, Features, Refused
+from nonet.deploy.serving.features import Asked, Away, Fallback, Refused
 from nonet.deploy.serving.service.metrics import Metrics
 from nonet.deploy.serving.service.requests import (
     EventsRequest,
@@ -54,11 +56,9 @@ class TooMany(NonetError):
 
 
 class Service:
-    """Answers requests. `engines` may live here or elsewhere: `submit(question, within_s)` gives a future and a version."""
+    """Answers requests. `features` and `engines` live here or elsewhere (`nonet.deploy.serving.apart`)."""
 
-    def __init__(
-        self, features: Features, engines: Any, fallback: Fallback, settings: Settings, metrics: Metrics
-    ):
+    def __init__(self, features: Any, engines: Any, fallback: Fallback, settings: Settings, metrics: Metrics):
         self.features, self.engines, self.metrics, self.settings = features, engines, metrics, settings
         self._fallback = fallback
         self._limits = Limits(settings.rate, settings.burst)
@@ -86,15 +86,17 @@ class Service:
         )
         return await self._answered("score", request, asked, spent_s)
 
-    def post(self, request: EventsRequest, caller: str) -> Posted:
-        """Take events of a user; they are on disk when this returns. Raises Refused, TooMany."""
+    async def post(self, request: EventsRequest, caller: str) -> Posted:
+        """Take events of a user; they are on disk when this returns. Raises Refused, TooMany, Away."""
         self._admit(caller)
-        events, unknown = self.features.posted([event.model_dump() for event in request.events])
-        if not events:
-            return Posted(accepted=0, unknown=unknown)
-        new = self.features.histories.post(str(request.user), events, request.id)
-        self.metrics.events.inc(len(events) if new else 0)
-        return Posted(accepted=len(events), unknown=unknown, again=not new)
+        events = [event.model_dump() for event in request.events]
+        asked = (str(request.user), events, request.id)
+        if inspect.iscoroutinefunction(self.features.post):
+            accepted, unknown, new = await self.features.post(*asked)
+        else:  # it waits for the disk
+            accepted, unknown, new = await asyncio.to_thread(self.features.post, *asked)
+        self.metrics.events.inc(accepted if new else 0)
+        return Posted(accepted=accepted, unknown=unknown, again=not new)
 
     def versions(self) -> dict[str, Any]:
         """What answers, and what could not be served."""
@@ -118,13 +120,23 @@ class Service:
             raise TooMany(f"{self.settings.waiting} requests wait already", 1.0)
 
     async def _answered(
-        self, verb: str, request: RecommendRequest | ScoreRequest, asked: Asked, spent_s: float
+        self,
+        verb: str,
+        request: RecommendRequest | ScoreRequest,
+        asked: Asked | Awaitable[Asked],
+        spent_s: float,
     ) -> Listed:
-        began = time.perf_counter()
+        began, away = time.perf_counter(), False
+        try:
+            asked = asked if isinstance(asked, Asked) else await asked
+        except Away:
+            asked, away = self._unread(request), True
         within_s = (
             self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
         ) - spent_s
-        answer, version, reason = await self._by_engine(asked, within_s)
+        answer, version, reason = (
+            (None, None, "features are away") if away else await self._by_engine(asked, within_s)
+        )
         what = None
         if answer is None:
             answer, what = self._fallback.answer(asked.question)
@@ -149,8 +161,7 @@ class Service:
         if not self.breaker.allows():
             return None, None, "engine is left alone"
         try:
-            future, version = self.engines.submit(asked.question, within_s)
-            answer = await asyncio.wait_for(asyncio.wrap_future(future), within_s)
+            answer, version = await asyncio.wait_for(self.engines.ask(asked.question, within_s), within_s)
         except (TimeoutError, DeadlineExceeded):
             if within_s >= _FAIR * self.settings.deadline_s:  # a caller in a hurry says nothing of the engine
                 self.breaker.went(well=False)
@@ -160,6 +171,17 @@ class Service:
             return None, None, type(error).__name__
         self.breaker.went(well=True)
         return answer, version, ""
+
+    def _unread(self, request: RecommendRequest | ScoreRequest) -> Asked:
+        """A request whose user nothing can be read of. What was withdrawn and excluded stays out."""
+        items = self.features.items
+        if isinstance(request, ScoreRequest):
+            places, unknown = items.places(request.items)
+            return Asked(self._fallback.nobody(0, places), True, unknown)
+        gone = [items.places(some)[0] for some in (request.exclude, self.engines.serving.withdrawn)]
+        gone += [items.without(request.where)] if request.where else []
+        question = replace(self._fallback.nobody(request.k), hidden=np.unique(np.concatenate(gone)))
+        return Asked(question, True)
 
     def _shown(self, asked: Asked, answer: Answer, explain: bool) -> list[Scored]:
         items = self.features.items

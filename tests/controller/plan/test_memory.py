@@ -37,23 +37,20 @@ def test_the_ledger_counts_a_whole_chunk_however_few_users_a_step_has():
     assert lines[0].parts["trainer.activations"] == lines[1].parts["trainer.activations"] > 0.1 * GB
 
 
-def test_what_a_plan_places_and_no_run_starts_is_marked_and_refused():
-    own = {
-        "rl": {
-            **RL,
-            "between": [{"use": "x.py:Guard"}],
-            "rewards": {"hit": {}, "far": {"use": "actor://a/b"}},
+def test_what_a_plan_places_and_no_run_starts_is_refused():
+    asked = scenario(
+        roles={
+            "evaluator": {"workers": {"min": 1, "max": 2}},
+            "trainer": {"engine": {"use": "deepspeed", "zero": 3}},
         }
-    }
-    asked = scenario(stages=own, roles={"evaluator": {"workers": {"min": 1, "max": 2}}})
+    )
     made = plan(asked, gpu_nodes(1))
     marked = [line.split()[0] for line in made.text().splitlines() if line.endswith(", not run")]
-    assert marked == ["rl.reward.far", "rl.between.0"]
+    assert marked == []
     with pytest.raises(ConfigError) as caught:
         check_runnable(asked)
     for key in (
-        "stages.rl.between",
-        "stages.rl.rewards.far.use",
+        "roles.trainer.engine: deepspeed with zero: 3",
         "roles.evaluator.workers from 1 to 2 (say how many)",
     ):
         assert key in str(caught.value)

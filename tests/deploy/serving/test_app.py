@@ -9,7 +9,7 @@ import pytest
 from served_run import ServedRun
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.settings import ServeConfig
+from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import one_process
 
 

@@ -16,10 +16,14 @@ from nonet.deploy.serving.top import figures, parse
 class Nothing:
     """Engines of no version and a breaker that is closed."""
 
-    lanes, swaps, problems, state = {}, 0, {}, "closed"
+    swaps, problems, state = 0, {}, "closed"
 
     class serving:
         default = 3
+
+    @staticmethod
+    def facts():
+        return {}
 
 
 @pytest.fixture

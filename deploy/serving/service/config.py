@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from nonet.controller.scenario import yaml
 from nonet.errors import ConfigError
@@ -13,11 +13,44 @@ from nonet.options import StrictModel
 from nonet.suggest import did_you_mean
 
 
+class Scaling(StrictModel):
+    """min, max: replicas; ongoing: requests under way in each that are aimed at."""
+
+    min: int = Field(default=1, ge=1)
+    max: int = Field(default=1, ge=1)
+    ongoing: float = Field(default=16, gt=0)
+
+
+class Deployed(StrictModel):
+    """One service: replicas, or how they scale; cpus, gpus and Ray resources (`NPU`, or a pool's own label) of each."""
+
+    replicas: int = Field(default=1, ge=1)
+    autoscaling: Scaling | None = None
+    cpus: float = Field(default=1, ge=0)
+    gpus: float = Field(default=0, ge=0)
+    resources: dict[str, float] = Field(default_factory=dict)
+
+
+class Services(StrictModel):
+    """Services as deployments of their own. features holds the events that were posted, so it is one replica."""
+
+    access: Deployed = Deployed(cpus=0.5)
+    features: Deployed = Deployed(cpus=0.5)
+    engine: Deployed = Deployed()
+
+    @model_validator(mode="after")
+    def _one_journal(self) -> Services:
+        if self.features.replicas != 1 or self.features.autoscaling:
+            raise ValueError("features is one replica: it holds the events that were posted")
+        return self
+
+
 class ServeConfig(StrictModel):
     """host, port: where it listens; deadline_s: of a request that names none; waiting: requests in the queue beyond which 429 is
     answered; rate, burst: requests a second and caller; failures, pause_s: of the circuit breaker; block: events that a
     user's window moves by; state_bytes: kept of users who asked before, by each version, 0 for none; threads: of torch; cpus: of
-    the replica; follow: serve newer commits of the run; queue: most_cost and most of a merged batch."""
+    the replica; follow: serve newer commits of the run; queue: most_cost and most of a merged batch; services: deployments
+    of their own, by default all are one process."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
@@ -34,10 +67,20 @@ class ServeConfig(StrictModel):
     follow: bool = True
     device: str = "cpu"
     queue: dict[str, float] = Field(default_factory=dict)
+    services: Services | None = None
+
+    def all_cpus(self) -> float:
+        """CPUs of all replicas at most."""
+        if self.services is None:
+            return self.cpus
+        every = (self.services.access, self.services.features, self.services.engine)
+        return sum(
+            each.cpus * (each.autoscaling.max if each.autoscaling else each.replicas) for each in every
+        )
 
     def service(self) -> Any:
         """What a `Service` takes of it."""
-        from nonet.deploy.serving.service import Settings
+        from nonet.deploy.serving.service.service import Settings
 
         names = ("deadline_s", "waiting", "rate", "burst", "failures", "pause_s")
         return Settings(**{name: getattr(self, name) for name in names})

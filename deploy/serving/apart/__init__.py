@@ -1,0 +1,5 @@
+"""Services as deployments that scale apart: access, features, engine."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,129 @@
+"""The three deployments: access in front, features (one replica, with the events that were posted), engines behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from nonet.deploy.serving.features import Asked, Features, Histories, OpenRun
+from nonet.deploy.serving.service import Deployed, ServeConfig
+from nonet.models.inference import Answer, Question
+
+_ONGOING = 4096
+
+
+def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment: Mapping[str, str]) -> Any:
+    """The application of a run: access, which is asked, features and engine, which access asks."""
+    services = settings.services
+    assert services is not None
+
+    def placed(deployed: Deployed) -> dict[str, Any]:
+        scaling = deployed.autoscaling
+        resources = {"num_gpus": deployed.gpus} if deployed.gpus else {}
+        replicas: dict[str, Any] = (
+            {"num_replicas": deployed.replicas}
+            if scaling is None
+            else {
+                "autoscaling_config": {
+                    "min_replicas": scaling.min,
+                    "max_replicas": scaling.max,
+                    "target_ongoing_requests": scaling.ongoing,
+                }
+            }
+        )
+        return replicas | {
+            "max_ongoing_requests": _ONGOING,
+            "health_check_period_s": 1,
+            "graceful_shutdown_timeout_s": 5,
+            "ray_actor_options": {
+                "num_cpus": deployed.cpus,
+                "resources": dict(deployed.resources),
+                "runtime_env": {"env_vars": dict(environment)},
+                **resources,
+            },
+        }
+
+    features = serve.deployment(FeaturesService).options(name="Features", **placed(services.features))
+    engine = serve.deployment(EngineService).options(name="Engine", **placed(services.engine))
+    asked = features.bind(run, settings), engine.bind(run, settings)
+
+    def build_access() -> Any:  # Serve calls what is a function, in the replica
+        app = serve.get_replica_context().app_name
+        handles = [serve.get_deployment_handle(name, app_name=app) for name in ("Features", "Engine")]
+        return _app_of(run, settings, local, *handles)
+
+    access = serve.deployment(serve.ingress(build_access)())
+    return access.options(name="Access", **placed(services.access)).bind(*asked)
+
+
+class FeaturesService:
+    """Requests made into questions, histories, posted events; it publishes the run's newer commits, too."""
+
+    def __init__(self, run: str, settings: ServeConfig):
+        from nonet.deploy.serving.service import Follower
+
+        opened = OpenRun.of(run)
+        histories = Histories(opened.corpus, opened.beside / "events.jsonl", stored=opened.events)
+        width = opened.scenario.evaluate.width
+        self._features = Features(opened.corpus, histories, opened.setup.history, width, settings.block)
+        if settings.follow:
+            Follower(opened).start()
+
+    def list_of(self, *asked: Any, **options: Any) -> Asked:
+        """`Features.list_of`."""
+        return self._features.list_of(*asked, **options)
+
+    def scores_of(self, *asked: Any, **options: Any) -> Asked:
+        """`Features.scores_of`."""
+        return self._features.scores_of(*asked, **options)
+
+    async def post(
+        self, user: str, events: list[dict[str, Any]], id: str | None
+    ) -> tuple[int, list[Any], bool]:
+        """`Features.post`; it waits for the disk."""
+        return await asyncio.to_thread(self._features.post, user, events, id)
+
+
+class EngineService:
+    """A replica of the engine: versions, queues, merging. Rows are mapped, so replicas of a host share them."""
+
+    def __init__(self, run: str, settings: ServeConfig):
+        import torch
+
+        from nonet.deploy.serving.service import Engines
+
+        torch.set_num_threads(settings.threads)
+        self._engines = Engines(
+            OpenRun.of(run),
+            follow=False,  # features publishes
+            device=settings.device,
+            queue=settings.queue,
+            state_bytes=settings.state_bytes,
+        )
+
+    async def answer(self, question: Question, within_s: float) -> tuple[Answer, int]:
+        """The answer, and its version."""
+        return await self._engines.ask(question, within_s)
+
+    async def facts(self) -> tuple[dict[int, dict[str, float]], dict[str, str]]:
+        """Of the versions that answer, and what could not be served."""
+        return self._engines.facts(), dict(self._engines.problems)
+
+
+def _app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
+    """The HTTP face over two handles."""
+    from nonet.deploy.serving.apart.remote import RemoteEngines, RemoteFeatures
+    from nonet.deploy.serving.features import Fallback, Items
+    from nonet.deploy.serving.service import Metrics, Service, make_app
+
+    opened = OpenRun.of(run)
+    items = Items(opened.corpus)
+    service = Service(
+        RemoteFeatures(features, items),
+        RemoteEngines(opened, engine),
+        Fallback(opened.corpus, items),
+        settings.service(),
+        Metrics(),
+    )
+    return make_app(service, local=local)

@@ -1,0 +1,102 @@
+"""A KubeRay RayService of a run: what `kubectl apply -f` takes. Source: https://docs.ray.io/en/latest/cluster/kubernetes."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.scenario import yaml
+from nonet.deploy.serving.service import Deployed, ServeConfig, Services
+from nonet.errors import ConfigError
+
+_IMAGE = "YOUR-REGISTRY/nonet:{version}"
+
+
+def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | None = None) -> Path:
+    """Write the manifest of a run that every pod sees at the same path. config: keys of `serve.yaml`.
+
+    Without `services` each is a deployment of one replica. Raises ConfigError.
+    """
+    settings = ServeConfig(**config)
+    services = settings.services or Services()
+    if any(set(each.resources) - {"NPU"} for each in _each(services)):
+        raise ConfigError(
+            "a manifest knows cpus, gpus and the resource NPU; place other resources in its groups by hand"
+        )
+    body = yaml.dump(_service(run, config | {"services": services.model_dump()}, services, image))
+    path.write_text(
+        "# A Ray service on Kubernetes, by KubeRay. The image wants nonet[serve]; the volume holds the run's folder.\n"
+        + body
+    )
+    return path
+
+
+def _service(run: str, config: dict[str, Any], services: Services, image: str | None) -> dict[str, Any]:
+    used = image or _IMAGE.format(version=version("nonet"))
+    application = {
+        "name": "nonet",
+        "import_path": "nonet.deploy.serving:build_app",
+        "route_prefix": "/",
+        "args": {"run": run, "config": config},
+    }
+    serve = {"http_options": {"host": "0.0.0.0", "port": 8000}, "applications": [application]}
+    rest = [services.access, services.features]
+    groups = [_group("access", rest, used), _group("engine", [services.engine], used)]
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": "nonet"},
+        "spec": {
+            "serveConfigV2": yaml.dump(serve),
+            "rayClusterConfig": {
+                "rayVersion": version("ray"),
+                "headGroupSpec": {
+                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+                    "template": _pod("head", used, {"cpu": "1", "memory": "4Gi"}),
+                },
+                "workerGroupSpecs": groups,
+            },
+        },
+    }
+
+
+def _group(name: str, deployed: list[Deployed], image: str) -> dict[str, Any]:
+    """Pods for the replicas of some deployments, as many as they have at most."""
+    least = sum(each.autoscaling.min if each.autoscaling else each.replicas for each in deployed)
+    most = sum(each.autoscaling.max if each.autoscaling else each.replicas for each in deployed)
+    wanted = {"cpu": f"{max(each.cpus for each in deployed):g}", "memory": "8Gi"}
+    if gpus := max(each.gpus for each in deployed):
+        wanted["nvidia.com/gpu"] = f"{-(-gpus // 1):g}"
+    if npus := max(each.resources.get("NPU", 0) for each in deployed):
+        wanted["huawei.com/Ascend910"] = f"{-(-npus // 1):g}"
+    return {
+        "groupName": name,
+        "replicas": least,
+        "minReplicas": least,
+        "maxReplicas": most,
+        "rayStartParams": {},
+        "template": _pod(name, image, wanted),
+    }
+
+
+def _pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
+    token = {"secretKeyRef": {"name": "nonet", "key": "token", "optional": True}}
+    return {
+        "spec": {
+            "containers": [
+                {
+                    "name": f"ray-{name}",
+                    "image": image,
+                    "resources": {"requests": dict(resources), "limits": dict(resources)},
+                    "env": [{"name": "NONET_TOKEN", "valueFrom": token}],
+                    "volumeMounts": [{"name": "runs", "mountPath": "/runs"}],
+                }
+            ],
+            "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": "nonet-runs"}}],
+        }
+    }
+
+
+def _each(services: Services) -> tuple[Deployed, ...]:
+    return (services.access, services.features, services.engine)

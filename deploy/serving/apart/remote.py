@@ -1,0 +1,105 @@
+"""Features and engine of other processes, as a `Service` asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nonet.deploy.serving.features import Asked, Away, Items, OpenRun
+from nonet.errors import NonetError
+from nonet.models.inference import Answer, Question
+from nonet.workers.registry import Serving
+
+_LOOK_S = 0.1
+_READ_S, _POST_S = 1.0, 5.0
+
+
+class RemoteFeatures:
+    """Features behind a Serve handle; items are known here too."""
+
+    def __init__(self, handle: Any, items: Items):
+        self._handle, self.items = handle, items
+
+    async def list_of(self, *asked: Any, **options: Any) -> Asked:
+        """`Features.list_of`. Raises Refused, Away."""
+        return await _told(self._handle.list_of.remote(*asked, **options), _READ_S)
+
+    async def scores_of(self, *asked: Any, **options: Any) -> Asked:
+        """`Features.scores_of`. Raises Refused, Away."""
+        return await _told(self._handle.scores_of.remote(*asked, **options), _READ_S)
+
+    async def post(
+        self, user: str, events: Sequence[Mapping[str, Any]], id: str | None
+    ) -> tuple[int, list[Any], bool]:
+        """`Features.post`. Raises Refused; Away, where nobody knows whether they were taken: post them again with an id."""
+        return await _told(self._handle.post.remote(user, list(events), id), _POST_S)
+
+
+class RemoteEngines:
+    """Engines behind a Serve handle; which versions answer is read from the run's registry, as the engines do."""
+
+    def __init__(self, run: OpenRun, handle: Any):
+        self._run, self._handle = run, handle
+        self.serving: Serving = run.registry.serving
+        self.problems: dict[str, str] = {}
+        self.swaps, self._under_way = 0, 0
+        self._facts: dict[int, dict[str, float]] = {}
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, name="versions", daemon=True).start()
+
+    @property
+    def lanes(self) -> list[int]:
+        """Versions that answer somebody."""
+        return self.serving.versions
+
+    async def ask(self, question: Question, within_s: float) -> tuple[Answer, int]:
+        """The answer and its version. Raises what the engine raised, or Away."""
+        self._under_way += 1
+        try:
+            return await _told(self._handle.answer.remote(question, within_s), within_s)
+        finally:
+            self._under_way -= 1
+
+    def facts(self) -> dict[int, dict[str, float]]:
+        """Of the versions, as one of the engine's replicas told a second ago at most."""
+        return dict(self._facts)
+
+    def waiting(self) -> int:
+        """Questions that this process has asked and that are not answered."""
+        return self._under_way
+
+    def close(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        turns = 0
+        while not self._stopped.wait(_LOOK_S):
+            turns += 1
+            try:
+                now = self._run.registry.serving
+                self.swaps += now.turn != self.serving.turn
+                self.serving = now
+                if turns % 10 == 0:
+                    self._facts, self.problems = self._handle.facts.remote().result(timeout_s=5)
+            except Exception as error:  # the next look may find it mended
+                self.problems["engine"] = " ".join(str(error).split())[:200]
+
+
+async def _told(response: Any, within_s: float) -> Any:
+    """What another service answers; what it refused as it is, and Away where it is not there, or silent for `within_s`."""
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+    try:
+        return await asyncio.wait_for(response, within_s)
+    except TimeoutError:
+        raise Away(f"a service does not answer within {within_s:g} s; ask again") from None
+    except NonetError:  # what the other service raised is of both classes
+        raise
+    except (RayActorError, DeploymentUnavailableError, BackPressureError) as error:
+        raise Away(f"a service is not there ({type(error).__name__}); ask again") from None
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, Exception) else error from None

@@ -1,0 +1,198 @@
+"""Services as deployments of their own on a real Ray Serve, and replicas that are killed while they answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import yaml
+from served_run import ServedRun
+
+from nonet.deploy.serving.apart import apart, write_manifest
+from nonet.deploy.serving.service import Scaling, ServeConfig, Services
+from nonet.errors import ConfigError
+
+NAMES = ("Access", "Features", "Engine")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made.commit(6)
+    return made
+
+
+@pytest.fixture(scope="module")
+def url(served, ray_local):
+    """The three deployments behind an address."""
+    from ray import serve
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    served.open().publish_newest()
+    small = {"cpus": 0.1}
+    settings = ServeConfig(
+        deadline_s=2.0, services=Services(access=small, features=small, engine={"cpus": 0.1, "replicas": 2})
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "ERROR"})
+    serve.run(apart(serve, str(served.folder.path), settings, True, {"OMP_NUM_THREADS": "1"}), name="nonet")
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+
+
+def asked(url, path="/recommend", within=20.0, **body):
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=within) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        text = error.read()  # the proxy's own words are no JSON
+        return error.code, json.loads(text) if text.startswith(b"{") else {}
+
+
+@pytest.mark.slow
+def test_services_apart_answer_as_one_process_does(url, served):
+    from starlette.testclient import TestClient
+
+    from nonet.deploy.serving.start import one_process
+
+    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    with TestClient(app) as client:
+        for user in (101, 105, "nobody"):
+            here = client.post("/recommend", json={"user": user, "k": 5}).json()
+            status, there = asked(url, user=user, k=5)
+            assert status == 200
+            assert there["version"] == here["version"]
+            assert there["fallback"] is None
+            assert [row["item"] for row in there["items"]] == [row["item"] for row in here["items"]]
+            scores = [[row["score"] for row in answer["items"]] for answer in (here, there)]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    app.state.service.engines.close()
+    assert asked(url, user=101, k=10**6) == asked(url, user=101, k=10**6)
+    assert asked(url, user=101, k=10**6)[1]["error"]["kind"] == "bad_k"
+    status, scored = asked(url, "/score", user=101, items=[1001, 77])
+    assert status == 200
+    assert scored["unknown"] == [77]
+
+
+def killed(name, rng):
+    """A replica of a service ends at once, as by SIGKILL; where one is just being made anew, that one."""
+    import ray
+
+    until = time.monotonic() + 60
+    while True:
+        there = ray.util.list_named_actors(all_namespaces=True)
+        names = [actor["name"] for actor in there if f"#{name}#" in actor["name"]]
+        if names:
+            break
+        assert time.monotonic() < until, f"no replica of {name} came back"
+        time.sleep(0.1)
+    ray.kill(ray.get_actor(names[int(rng.integers(len(names)))], namespace="serve"), no_restart=True)
+
+
+def schedule(url, seed):
+    """Callers ask and post while replicas are killed; what was acknowledged, and what went wrong."""
+    rng = np.random.default_rng(seed)
+    over, acknowledged, answered, wrong = threading.Event(), [], [], []
+
+    def ask():
+        number = 0
+        while not over.is_set():
+            number += 1
+            try:
+                status, answer = asked(url, user=100 + number % 20, k=5)
+            except OSError as error:  # the proxy cut it off with the replica: a caller asks again
+                answered.append(type(error).__name__)
+                continue
+            if status == 200:
+                items = [row["item"] for row in answer["items"]]
+                if len(set(items)) != 5 or (answer["fallback"] is None and answer["version"] is None):
+                    wrong.append(answer)
+            elif status < 500:
+                wrong.append((status, answer))
+            answered.append(status)
+
+    def post():
+        number = 0
+        while not over.is_set():
+            number += 1
+            name = f"{seed}-{number}"
+            event = [{"item": 1001 + number % 30, "time": 2_000_000_000 + number}]
+            for _ in range(200):  # the same post until it is acknowledged
+                try:
+                    status, answer = asked(url, "/events", user=f"new-{seed}", events=event, id=name)
+                except OSError:
+                    status, answer = 503, {}
+                if status == 200:
+                    acknowledged.append((1001 + number % 30, answer))
+                    break
+                if over.is_set():
+                    break
+                time.sleep(0.1)
+
+    callers = [threading.Thread(target=call) for call in (ask, post)]
+    for caller in callers:
+        caller.start()
+    for name in [*rng.choice(NAMES, 1), "Features"][: 1 + seed % 2]:
+        time.sleep(rng.uniform(0.1, 0.5))
+        killed(str(name), rng)
+        time.sleep(rng.uniform(0.2, 0.8))
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            status, answer = asked(url, user=103, k=5)
+            if status == 200 and answer["fallback"] is None:
+                break
+        except OSError:
+            pass
+        time.sleep(0.1)
+    else:
+        wrong.append("no answer of the engine came again within a minute")
+    over.set()
+    for caller in callers:
+        caller.join()
+    return acknowledged, answered, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_replicas_lose_no_acknowledged_event_and_answers_go_on(url, served, seed):
+    acknowledged, answered, wrong = schedule(url, seed)
+    assert not wrong
+    assert 200 in answered
+    journal = (served.open().beside / "events.jsonl").read_text().splitlines()
+    ids = [body["id"] for body in map(json.loads, journal) if body["user"] == f"new-{seed}"]
+    assert len(ids) == len(set(ids))
+    assert len(ids) >= len(acknowledged)
+
+
+def test_a_manifest_names_the_run_and_the_services(tmp_path):
+    config = {"services": {"engine": {"gpus": 1, "autoscaling": {"min": 1, "max": 4}}}, "deadline_s": 0.5}
+    body = yaml.safe_load(write_manifest(tmp_path / "service.yaml", "/runs/r1", config).read_text())
+    assert body["kind"] == "RayService"
+    app = yaml.safe_load(body["spec"]["serveConfigV2"])["applications"][0]
+    assert app["args"]["run"] == "/runs/r1"
+    assert ServeConfig(**app["args"]["config"]).services.engine.autoscaling == Scaling(min=1, max=4)
+    from ray.serve.schema import ServeDeploySchema
+
+    ServeDeploySchema.model_validate(yaml.safe_load(body["spec"]["serveConfigV2"]))
+    groups = body["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    engine = next(group for group in groups if group["groupName"] == "engine")
+    assert engine["maxReplicas"] == 4
+    assert engine["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    with pytest.raises(ConfigError, match="place other resources"):
+        write_manifest(tmp_path / "x.yaml", "/runs/r1", {"services": {"engine": {"resources": {"odd": 1}}}})
+
+
+def test_features_is_one_replica():
+    with pytest.raises(ValueError, match="features is one replica"):
+        Services(features={"replicas": 2})

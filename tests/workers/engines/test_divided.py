@@ -1,0 +1,80 @@
+"""Engines that divide the optimizer among two ranks: the steps of one process, commits that any engine reads."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from forked_roles import played
+from ring_world import Ring
+from safetensors.torch import load_file
+
+from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.scenario.unsupported import check_runnable
+from nonet.errors import ConfigError
+
+NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+WAYS = [
+    ("fsdp2", "muon"),
+    ("fsdp2", "adamw"),
+    pytest.param("deepspeed, zero: 1", "adamw", marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 2", "adamw", marks=NEEDS_DEEPSPEED),
+]
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+def ran(ring, folder, engine, optimizer, trainers, acts, data=None):
+    changes = [
+        f"roles.trainer={{engine: {{use: {engine}}}}}",
+        f"stages.pretrain.optimizer={{use: {optimizer}}}",
+        "stages.pretrain.epochs=60",
+    ]
+    ranks = played(ring.scenario, folder, acts, changes=changes, trainers=trainers, data=data)
+    return [record["loss"] for record in ranks[0]["records"]]
+
+
+def test_two_ranks_of_fsdp2_take_the_steps_of_one_process(ring, tmp_path):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
+    alone = ran(ring, tmp_path / "alone", "ddp", "muon", 1, acts)
+    assert ran(ring, tmp_path / "two", "fsdp2", "muon", 2, acts) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "optimizer"), WAYS)
+def test_fifty_steps_of_two_ranks_are_those_of_one_process(ring, tmp_path, engine, optimizer):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 50]]
+    alone = ran(ring, tmp_path / "alone", "ddp", optimizer, 1, acts)
+    assert ran(ring, tmp_path / "two", engine, optimizer, 2, acts) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "optimizer"), WAYS)
+def test_a_commit_of_two_ranks_goes_on_under_every_engine_and_world(ring, tmp_path, engine, optimizer):
+    """One fork plays both halves and commits between them; the commit is then read by other engines and numbers of ranks."""
+    begun = [["begin", "pretrain"], ["train", "pretrain", 0, 4], ["save", "half"]]
+    rest = ran(ring, tmp_path / "two", engine, optimizer, 2, [*begun, ["train", "pretrain", 4, 8]])[4:]
+    read = [["load", "half", "pretrain"], ["train", "pretrain", 4, 8]]
+    for name, trainers in (("ddp", 1), ("fsdp2", 2), (engine, 2)):
+        again = ran(ring, tmp_path / f"{name}-again", name, optimizer, trainers, read, data=tmp_path / "two")
+        assert again == pytest.approx(rest, rel=1e-5), name
+    names = load_file(tmp_path / "two" / "half" / "dense" / "optimizer.safetensors")
+    plain = ring.world(f"stages.pretrain.optimizer={{use: {optimizer}}}")
+    plain.train("pretrain", 0, 1)
+    kept = plain.trainer.dense.optimizer.state_dict()["state"]
+    shapes = {f"{at}.{slot}": value.shape for at, slots in kept.items() for slot, value in slots.items()}
+    assert {name: value.shape for name, value in names.items()} == shapes
+
+
+def test_muon_and_deepspeed_do_not_go_together(ring):
+    scenario, _ = load_scenario(ring.scenario, ["roles.trainer={engine: {use: deepspeed}}"])
+    with pytest.raises(
+        ConfigError,
+        match=r"stages.pretrain.optimizer: muon with engine deepspeed \(say optimizer: {use: adamw}",
+    ):
+        check_runnable(scenario)
+    with pytest.raises(ConfigError, match=r"no key 'fp17' to pass"):
+        load_scenario(ring.scenario, ["roles.trainer={engine: {use: deepspeed, deepspeed: {fp17: {}}}}"])

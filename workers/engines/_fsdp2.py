@@ -1,0 +1,157 @@
+"""Fsdp2: PyTorch's fully_shard over a shadow of the parameters: each rank holds and steps its part of the optimizer.
+
+Gradients are added up by a reduce-scatter, moved weights come back by an all-gather. Muon gathers one matrix after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from nonet.models import Muon, orthogonal
+from nonet.workers import host_copy
+from nonet.workers.devices import tensors_of
+from nonet.workers.engines._ddp import Ddp, write_dense
+from nonet.workers.engines._shadow import Shadow
+from nonet.workers.runtime import Membership
+
+
+class Fsdp2(Ddp):
+    """Alone it is the engine of one rank. A commit is that of `Ddp`: any engine and any number of ranks reads it."""
+
+    def change_process_group(self, member: Membership) -> None:
+        self.member = member
+        self.restart()
+
+    def restart(self) -> None:
+        self._parameters: list[torch.nn.Parameter] = list(self.model.parameters())
+        if self.member.n_trainers > 1:
+            self._divide()
+        super().restart()
+
+    def _divide(self) -> None:
+        """A new shadow of the weights as they are, divided among the ranks."""
+        self._mesh = DeviceMesh.from_group(self.member.trainers, self._parameters[0].device.type)
+        self._shadow: Any = fully_shard(Shadow(self._parameters), mesh=self._mesh)
+        self._shadow.set_force_sum_reduction_for_comms(
+            True
+        )  # a loss is divided by the count of all ranks already
+        self._shadow.set_gradient_divide_factor(1.0)
+        self._shards: list[Any] = list(self._shadow.parameters())
+        self._own = [torch.nn.Parameter(shard.to_local()) for shard in self._shards]  # share their memory
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        if self.member.n_trainers == 1:
+            return super().make_optimizer()
+        hidden = self.hidden_places()
+        matrices = [self._own[at] for at in hidden]
+        others = [own for at, own in enumerate(self._own) if at not in set(hidden)]
+        whole = {id(self._own[at]): self._shards[at].shape for at in hidden}
+        return _DividedMuon(self._mesh, whole, matrices, others, weight_decay=self.learning.weight_decay)
+
+    def clip(self) -> float:
+        if self.member.n_trainers == 1:
+            return super().clip()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        self._shadow(gradients).backward()
+        for own, shard in zip(self._own, self._shards, strict=True):
+            own.grad, shard.grad = shard.grad.to_local(), None
+        squares = sum(float((own.grad.double() ** 2).sum()) for own in self._own if own.grad is not None)
+        norm = math.sqrt(self.member.total(squares)[0])
+        cut = min(1.0, self.learning.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ does
+        torch._foreach_mul_([own.grad for own in self._own if own.grad is not None], cut)
+        return norm
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        super().step(lr)
+        if self.member.n_trainers == 1:
+            return
+        for p, shard in zip(self._parameters, self._shards, strict=True):
+            p.copy_(shard.full_tensor())
+            if p.grad is not None:
+                p.grad.zero_()
+
+    def snapshot(self) -> Callable[[Path], list[Path]]:
+        """Moments are gathered, one after the other, and rank 0 writes what `Ddp` writes."""
+        if self.member.n_trainers == 1:
+            return super().snapshot()
+        state = self.optimizer.state_dict()
+        moments = {}
+        for index, at in enumerate(self._places()):
+            for slot, value in state["state"].get(index, {}).items():
+                whole = self._whole(value, at) if value.ndim else value
+                if not self.member.rank:
+                    moments[f"{index}.{slot}"] = whole
+        if self.member.rank:
+            return lambda folder: []
+        tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
+        return partial(write_dense, tensors, state["param_groups"])
+
+    def load(self, folder: Path, *, optimizer: bool) -> None:
+        super().load(folder, optimizer=False)
+        if self.member.n_trainers > 1:
+            self._divide()  # of the weights that were read
+            self.optimizer = self.make_optimizer()
+        if optimizer:
+            self.load_optimizer(folder, self._part)
+
+    def device_tensors(self) -> Iterable[Tensor]:
+        return tensors_of(self.model, self.optimizer)
+
+    def _places(self) -> list[int]:
+        """The place among the parameters of each of the optimizer's, in the optimizer's order."""
+        place = {id(own): at for at, own in enumerate(self._own)}
+        return [place[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _whole(self, part: Tensor, at: int) -> Tensor:
+        shard = self._shards[at]
+        return DTensor.from_local(
+            part, self._mesh, [Shard(0)], run_check=False, shape=shard.shape, stride=shard.stride()
+        ).full_tensor()
+
+    def _part(self, index: int, value: Tensor) -> Tensor:
+        """This rank's part of a moment of the optimizer's `index`-th parameter."""
+        if self.member.n_trainers == 1 or not value.ndim:
+            return value.clone()
+        return _own_part(value, self._mesh).clone()
+
+
+class _DividedMuon(Muon):
+    """Muon over parts of matrices; whole: the shape of each, by the part's identity."""
+
+    def __init__(self, mesh: DeviceMesh, whole: Mapping[int, torch.Size], *parameters: Any, **options: Any):
+        super().__init__(*parameters, **options)
+        self._mesh, self._whole_shape = mesh, whole
+
+    def _orthogonal(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        rate = group["lr"] * group["speed"]
+        for p in parameters:
+            state, shape = self.state[p], self._whole_shape[id(p)]
+            if not state:
+                state["momentum"] = torch.zeros_like(p)
+            assert p.grad is not None
+            state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+            ahead = p.grad.lerp(state["momentum"], group["momentum"])  # Nesterov
+            stride = (shape[1], 1)
+            parts = DTensor.from_local(
+                ahead, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+            )
+            move = orthogonal(parts.full_tensor()[None])[0]
+            p.mul_(1 - rate * group["weight_decay"])
+            p.add_(_own_part(move, self._mesh), alpha=-rate * max(1.0, shape[0] / shape[1]) ** 0.5)
+
+
+def _own_part(whole: Tensor, mesh: DeviceMesh) -> Tensor:
+    """This rank's rows of a tensor that every rank has."""
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    return everywhere.redistribute(placements=[Shard(0)]).to_local()

@@ -1,0 +1,25 @@
+"""Shadow: a copy of a model's parameters as a module of its own, which FSDP2 or DeepSpeed divides among the ranks.
+
+The model stays whole on every rank, so that losses may call any of its functions, fused rollouts may read it, and a rank
+without a share of a step may call no backward. What moves is the shadow: the gradients that a rank added up go into it as the
+loss sum(p * gradient), whose gradient they are, so every rank has exactly one backward a step. The library adds them up over the
+ranks and steps its own part of the optimizer; the moved weights are copied back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Shadow(torch.nn.Module):
+    """Clones of parameters, in their order."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]):
+        super().__init__()
+        clones = (torch.nn.Parameter(p.detach().clone(), requires_grad=True) for p in parameters)
+        self.weights = torch.nn.ParameterList(clones)
+
+    def forward(self, gradients: list[Tensor]) -> Tensor:
+        """The scalar whose gradient is `gradients`."""
+        return torch.stack([(p * g).sum() for p, g in zip(self.weights, gradients, strict=True)]).sum()
