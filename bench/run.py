@@ -22,6 +22,10 @@ from nonet.suggest import did_you_mean, listed
 
 # Each bench's function and what it measures; those of `APART` are no part of `nonet bench all`.
 BENCHES = {
+    "async": (
+        "rl.asynchronous:asynchronous",
+        "RL steps whose rollouts overlap with training beside steps that take turns, with sleeps for work",
+    ),
     "attention": ("attention.suite:attention", "masks under uni_attention, torch's SDPA and FlexAttention"),
     "beams": ("attention.beams:attention_beams", "beams over one shared prompt and over repeated prompts"),
     "checkpoint": ("embedding.checkpoint:measure", "saving and loading sparse rows beside plain writes"),

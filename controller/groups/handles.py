@@ -15,7 +15,7 @@ from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.training import added_up, since_then
 from nonet.errors import ConfigError
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Shard, WorkerGroup, together
+from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, Shard, WorkerGroup, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +191,7 @@ class RolloutHandle:
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self._between = dict(between or {})
         self.holds: int | None = None  # the version of the rows that its replicas hold
+        self.owed: list[GroupFuture] = []  # versions that ranks take over when they come to it
         self.absent = 0  # positions that read the default row between the last two versions
 
     def ensure_on_device(self, stage: str) -> None:
@@ -200,8 +201,27 @@ class RolloutHandle:
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
         self.ensure_on_device(prompts.stage)
+        how = self._how(prompts)
+        if prompts.users is None:
+            beams = self.group.generate_step(prompts.size, **how)
+        else:
+            beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
+        return self._through(prompts, beams)
+
+    def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
+        """Beams of the published version for `part` = (which, of how many) of a step's prompts, by one rank."""
+        answer = self.group.ask(rank, "generate_group", prompts.size, Replicate(part), **self._how(prompts))
+        return self._through(prompts, answer)
+
+    def _through(self, prompts: Prompts, beams: GroupFuture) -> GroupFuture:
+        """Beams after the steps between rollout and rewards."""
+        for step in self._between.get(prompts.stage, ()):
+            beams = step.apply(beams)
+        return beams
+
+    def _how(self, prompts: Prompts) -> dict[str, Any]:
         options = self._options[prompts.stage]
-        how = {
+        return {
             "stage": prompts.stage,
             "step": prompts.step,
             "width": options["width"],
@@ -209,10 +229,3 @@ class RolloutHandle:
             "chunk": self._chunks.get(prompts.stage),
             **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
         }
-        if prompts.users is None:
-            beams = self.group.generate_step(prompts.size, **how)
-        else:
-            beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
-        for step in self._between.get(prompts.stage, ()):
-            beams = step.apply(beams)
-        return beams

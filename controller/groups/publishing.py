@@ -16,11 +16,18 @@ from nonet.workers.runtime import GroupFuture, Replicate, together
 
 
 def publish(
-    trainer: TrainerHandle, rollout: RolloutHandle, version: int, replica_bytes: int, stage: StageSetup | None
+    trainer: TrainerHandle,
+    rollout: RolloutHandle,
+    version: int,
+    replica_bytes: int,
+    stage: StageSetup | None,
+    *,
+    behind: bool = False,
 ) -> dict[str, Any]:
     """Move rollout to `version`; how its rows went: {"version", "rows": shared | full | delta | by key}.
 
     `stage` is the RL stage that it is for: trainer and rollout that take turns are each on their device when asked.
+    `behind`: ranks that still answer prompts are not waited for; each takes the version over before it answers the next.
     """
     if stage is not None:
         trainer.ensure_on_device(stage)
@@ -32,7 +39,12 @@ def publish(
         rollout.ensure_on_device(stage.name)
     came = [rollout.group.receive(version, bucket) for bucket in buckets]
     applied = rollout.group.apply(version, **({"dense": True} if buckets else {}), **rows)
-    *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
+    if behind and how != "by key":
+        done = [each for each in rollout.owed if each.done()]
+        rollout.absent = sum(each.get(trainer.deadlines.step) for each in done)
+        rollout.owed = [*(each for each in rollout.owed if each not in done), applied]
+    else:
+        *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
     return {"version": version, "rows": how}
 

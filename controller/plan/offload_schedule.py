@@ -32,6 +32,11 @@ class OffloadMove:
         return self.unit.partition("/")[2]
 
 
+TOGETHER = (
+    "rollout + update"  # the one phase of a stage in which both sides always work: it stands for all of them
+)
+
+
 class OffloadSchedule:
     """The groups of one device over the stages of a run; all are resident at first."""
 
@@ -76,7 +81,7 @@ class OffloadSchedule:
 
     def _line(self, stage: str, phase: str) -> LedgerLine:
         try:
-            return self._lines[stage, phase]
+            return self._lines.get((stage, TOGETHER)) or self._lines[stage, phase]
         except KeyError:
             known = ", ".join("/".join(key) for key in self._lines)
             raise PlacementError(

@@ -116,6 +116,8 @@ def plan(scenario: Scenario, view: ClusterView, *, threads: int = 0) -> Plan:
     capacity = Capacity(view)
     groups = with_threads(place_groups(group_requests(scenario), capacity, view, ()), view, threads)
     changes, by_stage = make_changes(scenario, groups, capacity, view, threads)
+    for name, body in scenario.stages.items():
+        body.kind.check_groups(name, body, by_stage[name])
     ledger = make_ledger(scenario, by_stage, view)
     return Plan(
         scenario.name,

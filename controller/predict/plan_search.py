@@ -160,7 +160,7 @@ def _tried(
     missing = _missing(changed)
     try:
         made = plan(changed, view)
-    except PlacementError as error:
+    except (PlacementError, ConfigError) as error:
         return Variant(name, roles, staleness, refused=str(error), missing=missing)
     prediction = predict(changed, made, facts, calibration)
     return Variant(name, roles, staleness, made, prediction, missing=missing)

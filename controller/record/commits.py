@@ -12,7 +12,7 @@ from typing import Any
 
 from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
-from nonet.controller.record.journal import Journal, cut_journal
+from nonet.controller.record.journal import Journal, cut_journal, read_journal
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.record.validations import Validations
 from nonet.errors import CheckpointError, ConfigError
@@ -41,6 +41,14 @@ class CommitLog:
         """A step has been applied; until the next commit it is open. `facts`: what a resumed stage must know of it."""
         self.note(applied=stage.first + step, stage=stage.name, **facts)
         self._open_step = stage, step
+
+    def groups_of(self, stage: str) -> list[dict[str, Any]]:
+        """What the journal says of a stage's groups of prompts: when each was begun, and committed or aborted."""
+        return [
+            record
+            for record in read_journal(self._run.journal)
+            if "group" in record and record["stage"] == stage
+        ]
 
     @property
     def open_step(self) -> tuple[StageSetup, int] | None:

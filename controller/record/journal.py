@@ -11,25 +11,27 @@ import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from nonet.atomic import sync, write_whole
 
 
 class Journal:
-    """Appends records; every record is on disk when `write` returns. `records`: how many there are."""
+    """Appends records; every record is on disk when `write` returns, whichever thread wrote it. `records`: how many there are."""
 
     def __init__(self, path: Path):
         self.records = sum(1 for _ in read_journal(path))
-        self._file = path.open("ab")
+        self._file, self._lock = path.open("ab"), Lock()
         sync(path.parent)
 
     def write(self, **record: Any) -> None:
         """One record, flushed to disk."""
-        self._file.write(_line(record))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.records += 1
+        with self._lock:
+            self._file.write(_line(record))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.records += 1
 
     def close(self) -> None:
         self._file.close()

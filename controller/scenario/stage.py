@@ -156,6 +156,9 @@ class StageKind:
         """Keys that can be planned and not run."""
         return iter(())
 
+    def check_groups(self, name: str, body: Any, groups: tuple[PlannedGroup, ...]) -> None:
+        """Raise ConfigError where the stage cannot run in the groups that are planned for it."""
+
     def check_data(self, name: str, body: Any, seq: Any) -> None:
         """Raise ConfigError where these sequences have nothing for the stage."""
 

@@ -325,15 +325,24 @@ class Session:
 
     def prompts(self, name: str) -> Iterator[tuple[int, Prompts]]:
         """(step, prompts) of an RL stage, from where it stands to its end."""
+        start = self.begin_rl(name)
+        for step in range(start, self.stage.steps):
+            self.enter_step(step)
+            self.rollout.ensure_on_device(name)
+            yield step, Prompts(name, step, self.stage.users)
+
+    def begin_rl(self, name: str) -> int:
+        """Enter an RL stage, its first version published; its next step."""
         start = self.begin(name)
         self.publish()
         self._begin_objectives(name)
-        for step in range(start, self.stage.steps):
-            self.steering.at(step)
-            self.trainer.at = self.stage, step
-            self.trainer.objectives = self.objectives
-            self.rollout.ensure_on_device(name)
-            yield step, Prompts(name, step, self.stage.users)
+        return start
+
+    def enter_step(self, step: int) -> None:
+        """What people asked for is done, and the next update is that of this step."""
+        self.steering.at(step)
+        self.trainer.at = self.stage, step
+        self.trainer.objectives = self.objectives
 
     def _begin_objectives(self, name: str) -> None:
         """What the stage's rewards count, as the journal left it; and the commands of people."""
@@ -346,17 +355,18 @@ class Session:
             if record.get("stage") == name and "floors" in record:
                 self.objectives.restore(record)
 
-    def publish(self, stage: str | None = None) -> int:
+    def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
         """Give rollout the trainer's weights and rows under a new version; it serves that version only.
 
-        `stage` is the RL stage that they are for, the one under way by default.
+        `stage` is the RL stage that they are for, the one under way by default. `behind`: ranks that still answer prompts are
+        not waited for.
         """
         began = time.time()
         self.version += 1
         name = stage or self._stage
         setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
         limit = self.scenario.sparse.replica_bytes
-        facts = publish(self.trainer, self.rollout, self.version, limit, setup)
+        facts = publish(self.trainer, self.rollout, self.version, limit, setup, behind=behind)
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -89,6 +89,12 @@ class Steering:
         verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
         if verb is None:
             raise ConfigError(f"there is no command {command['verb']!r}; commands: attach, detach, set")
+        if verb != self._set and cast(Any, self._session.scenario.stages[self._stage]).rollout.options().get(
+            "staleness"
+        ):
+            raise ConfigError(
+                f"{command['verb']} wants staleness: 0: groups of prompts under way have been scored by the rewards of before"
+            )
         return verb(command)
 
     def _attach(self, command: dict[str, Any]) -> str:

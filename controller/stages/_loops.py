@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
-from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
+from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
@@ -19,8 +20,6 @@ _LOOKS, _LEAST = (
     10,
     10,
 )  # how often a stage is looked at on held-out users, and steps between two looks at least
-
-Stopped = Callable[[], bool]
 
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
@@ -55,7 +54,7 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
             "norm": records[-1]["norm"],
             "events": events,
         }
-        _tables(session, recorder, name, stop, shown)
+        show_tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
         for passed in range(step, stop):
             session.commit(passed)
@@ -89,6 +88,8 @@ def _validated(session: Session, recorder: Recorder, stage: str, step: int, *, o
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
     """Prompts, beams, scores and an update a step."""
+    if cast(Any, session.scenario.stages[name]).rollout.options().get("staleness"):
+        return asynchronous(session, name, recorder, stopped)
     stage = session.stages[name]
     shown_start = False
     for step, prompts in session.prompts(name):
@@ -104,7 +105,7 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
             record = session.trainer.update(beams, scores)
         session.publish()
         shown = {**record, "rows/s": record["prompts"] / (time.perf_counter() - began)}
-        _tables(session, recorder, name, step + 1, shown)
+        show_tables(session, recorder, name, step + 1, shown)
         recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
         if (step + 1) % max(_LEAST, stage.steps // _LOOKS) == 0:
             shown |= held_out(session, name)
@@ -130,30 +131,6 @@ def held_out(session: Session, stage: str) -> dict[str, float]:
     hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
     total = sum(weight * float(np.nanmean(means[name])) for name, weight in weights.items() if name in means)
     return {"held-out recall": float(hits / max(1.0, asked)), "held-out reward": total}
-
-
-def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int) -> None:
-    """Journal, count and tell which prompts of a step have no score of some reward."""
-    rewards = session.reward
-    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in rewards.quarantined}
-    if rewards.retried:
-        recorder.metrics(stage, step + 1, counts | {"asked again": float(rewards.retried)}, role="reward")
-    for each in rewards.quarantined:
-        session.commits.note(
-            quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
-        )
-        recorder.event("note", text=f"step {step} of {stage}: {each.text()}")
-
-
-def _tables(session: Session, recorder: Recorder, stage: str, step: int, shown: dict[str, float]) -> None:
-    """Note what the sparse tables did; where some refuse or forget rows, show it too."""
-    counts = session.trainer.counts()
-    recorder.tables(stage, step, counts)
-    if has_policy(session.scenario):
-        sums = {
-            what: sum(every[what] for every in counts.values()) for what in ("rows", "refused", "evicted")
-        }
-        shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
 
 
 def smoke_test_rewards(session: Session) -> None:

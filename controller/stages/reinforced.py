@@ -163,10 +163,16 @@ class ReinforcedKind(StageKind):
         options = body.rollout.options()
         if options.get("catalogue"):
             yield f"{path}.rollout.catalogue"
-        if options.get("staleness"):
-            yield f"{path}.rollout.staleness above 0"
         if is_reference(str(body.rollout.use)):
             yield f"{path}.rollout.use: {body.rollout.use}"
+
+    def check_groups(self, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
+        staleness = body.rollout.options().get("staleness")
+        if staleness and holder(groups, "rollout").name == holder(groups, "trainer").name:
+            raise ConfigError(
+                f"stages.{name}.rollout.staleness: {staleness} wants a rollout with weights of its own, and here it shares the "
+                "trainer's live ones: set roles.rollout: {workers: 1} (and roles.embedding: {workers: 1}), or staleness: 0"
+            )
 
     def check_data(self, name: str, body: Reinforced, seq: Any) -> None:
         from nonet.samples.batches import rl_events
@@ -215,7 +221,7 @@ class ReinforcedKind(StageKind):
             "prompts a rollout's chunk": chunks.get("rollout", 0),
             "prompts a trainer's chunk": chunks.get("trainer", 0),
         }
-        return sizes | ({"steps that beams may be old (not run)": staleness} if staleness else {})
+        return sizes | ({"steps that beams may be old": staleness} if staleness else {})
 
     def work(
         self, scenario: Any, name: str, body: Reinforced, groups: tuple[PlannedGroup, ...], size: Any

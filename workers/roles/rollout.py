@@ -173,8 +173,25 @@ class Rollout(DistributeWorker):
         draw: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Beams for this rank's share of the prompts of an RL step, which nobody need send. Raises as `generate`."""
+        how = {"stage": stage, "step": step, "width": width, "version": version, "chunk": chunk}
+        return self.generate_group(size, (self.rank, self.world), draw=draw, **how)
+
+    @method(collect="concat", part=Replicate, draw=Replicate)
+    def generate_group(
+        self,
+        size: int,
+        part: tuple[int, int],
+        *,
+        stage: str,
+        step: int,
+        width: int,
+        version: int,
+        chunk: int | None = None,
+        draw: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Beams for `part` = (which, of how many) of the prompts of an RL step, whichever rank is asked. Raises as `generate`."""
         users, positions = self.lease(stage, step, size)
-        mine = slice(*shares(len(users), self.world)[self.rank])
+        mine = slice(*shares(len(users), part[1])[part[0]])
         how = {"stage": stage, "step": step, "width": width, "version": version, "chunk": chunk}
         return self.generate(users[mine], positions[mine], draw=draw, **how)
 

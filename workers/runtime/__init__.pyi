@@ -6,6 +6,7 @@ from .actors import Seat as Seat
 from .actors import ensure_ray as ensure_ray
 from .future import GroupFuture as GroupFuture
 from .future import all_there as all_there
+from .future import end_to_end as end_to_end
 from .future import together as together
 from .group import WorkerGroup as WorkerGroup
 from .host import RoleSpec as RoleSpec

@@ -173,7 +173,7 @@ def _pass_on(where: str, parameter: str, future: GroupFuture, marker: Any, world
             f"{where}({parameter}): only results collected by 'concat' can be sharded; "
             f"{origin} collects by {future.collect!r}"
         )
-    if marker in (Shard, PerRank) and len(refs) == world:
+    if marker in (Shard, PerRank) and len(refs) == world and (future.by_rank or world == 1):
         return Argument(parameter), [[ref] for ref in refs]
     if marker is PerRank:
         raise ConfigError(f"{where}({parameter}): PerRank wants {world} results, {origin} has {len(refs)}")

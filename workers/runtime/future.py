@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -33,6 +33,7 @@ class GroupFuture:
     """Results of `role.method` on every rank; `collect` says how they become one value.
 
     timeout_s, retries   as given at the call; `sent` is what was sent, to ask a restarted rank again
+    actors               who made the results, where they are not those of every rank in order
     """
 
     def __init__(
@@ -45,9 +46,12 @@ class GroupFuture:
         timeout_s: float | None = None,
         retries: int = 0,
         sent: Message | None = None,
+        actors: list[Any] | None = None,
     ):
         self.refs, self.role, self.method, self.collect = refs, role, method, collect
-        self._hosts, self._actors, self._sent = hosts, list(hosts.actors), sent
+        self._hosts, self._sent = hosts, sent
+        self._actors = list(hosts.actors) if actors is None else actors
+        self.by_rank = actors is None
         self._timeout_s, self._retries = timeout_s, retries
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._counts: list[Any] | None = None
@@ -228,6 +232,14 @@ def translated(error: Exception, role: str, rank: int, method: str) -> NonetErro
     if isinstance(cause, RayActorError) or isinstance(error, RayActorError):
         return WorkerLost(f"{who} died during {method}: {words}", role=role, rank=rank)
     return WorkerFailed(f"{who}: {method}: {words}", role=role, rank=rank, traceback=str(error))
+
+
+def end_to_end(futures: Sequence[GroupFuture]) -> GroupFuture:
+    """Results of several calls, each collected by 'concat', as one: the rows of the first, then those of the next."""
+    first = futures[0]
+    refs = [ref for future in futures for ref in future.refs]
+    actors = [actor for future in futures for actor in future._actors]
+    return GroupFuture(refs, first._hosts, first.role, first.method, first.collect, actors=actors)
 
 
 def together(timeout_s: float, *futures: GroupFuture) -> list[Any]:

@@ -117,6 +117,17 @@ class WorkerGroup:
             refs, self.hosts, self.role, name, declaration.collect, timeout_s, retries, message
         )
 
+    def ask(
+        self, rank: int, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> GroupFuture:
+        """Call a method on one rank alone; a future of one result, which another group takes like those of a whole group."""
+        declaration = declared(self._cls, name)
+        wire.speak()
+        header, flats = self._prepared(name, declaration, args, kwargs)
+        message = Message(self.role, name, self.hosts.epoch, header, flats)
+        ref, actor = self.hosts.send(message, rank), self.hosts.actors[rank]
+        return GroupFuture([ref], self.hosts, self.role, name, declaration.collect, timeout_s, actors=[actor])
+
     def _prepared(
         self, name: str, declaration: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Header | None, Sequence[Sequence[Any]]]:

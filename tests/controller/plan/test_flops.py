@@ -28,7 +28,9 @@ def test_weights_cross_once_a_rollout_worker_and_not_at_all_where_they_are_share
     moves = {what: count for what, count, _ in work()["rl"].moves}
     assert moves["dense weights"] == pytest.approx(64 * 2 * 0.596e9)
     assert moves["dense gradients"] == pytest.approx(31 * 2 * 2 * 0.596e9)
-    fused = work("roles={trainer: {pool: gpu, workers: 32}}", "stages.rl.users=256")["rl"]
+    fused = work(
+        "roles={trainer: {pool: gpu, workers: 32}}", "stages.rl.users=256", "stages.rl.rollout.staleness=0"
+    )["rl"]
     assert "dense weights" not in {what for what, _, _ in fused.moves}
     assert len(fused.flops) == 1
 

@@ -106,7 +106,8 @@ def test_staleness_hides_the_shorter_side_of_a_step_where_there_are_cores_and_no
     after = sum(found.parts.get(part, 0.0) for part in ("update", "lookup", "exchange", "reduce"))
     assert found.hidden_s == pytest.approx(min(before, after) * (2 - NOMINAL.slowdown("decode", 2, 2, 8)))
     assert found.step_s == pytest.approx(sum(found.parts.values()) - found.hidden_s)
-    assert predicted(2.0, staleness=1)["rl"].hidden_s == 0, "fused, one process does both"
+    with pytest.raises(ConfigError, match="wants a rollout with weights of its own"):
+        predicted(2.0, staleness=1)
 
 
 def test_two_busy_ranks_pay_what_crowding_costs_and_threads_beyond_the_cores_wait():
