@@ -57,6 +57,13 @@ class Compress(StrictModel):
     ] = "item"
 
 
+def _check_address(use: str) -> None:
+    try:
+        check_address(use)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
 class StoredIn(StrictModel):
     """A store that the tokenise stage writes users' sequences into, and that is read from by key (`nonet.samples.tokenised`)."""
 
@@ -72,10 +79,7 @@ class StoredIn(StrictModel):
     @field_validator("use")
     @classmethod
     def _can_be_written(cls, use: str) -> str:
-        try:
-            check_address(use)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        _check_address(use)
         if use.startswith("hbase:"):
             raise ValueError(
                 "tables of HBase are made in its shell; use a folder, lmdb:FOLDER or redis://HOST:PORT/NAME"
@@ -118,10 +122,7 @@ class Join(StrictModel):
     @field_validator("use")
     @classmethod
     def _without_password(cls, use: str) -> str:
-        try:
-            check_address(use)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        _check_address(use)
         return use
 
 

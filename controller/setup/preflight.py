@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
     Raises ConfigError or DataError, one line.
     """
     check_runnable(scenario)
+    _check_engine(scenario)
     check_tables(scenario)
     _check_tiers(scenario)
     for metric in scenario.evaluate.metrics:
@@ -70,6 +72,16 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
             open_store(stored.use, **stored.options).close()
     reward_columns = [(name, column) for name, column in reward_columns if column not in joined]
     return _check_data(scenario, folder, reward_columns)
+
+
+def _check_engine(scenario: Scenario) -> None:
+    """Raises ConfigError where the trainers' engine is not installed."""
+    engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
+    needs = engine.spec.needs if engine is not None else None
+    if engine is not None and needs is not None and find_spec(needs) is None:
+        raise ConfigError(
+            f"roles.trainer.engine: {needs} is not installed: pip install 'nonet[{engine.use}]'"
+        )
 
 
 def _check_joins(scenario: Scenario) -> list[str]:

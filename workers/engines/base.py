@@ -119,6 +119,7 @@ class TrainEngine:
     divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
     runs     whether this version runs it, or only plans it; unsupported: of its options what it only plans
     optimizers  those of a stage that it steps
+    needs    a module of the extra of its name, which must be installed
     """
 
     cls: str | Callable[..., EngineRuntime]
@@ -127,6 +128,7 @@ class TrainEngine:
     runs: bool = True
     unsupported: Callable[[Options], str | None] = _none
     optimizers: tuple[str, ...] = ("muon", "adamw")
+    needs: str | None = None
 
 
 ENGINES = Registry("engine", TrainEngine, "nonet.workers.engines")

@@ -12,42 +12,33 @@ from nonet.suggest import did_you_mean
 from nonet.workers.engines.base import Options, TrainEngine
 
 # Keys of https://www.deepspeed.ai/docs/config-json that this engine leaves to the user.
-_PASSED = (
-    *(
-        "zero_optimization",
-        "communication_data_type",
-        "prescale_gradients",
-        "comms_logger",
-        "wall_clock_breakdown",
-    ),
-    *(
-        "flops_profiler",
-        "memory_breakdown",
-        "dump_state",
-        "steps_per_print",
-        "seq_parallel_communication_data_type",
-    ),
-)
+_PASSED = ("zero_optimization", "comms_logger", "wall_clock_breakdown", "flops_profiler", "steps_per_print")
+_OF_ZERO = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "overlap_comm")
 
 
 class Deepspeed(StrictModel):
-    zero: Annotated[int, Field(ge=0, le=3)] = 1
+    zero: Annotated[int, Field(ge=1, le=3)] = 1
     deepspeed: Annotated[
         dict[str, Any], Field(description="keys of DeepSpeed's own configuration, such as zero_optimization")
     ] = {}
 
     @model_validator(mode="after")
     def _known(self) -> "Deepspeed":
-        for key in self.deepspeed:
-            if key not in _PASSED:
-                raise ValueError(
-                    f"deepspeed: there is no key {key!r} to pass; there are {', '.join(_PASSED)}.{did_you_mean(key, _PASSED)}"
-                )
+        _check(self.deepspeed, _PASSED, "deepspeed")
+        _check(self.deepspeed.get("zero_optimization") or {}, _OF_ZERO, "deepspeed.zero_optimization")
         return self
 
 
+def _check(given: Options, known: tuple[str, ...], where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"{where}: there is no key {key!r} to pass; there are {', '.join(known)}.{did_you_mean(key, known)}"
+            )
+
+
 def _divides(options: Options) -> int:
-    return options["zero"] if options["zero"] == 3 else min(1, options["zero"])
+    return 3 if options["zero"] == 3 else 1
 
 
 def _unsupported(options: Options) -> str | None:
@@ -60,4 +51,5 @@ SPEC = TrainEngine(
     divides=_divides,
     unsupported=_unsupported,
     optimizers=("adamw",),
+    needs="deepspeed",
 )

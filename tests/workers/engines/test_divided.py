@@ -78,3 +78,6 @@ def test_muon_and_deepspeed_do_not_go_together(ring):
         check_runnable(scenario)
     with pytest.raises(ConfigError, match=r"no key 'fp17' to pass"):
         load_scenario(ring.scenario, ["roles.trainer={engine: {use: deepspeed, deepspeed: {fp17: {}}}}"])
+    change = "roles.trainer={engine: {use: deepspeed, deepspeed: {zero_optimization: {stage: 3}}}}"
+    with pytest.raises(ConfigError, match=r"zero_optimization: there is no key 'stage' to pass"):
+        load_scenario(ring.scenario, [change])
