@@ -104,8 +104,9 @@ def test_roles_are_told_what_the_scenario_says(run_groups, tmp_path):
         str(tmp_path / "sources"),
         {"ceiling": 20},
         (),
+        90.0,
     )
-    assert specs["rl.reward.hit"].args == ("hit", "hit", str(tmp_path / "sources"), {}, ())
+    assert specs["rl.reward.hit"].args == ("hit", "hit", str(tmp_path / "sources"), {}, (), 7.0)
     runs = [specs[role].args[0] for role in ("trainer", "rollout", "embedding", "evaluator")]
     assert all(run == runs[0] for run in runs)
     assert (runs[0].seed, runs[0].history) == (9, 7)

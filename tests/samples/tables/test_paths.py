@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_one_line_that_names_it(tmp_path, path, says):
 
 
 def test_remote_places_without_files_are_named(tmp_path):
-    with pytest.raises(DataError, match="no Parquet file is there"):
+    with pytest.raises(DataError, match=r"no \.parquet file is there"):
         read_parquet(f"file://{tmp_path}/*.parquet", "items")
     with pytest.raises(DataError, match="cannot be listed"):
         read_parquet("nosuch://bucket/x.parquet", "items")

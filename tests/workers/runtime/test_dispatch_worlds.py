@@ -66,6 +66,7 @@ class Answers(GroupFuture):
 
     def __init__(self, chunks, counts):
         self.refs, self.role, self.method, self.collect, self._counts = chunks, "other", "m", "concat", counts
+        self.by_rank = True
 
 
 def fetch(parameter, refs):
