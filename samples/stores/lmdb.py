@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -147,28 +148,19 @@ class LMDBStore(Store):
         stamps = key_bytes(np.asarray(times, np.int64))
         return [name + b"\0" + stamp for name, stamp in zip(names, stamps, strict=True)]
 
-    def _wrote(self) -> _Told:
-        return _Told(self.name)
-
-
-class _Told:
-    """Says in one line what LMDB could not write."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    @contextmanager
+    def _wrote(self) -> Iterator[None]:
+        """Says in one line what LMDB could not write."""
         import lmdb
 
-        if isinstance(error, lmdb.MapFullError):
+        try:
+            yield
+        except lmdb.MapFullError as error:
             raise StoreError(
-                f"{self._name}: it is full; open it with a larger map_gb. Nothing was written"
+                f"{self.name}: it is full; open it with a larger map_gb. Nothing was written"
             ) from error
-        if isinstance(error, lmdb.Error):
-            raise StoreError(f"{self._name}: {error}. Nothing was written") from error
+        except lmdb.Error as error:
+            raise StoreError(f"{self.name}: {error}. Nothing was written") from error
 
 
 _ENVIRONMENTS: dict[Path, Any] = {}  # LMDB: one a process and folder

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from nonet.errors import ConfigError
 from nonet.workers import host_copy
-from nonet.workers.devices import tensors_of
 from nonet.workers.engines._ddp import Ddp, write_dense
 from nonet.workers.engines._shadow import Shadow
 from nonet.workers.engines.base import Learning
@@ -172,9 +171,6 @@ class Deepspeed(Ddp):
     def _ordered(self) -> list[Any]:
         """Shadows in the order of the optimizer."""
         return [p for p in self._shadows if p.ndim > 1] + [p for p in self._shadows if p.ndim <= 1]
-
-    def device_tensors(self) -> Iterable[Tensor]:
-        return tensors_of(self.model, self.optimizer)
 
 
 class _Group:

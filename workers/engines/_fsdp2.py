@@ -6,7 +6,7 @@ Gradients are added up by a reduce-scatter, moved weights come back by an all-ga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from nonet.models import Muon, orthogonal
 from nonet.workers import host_copy
-from nonet.workers.devices import tensors_of
 from nonet.workers.engines._ddp import Ddp, write_dense
 from nonet.workers.engines._shadow import Shadow
 from nonet.workers.runtime import Membership
@@ -104,9 +103,6 @@ class Fsdp2(Ddp):
             self.optimizer = self.make_optimizer()
         if optimizer:
             self.load_optimizer(folder, self._part)
-
-    def device_tensors(self) -> Iterable[Tensor]:
-        return tensors_of(self.model, self.optimizer)
 
     def _places(self) -> list[int]:
         """The place among the parameters of each of the optimizer's, in the optimizer's order."""

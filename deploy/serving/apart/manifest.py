@@ -20,7 +20,7 @@ def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | No
     """
     settings = ServeConfig(**config)
     services = settings.services or Services()
-    if any(set(each.resources) - {"NPU"} for each in _each(services)):
+    if any(set(each.resources) - {"NPU"} for each in services.every):
         raise ConfigError(
             "a manifest knows cpus, gpus and the resource NPU; place other resources in its groups by hand"
         )
@@ -63,8 +63,8 @@ def _service(run: str, config: dict[str, Any], services: Services, image: str | 
 
 def _group(name: str, deployed: list[Deployed], image: str) -> dict[str, Any]:
     """Pods for the replicas of some deployments, as many as they have at most."""
-    least = sum(each.autoscaling.min if each.autoscaling else each.replicas for each in deployed)
-    most = sum(each.autoscaling.max if each.autoscaling else each.replicas for each in deployed)
+    least = sum(each.least for each in deployed)
+    most = sum(each.most for each in deployed)
     wanted = {"cpu": f"{max(each.cpus for each in deployed):g}", "memory": "8Gi"}
     if gpus := max(each.gpus for each in deployed):
         wanted["nvidia.com/gpu"] = f"{-(-gpus // 1):g}"
@@ -96,7 +96,3 @@ def _pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
             "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": "nonet-runs"}}],
         }
     }
-
-
-def _each(services: Services) -> tuple[Deployed, ...]:
-    return (services.access, services.features, services.engine)

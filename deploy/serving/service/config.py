@@ -30,6 +30,16 @@ class Deployed(StrictModel):
     gpus: float = Field(default=0, ge=0)
     resources: dict[str, float] = Field(default_factory=dict)
 
+    @property
+    def least(self) -> int:
+        """Replicas at least."""
+        return self.autoscaling.min if self.autoscaling else self.replicas
+
+    @property
+    def most(self) -> int:
+        """Replicas at most."""
+        return self.autoscaling.max if self.autoscaling else self.replicas
+
 
 class Services(StrictModel):
     """Services as deployments of their own. features holds the events that were posted, so it is one replica."""
@@ -37,6 +47,11 @@ class Services(StrictModel):
     access: Deployed = Deployed(cpus=0.5)
     features: Deployed = Deployed(cpus=0.5)
     engine: Deployed = Deployed()
+
+    @property
+    def every(self) -> tuple[Deployed, ...]:
+        """All of them."""
+        return (self.access, self.features, self.engine)
 
     @model_validator(mode="after")
     def _one_journal(self) -> Services:
@@ -73,10 +88,7 @@ class ServeConfig(StrictModel):
         """CPUs of all replicas at most."""
         if self.services is None:
             return self.cpus
-        every = (self.services.access, self.services.features, self.services.engine)
-        return sum(
-            each.cpus * (each.autoscaling.max if each.autoscaling else each.replicas) for each in every
-        )
+        return sum(each.cpus * each.most for each in self.services.every)
 
     def service(self) -> Any:
         """What a `Service` takes of it."""
