@@ -89,15 +89,13 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     """All services in this process, behind an ASGI app."""
     import torch
 
-    from nonet.deploy.serving.features import Fallback, Features, Histories, OpenRun
+    from nonet.deploy.serving.features import Fallback, Features, OpenRun
     from nonet.deploy.serving.service import Engines, Metrics, Service, make_app
 
     torch.set_num_threads(settings.threads)
     opened = OpenRun.of(run)
     corpus = opened.corpus
-    histories = Histories(corpus, opened.beside / "events.jsonl", stored=opened.events)
-    width = opened.scenario.evaluate.width
-    features = Features(corpus, histories, opened.setup.history, width, settings.block)
+    features = Features.of(opened, settings.block)
     engines = Engines(
         opened,
         follow=settings.follow,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.deploy.serving.features import Asked, Features, Histories, OpenRun
+from nonet.deploy.serving.features import Asked, Features, OpenRun
 from nonet.deploy.serving.service import Deployed, ServeConfig
 from nonet.models.inference import Answer, Question
 
@@ -64,9 +64,7 @@ class FeaturesService:
         from nonet.deploy.serving.service import Follower
 
         opened = OpenRun.of(run)
-        histories = Histories(opened.corpus, opened.beside / "events.jsonl", stored=opened.events)
-        width = opened.scenario.evaluate.width
-        self._features = Features(opened.corpus, histories, opened.setup.history, width, settings.block)
+        self._features = Features.of(opened, settings.block)
         if settings.follow:
             Follower(opened).start()
 

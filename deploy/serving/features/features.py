@@ -15,6 +15,7 @@ import numpy as np
 
 from nonet.deploy.serving.features.histories import Histories
 from nonet.deploy.serving.features.items import Items, Refused
+from nonet.deploy.serving.features.open_run import OpenRun
 from nonet.models.generation import Corpus
 from nonet.models.inference import Events, Question
 from nonet.samples.sequences import ALLOW
@@ -43,6 +44,13 @@ class Features:
         self._window, self._width, self._block = window, width, max(1, min(block, window))
         self._allow = corpus.seq.repeats == ALLOW
         self._withdrawn: tuple[tuple[str, ...], np.ndarray] = ((), np.empty(0, np.int64))
+
+    @classmethod
+    def of(cls, run: OpenRun, block: int = 1, *, posts: bool = True) -> Features:
+        """Of a run, its posted events among its users'; posts: whether more may be posted, else what is there is read."""
+        journal = run.beside / "events.jsonl"
+        histories = Histories(run.corpus, journal if posts or journal.exists() else None, stored=run.events)
+        return cls(run.corpus, histories, run.setup.history, run.scenario.evaluate.width, block)
 
     def list_of(
         self,

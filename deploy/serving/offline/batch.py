@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nonet.atomic import replacing
-from nonet.deploy.serving.features import Features, Histories, OpenRun
+from nonet.deploy.serving.features import Features, OpenRun
 from nonet.errors import DataError, WorkerLost
 from nonet.models.inference import Engine
 
@@ -36,11 +36,7 @@ class Answers:
         torch.set_num_threads(1)
         opened = OpenRun.of(run)
         self._engine = Engine(opened.recommender(opened.registry.version(version)), version)
-        posted = opened.beside / "events.jsonl"
-        histories = Histories(opened.corpus, posted if posted.exists() else None, stored=opened.events)
-        self._features = Features(
-            opened.corpus, histories, opened.setup.history, opened.scenario.evaluate.width
-        )
+        self._features = Features.of(opened, posts=False)
         self._withdrawn, self._top = opened.registry.serving.withdrawn, top
 
     def of(self, users: list[Any]) -> pa.Table:
