@@ -12,19 +12,19 @@ run: setup
 	@echo
 	$(BIN)/nonet recommend last --like "Alien" "Blade Runner" --top 5
 
-# Two workers, a file to one of them: each has its own local Ray.
+# Three workers, a file to one of them: each has its own local Ray, and waits for processes more than it computes.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0 -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 	$(BIN)/python tests/mutants.py
 
 # Single lines changed one at a time, each of which a test must notice; MUTANTS="--folder rl" makes some of them.
 mutants: setup
 	$(BIN)/python tests/mutants.py $(MUTANTS)
 
-# The native core's own checks under the address and undefined sanitizers; `make test` runs them too.
+# The native core's own checks under the address and undefined sanitizers; `make test-all` runs them too.
 sanitize:
 	bash embedding/native/sanitize.sh
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nonet.errors import ConfigError
 from nonet.workers.runtime import NAMESPACE, ActorGroup
@@ -54,9 +54,12 @@ class Lease:
 
 
 class Heartbeat:
-    """A thread that does something every `every_s` seconds until stopped; an error of it ends nothing, and is counted."""
+    """A thread that does something every `every_s` seconds until stopped.
 
-    def __init__(self, beat: Callable[[], object], every_s: float):
+    A failure ends nothing and is counted: an error, or each text that the beat returns.
+    """
+
+    def __init__(self, beat: Callable[[], Iterable[str] | None], every_s: float):
         self._beat, self._every_s, self._ended = beat, every_s, threading.Event()
         self._problems: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -65,14 +68,11 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
             try:
-                self._beat()
+                failed = list(self._beat() or ())
             except Exception as error:
-                self.failed(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-
-    def failed(self, what: str) -> None:
-        """Count a failure, to be told."""
-        with self._lock:
-            self._problems[what] += 1
+                failed = [f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+            with self._lock:
+                self._problems.update(failed)
 
     def warning(self) -> str:
         """How many beats failed since the last time asked, and why; "" where none did."""
@@ -92,13 +92,10 @@ def keep_alive(hosts: Mapping[str, ActorGroup], timeout_s: float) -> Heartbeat:
     A worker that has not answered when the next beat comes has failed one.
     """
 
-    def beat() -> None:
-        for each in list(hosts.values()):
-            for silent in each.beat():
-                heartbeat.failed(f"{silent} did not answer")
+    def beat() -> list[str]:
+        return [f"{silent} did not answer" for each in list(hosts.values()) for silent in each.beat()]
 
-    heartbeat = Heartbeat(beat, timeout_s / 6)
-    return heartbeat
+    return Heartbeat(beat, timeout_s / 6)
 
 
 def left_of(run: str) -> tuple[list[str], list[str]]:

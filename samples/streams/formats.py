@@ -1,7 +1,8 @@
 """Formats: what a file's row groups are, and how one of them is read: Parquet, packed Arrow, CSV, and one user a line.
 
 Parquet's groups are its own and its fingerprint is a hash of the footer. Packed Arrow (`nonet pack SRC FOLDER`, or any Arrow IPC
-file) is the same with record batches for groups; a local one is mapped and its values are never copied.
+file) is the same with record batches for groups; a local one is mapped and its values are never copied. A mapped file
+must not be written in place: replace it by a rename, as `nonet pack` does.
 Text is cut into groups of about 8 MiB at the ends of lines, once, when the file is first looked at (1 GB/s); its
 fingerprint is a hash of the cuts and of both ends. A line of `user item item ...` is a row with the columns user_id and
 item_id (a list); both are whole numbers where all of the first are.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import local
@@ -90,6 +92,7 @@ def read_group(
             )
         else:
             if form == "arrow":
+                _as_listed(system, file)
                 batch = _arrow_file(system, file.path, file.fingerprint).get_batch(group)
                 table = pa.Table.from_batches([batch])
             else:
@@ -177,12 +180,20 @@ def _arrow_digest(source: pa.NativeFile) -> str:
 
 
 def _arrow_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pa.ipc.RecordBatchFileReader:
+    mapped = isinstance(system, pafs.LocalFileSystem)
+
     def opened() -> Any:
-        local_ = isinstance(system, pafs.LocalFileSystem)
-        source = pa.memory_map(path) if local_ else system.open_input_file(path)
-        return source, _arrow_digest, pa.ipc.open_file
+        # looked at by plain reads before it is mapped: reading a mapped file that was cut short ends the process
+        reader = (lambda _: pa.ipc.open_file(pa.memory_map(path))) if mapped else pa.ipc.open_file
+        return system.open_input_file(path), _arrow_digest, reader
 
     return _opened_once(path, fingerprint, opened)
+
+
+def _as_listed(system: pafs.FileSystem, file: DataFile) -> None:
+    """Raises DataError where a mapped file has not the size it was listed with."""
+    if isinstance(system, pafs.LocalFileSystem) and os.stat(file.path).st_size != file.bytes:
+        raise DataError(f"{file.path}: its content changed since it was listed")
 
 
 # --- text ---------------------------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ def test_a_re_plan_that_finds_its_room_taken_is_refused_and_leaves_no_group_of_t
     assert made_groups() == ["quick-thief"]
 
 
+@pytest.mark.slow
 def test_a_re_plan_ends_and_starts_what_changes_and_leaves_the_rest_where_it_is(taken):
     from nonet.controller.groups.binding import Binding, plan_live
 

@@ -93,6 +93,7 @@ def test_every_step_is_applied_once_in_the_journal(whole):
     assert applied == list(range(len(applied)))
 
 
+@pytest.mark.slow
 def test_every_role_in_its_own_process_gives_the_same_bits(whole):
     _same_bits(whole, "apart", APART)
 
@@ -104,6 +105,7 @@ def test_collocated_rollout_gives_the_same_bits(whole):
     assert groups["rollout"]["shares"] == "trainer"
 
 
+@pytest.mark.slow
 def test_groups_that_take_turns_in_a_stage_of_its_own_roles_give_the_same_bits(whole):
     found = _same_bits(
         whole,
@@ -168,6 +170,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(whole):
         api.resume(folder / "stopped")
 
 
+@pytest.mark.slow
 def test_two_trainers_equal_one_up_to_the_order_of_sums(whole):
     folder, finished = whole
     two = run(
@@ -212,8 +215,14 @@ def test_another_scenario_may_not_use_the_folder(whole):
     ("body", "said"),
     [
         ("raise RuntimeError('no price')", "reward 'own' failed for users .*no price"),
-        ("return item[:, :1]", r"reward 'own' returned .*shape \[\d+, 1\].*wanted numbers of shape"),
-        ("return item * float('nan')", "reward 'own' returned nan for user"),
+        pytest.param(
+            "return item[:, :1]",
+            r"reward 'own' returned .*shape \[\d+, 1\].*wanted numbers of shape",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "return item * float('nan')", "reward 'own' returned nan for user", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_broken_reward_fails_before_training_and_leaves_nothing(whole, body, said):
@@ -231,6 +240,7 @@ def test_a_broken_reward_fails_before_training_and_leaves_nothing(whole, body, s
     assert not (folder / "broken").exists()
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_has_the_same_guarantees(whole):
     folder, _ = whole
     _, beside = load_scenario(folder / "ring.yaml")
@@ -249,6 +259,7 @@ def test_a_loop_of_ones_own_has_the_same_guarantees(whole):
     assert Checkpoints(folder / "own" / "checkpoints").end_of("rl").name.startswith("step-")
 
 
+@pytest.mark.slow
 def test_a_function_of_the_script_can_be_a_reward(whole):
     folder, _ = whole
 

@@ -46,6 +46,7 @@ def test_a_run_whose_rollouts_do_not_wait_trains_every_group_once_and_none_too_o
     assert finished.state == "done"
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_stopped_asks_again_what_was_not_trained(ring):
     from nonet.controller.record import Recorder
     from nonet.controller.session import Session

@@ -91,6 +91,7 @@ def unscored(values, users):
     return {name: set(users[np.isnan(score).any(1)].tolist()) for name, score in values.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rewards_that_fail_cost_their_own_rows_and_the_loop_goes_on(ray_local, tmp_path):
     folder = make_ring(tmp_path)
@@ -201,6 +202,7 @@ def _stop(session, name, how):
     os.kill(pid, how)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_frozen_is_ended_and_its_prompts_are_scored_again(ray_local, tmp_path, monkeypatch):
     monkeypatch.setattr("nonet.controller.groups.reward_handles._GRACE_S", 1.0)

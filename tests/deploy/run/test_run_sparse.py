@@ -82,6 +82,7 @@ def whole(ray_local, tmp_path_factory):
     return folder, run(folder, "whole", *POLICY)
 
 
+@pytest.mark.slow
 def test_tables_admit_and_evict_as_the_scenario_says_and_the_report_counts_it(whole):
     _, finished = whole
     user, item = finished.report["sparse"]["user"], finished.report["sparse"]["item"]
@@ -106,6 +107,7 @@ def apart(whole):
     return run(folder, "apart", *POLICY, APART)
 
 
+@pytest.mark.slow
 def test_policies_give_the_same_bits_with_every_role_in_its_own_process(whole, apart):
     _, finished = whole
     assert found_by(apart) == found_by(finished)
@@ -113,6 +115,7 @@ def test_policies_give_the_same_bits_with_every_role_in_its_own_process(whole, a
     assert states_of(apart) == states_of(finished)
 
 
+@pytest.mark.slow
 def test_policies_go_on_bit_for_bit_after_a_stop(whole):
     folder, finished = whole
     _compare_resumed(folder, finished, *POLICY)
@@ -128,12 +131,14 @@ def test_a_budget_holds_and_goes_on_bit_for_bit_after_a_stop(whole):
     _compare_resumed(folder, finished, BUDGET)
 
 
+@pytest.mark.slow
 def test_a_time_to_live_shorter_than_an_epoch_is_refused_with_the_way_out(whole):
     folder, _ = whole
     with pytest.raises(Exception, match=r"evict.ttl: .* days are \d+ steps .* say evict.ttl_steps"):
         run(folder, "short", "sparse.tables.user={dim: 8, evict: {ttl: 1h}}")
 
 
+@pytest.mark.slow
 def test_replicas_are_sent_everything_once_and_then_what_was_touched(apart):
     sent, tables = apart.report["published"], apart.report["sparse"].values()
     assert sent["full"]["updates"] == 1  # of the untrained model, before the baselines

@@ -34,6 +34,7 @@ def run(code, tmp_path, **environment):
     )
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_many_processes_of_a_node_compile_the_core_once(node):
     code = "import nonet.embedding.tables.native_library as n; n.packaged = lambda: []; " + STATUS
@@ -117,6 +118,7 @@ def test_the_package_lists_every_source_of_the_core():
     assert listed == {path.name for path in sources()}
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_core_passes_its_own_checks_under_the_address_and_undefined_sanitizers():
     root = Path(__file__).parents[3]

@@ -31,6 +31,7 @@ def told():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_every_role_is_on_its_own_kind_of_node_and_device(told):
     assert {answer["role"] for answer in told} == set(WANTED)
     for answer in told:
@@ -39,6 +40,7 @@ def test_every_role_is_on_its_own_kind_of_node_and_device(told):
         assert resource in answer["resources"], answer
 
 
+@pytest.mark.slow
 def test_each_worker_sees_its_own_device_and_no_other(told):
     for answer in told:
         _, _, variable, _, _ = WANTED[answer["role"]]
@@ -52,6 +54,7 @@ def test_each_worker_sees_its_own_device_and_no_other(told):
         assert len(set(ids)) == len(ids) == {"trainer": 3, "rollout": 4}[role]
 
 
+@pytest.mark.slow
 def test_an_npu_worker_asks_for_no_gpu(told):
     for answer in told:
         if answer["kind"] != "gpu":
@@ -60,17 +63,20 @@ def test_an_npu_worker_asks_for_no_gpu(told):
     assert npus == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_each_pool_brings_its_own_variables(told):
     for answer in told:
         assert answer["vars"]["NONET_POOL"] == ("npu" if answer["kind"] == "npu" else "")
         assert answer["vars"]["CUBLAS_WORKSPACE_CONFIG"] == (":4096:8" if answer["kind"] == "gpu" else "")
 
 
+@pytest.mark.slow
 def test_a_fused_role_is_in_the_same_process_with_the_same_device(told):
     by_role = {role: {a["rank"]: a["visible"]["cuda"] for a in told if a["role"] == role} for role in WANTED}
     assert by_role["trainer"] == by_role["embedding"]
 
 
+@pytest.mark.slow
 def test_what_is_missing_for_the_device_is_said_where_it_is_missing(told):
     reasons = {a["role"]: a["why_not"] for a in told}
     assert "needs the package torch_npu" in reasons["rollout"]

@@ -66,6 +66,7 @@ def test_one_trainer_carries_rows_in_flight_and_equals_the_fused_trainer(plays):
     assert fused == plays.play("apart", 1, 2, ["sparse.in_flight=4"])
 
 
+@pytest.mark.slow
 def test_two_ranks_train_over_a_wire_of_bytes_and_not_to_the_same_bits(plays):
     exact, exact_rows = plays.play("fp32", 2, 0)
     rounded, rounded_rows = plays.play("int8", 2, 0, ["sparse.wire=int8"])

@@ -135,6 +135,7 @@ def test_without_retries_the_loss_is_told_and_the_next_call_finds_the_group_whol
     group.stop()
 
 
+@pytest.mark.slow
 def test_group_without_restarts_stays_lost(ray_local):
     group = make()
     with pytest.raises(WorkerLost):

@@ -81,6 +81,7 @@ def test_a_move_that_finds_everything_as_it_should_be_moves_nothing():
     assert here.move(["trainer"]) == Moved(0, 0, 440)
 
 
+@pytest.mark.slow
 def test_calls_of_an_offloaded_group_do_not_run_and_calls_before_the_move_do(ray_local):
     group = nonet.WorkerGroup(Holder, 1000, workers=2, role="holder", cpus=0.1)
     before = group.total()
