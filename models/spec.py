@@ -70,6 +70,7 @@ class ModelSpec:
     rows         what a step's batch counts: "users" or "events"
     cuts_steps   whether trainers compute a step in chunks
     blocks       whether it has `blocks`, which an engine may recompute or compile
+    ahead        how many events ahead its stages teach where they do not say
     lower_is_better  of its metrics, those of which less is better
     runs         whether this version runs it, or only plans it
     """
@@ -82,6 +83,7 @@ class ModelSpec:
     rows: ClassVar[str] = "users"
     cuts_steps: ClassVar[bool] = True
     blocks: ClassVar[bool] = True
+    ahead: ClassVar[int] = 3
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
 

@@ -218,6 +218,8 @@ def stage_setups(
     for name, body in scenario.stages.items():
         rows = epoch_rows(scenario, name, users)
         lengths = body.kind.lengths(body, rows, events)
+        if "ahead" in lengths:
+            lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead
         chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
         setups[name] = StageSetup(
             name=name,
