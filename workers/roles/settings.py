@@ -23,8 +23,8 @@ class RunSetup:
     """Seed, history length, model configuration, sparse tables (name -> TableSpec arguments), feature -> table,
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
     of tables in tiers what each may hold, how long waits may take, the codec of rows between processes, the train engine and
-    the source of the trainers' samples, each with its options, how votes of a memory are taken (None: without one), and what is
-    joined to samples (JoinSetup)."""
+    the source of the trainers' samples, each with its options, how votes of a memory are taken (None: without one), what is
+    joined to samples (JoinSetup), and how dense weights move: publish, bucket, block, shard."""
 
     seed: int
     history: int
@@ -41,6 +41,7 @@ class RunSetup:
     memory: Mapping[str, Any] | None = None
     joins: Sequence[Any] = ()
     stored: Any = None
+    weights: Mapping[str, Any] = field(default_factory=dict)
 
     def corpus(self, folders: Mapping[str, str]) -> Corpus:
         """The run's artifacts, opened; events of users get what is joined to them."""

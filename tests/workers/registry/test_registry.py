@@ -12,7 +12,7 @@ from nonet.embedding.reading import Layer
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
 from nonet.workers.registry import Contents, Registry
-from nonet.workers.weights import write_tensors
+from nonet.workers.weight_files import write_tensors
 
 SPECS = {"item": TableSpec(4, "sgd", default=0.5)}
 
