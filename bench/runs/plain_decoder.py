@@ -40,9 +40,9 @@ def collate(rows: Sequence[dict[str, Any]]) -> Padded:
     def padded(name: str) -> Tensor:
         return nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True)
 
-    jagged = [padded(name) for name in ("item", "sid", "time", "kind", "half_stars", "target")]
-    user, length = (torch.tensor([row[name] for row in rows]) for name in ("user", "length"))
-    return Padded(*jagged, user, length)
+    jagged = {name: padded(name) for name in ("item", "sid", "time", "kind", "half_stars", "target")}
+    whole = {name: torch.tensor([row[name] for row in rows]) for name in ("user", "length")}
+    return Padded(**jagged, **whole)
 
 
 class Block(nn.Module):

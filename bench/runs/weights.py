@@ -27,16 +27,16 @@ def weights(megabytes: int = 64, bucket_mb: float = 4.0, block_kb: int = 64) -> 
     from nonet.workers.runtime import ensure_ray
 
     ensure_ray()
-    sides = ray.remote(num_cpus=0)(_Side)
+    sides: Any = ray.remote(num_cpus=0)(_Side)
     sender, reader = (sides.remote(megabytes, int(bucket_mb * 2**20), block_kb * 1024) for _ in range(2))
     folder = tempfile.mkdtemp()
     try:
-        saved = ray.get(sender.save.remote(folder))
+        saved: Any = ray.get(sender.save.remote(folder))
     finally:
         shutil.rmtree(folder)
     rows = [{"what": "save", **saved}]
     for version, what in ((1, "publish"), (2, "publish, 1 % changed")):
-        number = ray.get(sender.begin.remote(0.01 if version == 2 else 0.0))
+        number: Any = ray.get(sender.begin.remote(0.01 if version == 2 else 0.0))
         ray.get(reader.begin.remote())
         parts = [sender.bucket.remote(at, version, version - 1 or None) for at in range(number)]
         came = [reader.take.remote(version, part) for part in parts]
