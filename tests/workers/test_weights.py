@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from nonet.errors import CheckpointError, StaleVersion
 from nonet.workers.weight_files import Shards, one_file, read_tensors, write_tensors
-from nonet.workers.weights import Incoming, Outgoing, buckets, outline, pack
+from nonet.workers.weights import Incoming, Outgoing, buckets, outline, pack, unpack
 
 MOST = 256  # bytes a bucket
 
@@ -160,11 +160,13 @@ def test_a_reader_that_missed_a_version_is_told_and_catches_up_by_a_whole_one():
     late.swap(3)
     assert same(model, source)
     assert late.version == 3
-    half = sent(outgoing, source, 4, 3)[1:]
+    assert "base" not in unpack(sent(outgoing, source, 4, 2)[0]).facts  # checksums are of version 3 alone
+    half = sent(outgoing, source, 5, 4)[1:]
+    late.version = 4
     for part in half:
-        late.take(4, part)
+        late.take(5, part)
     with pytest.raises(StaleVersion, match=r"\d+ of \d+ buckets came"):
-        late.swap(4)
+        late.swap(5)
 
 
 def test_a_bucket_whose_bytes_changed_on_the_way_is_refused():
