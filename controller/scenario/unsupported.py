@@ -59,6 +59,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
             wanted = " or ".join(engine.spec.optimizers)
             yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (say optimizer: {{use: {wanted}}})"
+        if stage.kind.aligns and not scenario.model.spec.aligns:
+            yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it knows no words)"
         yield from stage.kind.unsupported(f"stages.{name}", stage)
     yield from scenario.model.spec.unsupported(scenario)
 

@@ -368,6 +368,7 @@ class Trainer(DistributeWorker):
         grads, sums = self._supervised(stage).gradients(
             read, rows, lambda number: self._draw_dropout(stage, step, number)
         )
+        sums |= self._supervised(stage).aligned(step)
         return grads, sums | self._stepped(stage, step, sums["loss"], sums["events"])
 
     def _supervised(self, stage: StageSetup) -> SupervisedUpdate:
