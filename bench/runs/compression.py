@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from nonet.controller.record import find_run
@@ -62,7 +62,7 @@ def repeated(seed: int) -> tuple[pa.Table, pa.Table]:
 
 def _yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
     """Clicks by session, to the second, and the items that they name."""
-    clicks = pa.csv.read_csv(path, parse_options=pa.csv.ParseOptions(delimiter="\t"))
+    clicks = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
     log = pa.table(
         {
             "user_id": clicks["SessionId"],
