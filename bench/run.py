@@ -30,6 +30,10 @@ BENCHES = {
     "beams": ("attention.beams:attention_beams", "beams over one shared prompt and over repeated prompts"),
     "checkpoint": ("embedding.checkpoint:measure", "saving and loading sparse rows beside plain writes"),
     "codec": ("embedding.codec:measure", "what fp16, bf16 and int8 rows on the wire cost in AUC"),
+    "compression": (
+        "runs.compression:compression",
+        "compressed events beside the log as it is: fewer events, the same rows back, what ranking loses",
+    ),
     "dispatch": ("cluster.dispatch:dispatch", "group calls beside the same calls written by hand in Ray"),
     "embedding": (
         "embedding.suite:embedding",

@@ -62,6 +62,23 @@ class OptimizerOptions(StrictModel):
     ] = "muon"
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip: Annotated[Rate, Field(description="the norm that gradients are cut to")] = 1.0
+    clip_rows: Annotated[
+        bool,
+        Field(description="the norm is that of dense and sparse gradients together, and both are cut to it"),
+    ] = False
+
+
+class PrecisionOptions(StrictModel):
+    """In what a stage's losses are computed; weights, gradients and optimizer stay fp32."""
+
+    use: Literal["fp32", "bf16", "fp16"] = "fp32"
+    scale: Annotated[
+        Rate,
+        Field(description="what fp16's losses are multiplied by at first; halved where gradients overflow"),
+    ] = 65536.0
+    grow_every: Annotated[
+        Positive, Field(description="steps that moved after which the scale is doubled")
+    ] = 2000
 
 
 class StageOptions(StrictModel):
@@ -72,6 +89,7 @@ class StageOptions(StrictModel):
     chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-3
     optimizer: OptimizerOptions = OptimizerOptions()
+    precision: PrecisionOptions = PrecisionOptions()
     roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
     _files: Files = PrivateAttr(default=HERE)
 

@@ -230,6 +230,7 @@ def stage_setups(
             rolls_out=body.kind.rolls_out,
             phases=body.kind.trainer_phases,
             optimizer=body.optimizer.model_dump(),
+            precision=body.precision.model_dump(),
             epochs=lengths["steps"] * lengths["users"] / max(1, rows),
             **lengths,
         )

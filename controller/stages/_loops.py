@@ -12,6 +12,7 @@ from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
 from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
+from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
@@ -56,6 +57,7 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         }
         show_tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
+        recorder.metrics(name, stop, of_the_machine(records))
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
@@ -104,8 +106,9 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
-        shown = {**record, "rows/s": record["prompts"] / (time.perf_counter() - began)}
+        shown = without_machine(record) | {"rows/s": record["prompts"] / (time.perf_counter() - began)}
         show_tables(session, recorder, name, step + 1, shown)
+        recorder.metrics(name, step + 1, of_the_machine([record]))
         recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
         if (step + 1) % max(_LEAST, stage.steps // _LOOKS) == 0:
             shown |= held_out(session, name)

@@ -98,6 +98,7 @@ class HfSpec(ModelSpec):
     options: ClassVar[type[StrictModel]] = HfModel
     build: ClassVar[str] = "nonet.models.hf.model:build"
     features: ClassVar[tuple[str, ...]] = ("item", "user")
+    blocks: ClassVar[bool] = False
     ahead: ClassVar[int] = 1
     aligns: ClassVar[bool] = True
     exports: ClassVar[str] = "nonet.models.hf.export:write_folder"
