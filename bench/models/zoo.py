@@ -9,7 +9,8 @@ import copy
 import itertools
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.attention import NAME, attention_forward, register
 from nonet.bench.models.architectures import NAMES, config_of
 from nonet.errors import ConfigError
 from nonet.models import build_model
@@ -128,9 +130,29 @@ def _agrees(animal: _Animal) -> str:
 @torch.no_grad()
 def _uni(animal: _Animal) -> str:
     usual, uni = animal.model(), animal.model(attention="uni")
-    apart = float((usual.states(animal.batch, {}) - uni.states(animal.batch, {})).abs().max())
-    scale = float(usual.states(animal.batch, {}).abs().max())
+    with _counted() as calls:
+        states = uni.states(animal.batch, {})
+    register()
+    if not calls:
+        return "it asks for no attention by name"
+    before = usual.states(animal.batch, {})
+    apart, scale = float((before - states).abs().max()), float(before.abs().max())
     return "" if apart <= 1e-4 * max(1.0, scale) else f"states are {apart:.1g} apart"
+
+
+@contextmanager
+def _counted() -> Iterator[list[int]]:
+    """Calls of uni_attention, counted while models that have it are asked."""
+    from transformers import AttentionInterface
+
+    calls: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return attention_forward(*args, **kwargs)
+
+    AttentionInterface.register(NAME, counted)
+    yield calls
 
 
 @torch.no_grad()
@@ -146,7 +168,7 @@ def _saves(animal: _Animal) -> str:
     offsets = body["first"] + torch.tensor([sum(CODES[:level]) for level in range(len(CODES))])
     history = animal.batch.sid[: _LENGTHS[0]] + offsets
     ids = torch.cat([torch.tensor([body["start"]]), history.flatten()])[None]
-    theirs = whole(ids).logits[0, -1, body["first"] : body["first"] + CODES[0]].float()
+    theirs = whole(ids, use_cache=False).logits[0, -1, body["first"] : body["first"] + CODES[0]].float()
     ours = model.step(model.prefill(animal.batch, {}), [], 0)[0, 0]
     apart = float((theirs - ours).abs().max())
     return "" if apart <= 1e-4 * max(1.0, float(ours.abs().max())) else f"logits are {apart:.1g} apart"
