@@ -39,7 +39,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
             "ray_actor_options": {
                 "num_cpus": deployed.cpus,
                 "resources": dict(deployed.resources),
-                "runtime_env": {"env_vars": dict(environment)},
+                **({"runtime_env": {"env_vars": dict(environment)}} if environment else {}),
                 **resources,
             },
         }
