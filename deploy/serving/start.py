@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,9 +41,10 @@ def serve_run(
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
     _check_port(host, port)
-    serve, environment = _start(settings, host, port, str(folder.path))
+    serve, environment, proxy = _start(settings, host, port)
     try:
         _deploy(serve, bound(serve, str(folder.path), settings, host, environment))
+        proxy.result()
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
         _until_interrupted()
@@ -137,9 +139,8 @@ def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:
     return {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
 
 
-def _start(settings: ServeConfig, host: str, port: int, run: str) -> tuple[Any, dict[str, str]]:
-    """Serve, and what replicas want in their environment beside Ray's own. What a replica imports is loaded beside Serve's start,
-    by a worker that Ray gives to the replica later."""
+def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, str], Future[Any]]:
+    """Serve, what replicas want in their environment beside Ray's own, and the start of the proxy, which goes on."""
     if find_spec("ray.serve") is None or find_spec("fastapi") is None:
         raise ConfigError("serving wants Ray Serve: pip install 'nonet[serve]'")
     import ray
@@ -155,7 +156,9 @@ def _start(settings: ServeConfig, host: str, port: int, run: str) -> tuple[Any, 
         beside = threading.Thread(target=import_module, args=("ray.serve",))
         beside.start()  # while Ray's processes start
         own = {
-            "num_cpus": max(2, math.ceil(settings.all_cpus() + 1)),
+            "num_cpus": max(
+                3, math.ceil(settings.all_cpus() + 2)
+            ),  # Ray opens as many workers: for controller, proxy, replica
             "include_dashboard": False,
             "object_store_memory": 100 << 20,
         }
@@ -169,24 +172,29 @@ def _start(settings: ServeConfig, host: str, port: int, run: str) -> tuple[Any, 
         except Exception as error:  # Ray raises bare ones
             raise PlacementError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from None
         beside.join()
-    warm = ray.remote(num_cpus=0, **_runtime_env(environment))(_warmed).remote(run)
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
-    ray.wait([warm])  # what it failed at, the replica fails at and tells
-    return serve, environment
+    http = {"host": host, "port": port}
+    begun = ThreadPoolExecutor(1).submit(
+        serve.start, http_options=http, logging_config={"log_level": "WARNING"}
+    )
+    while (
+        not begun.done() and not _controlled()
+    ):  # the replica may start beside the proxy, which `start` waits for
+        time.sleep(_LOOK_S)
+    return serve, environment, begun
 
 
-def _warmed(run: str) -> None:
-    """In a worker: what a replica imports, and the run's newest version in the registry."""
-    import fastapi  # noqa: F401
-    from ray import serve  # noqa: F401
+def _controlled() -> bool:
+    """Whether Serve's controller takes applications."""
+    import ray
 
-    from nonet.deploy.serving.features import OpenRun
-    from nonet.deploy.serving.service import Engines, make_app  # noqa: F401
-
-    OpenRun.of(run).publish_newest()
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
 
 
 def _stop(serve: Any) -> None:

@@ -13,7 +13,7 @@ from nonet.deploy.serving.features.artifacts import artifacts_of
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import UserEvents
-from nonet.workers.registry import Contents, Registry, Version, model_of
+from nonet.workers.registry import Contents, Registry, Version, model_of, registry_beside
 from nonet.workers.roles import RunSetup
 
 
@@ -55,7 +55,7 @@ class OpenRun:
     @cached_property
     def registry(self) -> Registry:
         """Its published versions."""
-        return Registry(self.beside / "registry")
+        return registry_beside(self.beside)
 
     def newest_commit(self) -> tuple[Path, Manifest]:
         """The newest whole commit. Raises ConfigError where there is none."""
