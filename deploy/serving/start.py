@@ -103,7 +103,6 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
 
     torch.set_num_threads(settings.threads)
     opened = OpenRun.of(run)
-    corpus = opened.corpus
     features = Features.of(opened, settings.block)
     engines = Engines(
         opened,
@@ -112,7 +111,9 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
         queue=settings.queue,
         state_bytes=settings.state_bytes,
     )
-    service = Service(features, engines, Fallback(corpus, features.items), settings.service(), Metrics())
+    service = Service(
+        features, engines, Fallback(opened.catalogues.newest(), features.items), settings.service(), Metrics()
+    )
     return make_app(service, local=local)
 
 
