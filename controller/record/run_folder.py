@@ -20,6 +20,11 @@ from nonet.controller.record.folder_lock import HOLDER, LOCK, Held, hold
 from nonet.errors import ConfigError
 
 
+def control_name(stage: str) -> str:
+    """What the control of an RL stage is called among a run's results."""
+    return f"{stage}_control"
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths of one run."""

@@ -100,7 +100,9 @@ class StageSetup:
     weight     what a target counts by its kind of event, 1 for kinds left out, before they are made 1 on average
     propensity column of the interactions and the largest inverse (`most`): targets count 1 / its values too; empty: they do not
     target     name of the stage's target mask in the sequences, None for all events
+    rl_targets whether its targets are not training events but those held out for RL, of the users that RL trains on
     algorithm  of RL: `use`, and its options; weights: reward -> weight
+    mismatch   of RL: correct, cap, stop_at_kl and staleness; empty: rollouts are taken at their word
     sparse_lr  of RL: the peak rate that rows learn at, on the dense schedule; None: they are frozen
     rolls_out  whether rollouts work in it: then its rows are frozen, and what it trains is published to them
     optimizer  of the dense part: use, weight_decay, clip
@@ -115,12 +117,14 @@ class StageSetup:
     lr: Mapping[str, Any]
     base: float
     target: str | None = None
+    rl_targets: bool = False
     ahead: int = 1
     smoothing: float = 0.0
     weight: Mapping[str, float] = field(default_factory=dict)
     propensity: Mapping[str, Any] = field(default_factory=dict)
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    mismatch: Mapping[str, Any] = field(default_factory=dict)
     sparse_lr: float | None = None
     chunk: int = CHUNK_TOKENS
     rolls_out: bool = False
