@@ -191,6 +191,10 @@ class StageKind:
         """What rollouts are told of a stage: at least `width`."""
         return {"width": self.width(body)}
 
+    def scenes(self, body: Any) -> Any:
+        """Its scenes (`SceneSetup`); None where all prompts are one."""
+        return None
+
     def keeps_reference(self, body: Any) -> bool:
         """Whether trainers keep the stage's first weights."""
         return False

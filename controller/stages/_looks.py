@@ -10,6 +10,7 @@ from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
 from nonet.controller.scenario import REWARD
 from nonet.controller.session import Session
+from nonet.workers.roles import SceneSetup
 
 _LOOKS, _LEAST = (
     10,
@@ -33,15 +34,38 @@ def held_out(session: Session, stage: str, done: int) -> dict[str, float]:
     if done % max(_LEAST, session.stages[stage].steps // _LOOKS):
         return {}
     prompts = next(probe_prompts(session, stage, session.stages[stage].users))
-    weights = session.stages[stage].weights
     if prompts.users is None or not len(prompts.users):
         return {}
     beams = session.rollout.generate(prompts)
     rewards = session.reward
     means = rewards.means(rewards.score(beams))
     hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
-    total = sum(weight * float(np.nanmean(means[name])) for name, weight in weights.items() if name in means)
-    return {"held-out recall": float(hits / max(1.0, asked)), "held-out reward": total}
+    total = trained(session, stage, means, prompts.users, prompts.positions)
+    return {
+        "held-out recall": float(hits / max(1.0, asked)),
+        "held-out reward": float(np.nanmean(total)),
+    }
+
+
+def trained(
+    session: Session,
+    stage: str,
+    means: Mapping[str, np.ndarray],
+    users: np.ndarray | None,
+    positions: np.ndarray | None,
+) -> np.ndarray:
+    """What the stage trains [P], of each prompt's mean rewards [P]: by its weights, those of its scene where there are some."""
+    weights, body = session.stages[stage].weights, session.scenario.stages[stage]
+    setup: SceneSetup | None = body.kind.scenes(body)
+    scene = None
+    if setup is not None and setup.names:
+        scene = session.rollout.group.scene_of(stage, users, positions).get(session.deadlines.step)
+    total = np.zeros(len(next(iter(means.values()))))
+    for name, weight in weights.items():
+        if name in means:
+            own = weight if scene is None or setup is None else setup.weights_of(name, weight, scene)
+            total = total + own * means[name]
+    return total
 
 
 def validated_reward(session: Session, stage: str, done: int) -> dict[str, float]:
@@ -51,17 +75,19 @@ def validated_reward(session: Session, stage: str, done: int) -> dict[str, float
     if validation is None or not validation.rule.reward or done not in validation.points:
         return {}
     users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
-    size, weights, rewards = session.stages[stage].users, session.stages[stage].weights, session.reward
+    size, rewards = session.stages[stage].users, session.reward
     sums: dict[str, list[np.ndarray]] = {}
     for start in range(0, len(users), size):
         part = slice(start, start + size)
         prompts = Prompts(stage, 0, 0, users[part], positions[part], served=True)
         for name, means in rewards.means(rewards.score(session.rollout.generate(prompts))).items():
             sums.setdefault(name, []).append(means)
-    means = {name: float(np.nanmean(np.concatenate(parts))) for name, parts in sums.items()}
-    total = sum(weight * means[name] for name, weight in weights.items() if name in means)
+    each = {name: np.concatenate(parts) for name, parts in sums.items()}
+    total = float(np.nanmean(trained(session, stage, each, users, positions)))
     validation.kept.rewarded(done, total)
-    return {"validation reward": total} | {f"validation reward.{name}": mean for name, mean in means.items()}
+    return {"validation reward": total} | {
+        f"validation reward.{name}": float(np.nanmean(values)) for name, values in each.items()
+    }
 
 
 def validated(session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False) -> None:

@@ -10,7 +10,14 @@ import numpy as np
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
 from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
-from nonet.controller.stages._looks import by_pool, held_out, probe_prompts, validated, validated_reward
+from nonet.controller.stages._looks import (
+    by_pool,
+    held_out,
+    probe_prompts,
+    trained,
+    validated,
+    validated_reward,
+)
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
@@ -108,15 +115,13 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
     them, and "user" [P]; "of", how many prompts these were drawn from.
     """
     session.publish(name)
-    rewards, parts, users = session.rewards_of(name), [], []
+    rewards, parts, users, positions = session.rewards_of(name), [], [], []
     for prompts in probe_prompts(session, name, session.stages[name].users):
         parts.append(rewards.means(rewards.score(session.rollout.generate(prompts))))
         users.append(np.asarray(prompts.users))
+        positions.append(np.asarray(prompts.positions))
     means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
     user = np.concatenate(users)
-    total = sum(
-        (weight * means[reward] for reward, weight in session.stages[name].weights.items()),
-        np.zeros(len(user)),
-    )
+    total = trained(session, name, means, user, np.concatenate(positions))
     of = session.rollout.group.probes().get(session.deadlines.step)
     return means | {"total": total, "user": user, "of": np.array(of)}

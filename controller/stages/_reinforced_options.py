@@ -10,6 +10,7 @@ from nonet.controller.scenario import Best, Between, Replaceable, RewardOptions,
 from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import Registry
 from nonet.rl.algorithms import ALGORITHMS
+from nonet.suggest import suggestion
 
 
 class AlgorithmOptions(Replaceable):
@@ -83,6 +84,26 @@ class Mismatch(StrictModel):
         return "token_truncate" if correct == "token_clip" else correct
 
 
+class Scene(StrictModel):
+    """What is different where events have one value of the scenes' column."""
+
+    catalogue: Annotated[
+        str | None,
+        Field(description="a condition on items, or a column of them that is true: what may be recommended"),
+    ] = None
+    rewards: Annotated[
+        list[Word] | None, Field(description="those that count; by default all of the stage's")
+    ] = None
+    weights: Annotated[dict[Word, float], Field(description="what rewards count instead")] = {}
+
+
+class Scenes(StrictModel):
+    column: Annotated[Word, Field(description="of the interactions; event: the kind of event")]
+    of: Annotated[
+        dict[str, Scene], Field(min_length=1, description="by value; others have what the stage says")
+    ]
+
+
 class Reinforced(StageOptions):
     kind_name: ClassVar[str] = "reinforced"
     steps: Positive
@@ -97,6 +118,12 @@ class Reinforced(StageOptions):
     rewards: dict[Word, RewardOptions]
     mismatch: Mismatch | None = None
     between: list[Between] = []
+    scenes: Annotated[
+        Scenes | None,
+        Field(
+            description="by a column's value: another catalogue, other rewards, other weights; metrics by scene"
+        ),
+    ] = None
     best: Annotated[
         Best | Literal["last"],
         Field(
@@ -120,6 +147,17 @@ class Reinforced(StageOptions):
     def _some(self) -> Reinforced:
         if not self.rewards:
             raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
+        for value, scene in (self.scenes.of if self.scenes else {}).items():
+            for name in [*(scene.rewards or ()), *scene.weights]:
+                if name not in self.rewards:
+                    raise ValueError(
+                        f"scenes.of.{value}: the stage has no reward {name!r}{suggestion(name, list(self.rewards))}; "
+                        f"rewards: {', '.join(self.rewards)}"
+                    )
+                if self.rewards[name].at_least is not None:
+                    raise ValueError(
+                        f"scenes.of.{value}: {name} has a floor, whose multiplier is its weight in all scenes"
+                    )
         correct = self.mismatch.correct if self.mismatch else "none"
         level, corrects = correct.split("_")[0], self.algorithm.spec.corrects
         if correct != "none" and level not in corrects:

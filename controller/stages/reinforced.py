@@ -20,6 +20,7 @@ from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, Stage
 from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
+from nonet.workers.roles import SceneSetup
 
 _FORWARD, _TRAINED = 2.0, 6.0  # flops a parameter and position
 _BEAM_BYTES = 8  # a code of a level and its log-probability
@@ -65,9 +66,6 @@ class ReinforcedKind(StageKind):
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
     def unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
-        options = body.rollout.options()
-        if options.get("catalogue"):
-            yield f"{path}.rollout.catalogue"
         if is_reference(str(body.rollout.use)):
             yield f"{path}.rollout.use: {body.rollout.use}"
 
@@ -90,12 +88,35 @@ class ReinforcedKind(StageKind):
                 f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
                 "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
             )
+        if (setup := self.scenes(body)) is None:
+            return
+        scene = setup.of(seq, rl_events(seq))
+        for index, value in enumerate(setup.names):
+            if not (scene == index).any():
+                raise ConfigError(
+                    f"stages.{name}.scenes.of.{value}: no RL event has {value!r} as its {setup.column}"
+                )
 
     def width(self, body: Reinforced) -> int:
         return int(body.rollout.options().get("width", BeamRollout().width))
 
     def rollout_options(self, body: Reinforced) -> dict[str, Any]:
         return {"use": body.rollout.use, **body.rollout.options()}
+
+    def scenes(self, body: Reinforced) -> SceneSetup | None:
+        """Of the stage: one for all where there is a catalogue alone; None without either."""
+        everywhere, scenes = body.rollout.options().get("catalogue"), body.scenes
+        if scenes is None:
+            return SceneSetup("", (), (everywhere,), ()) if everywhere else None
+        weights = [
+            dict.fromkeys(
+                set(body.rewards) - set(body.rewards if scene.rewards is None else scene.rewards), 0.0
+            )
+            | scene.weights
+            for scene in scenes.of.values()
+        ]
+        catalogues = (*(scene.catalogue or everywhere for scene in scenes.of.values()), everywhere)
+        return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
 
     def keeps_reference(self, body: Reinforced) -> bool:
         return body.algorithm.spec.needs_reference(body.algorithm.options())

@@ -3,6 +3,7 @@ from .reward import RewardWorker as RewardWorker
 from .rollout import Rollout as Rollout
 from .settings import CHUNK_TOKENS as CHUNK_TOKENS
 from .settings import RunSetup as RunSetup
+from .settings import SceneSetup as SceneSetup
 from .settings import StageSetup as StageSetup
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun

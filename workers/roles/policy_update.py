@@ -34,7 +34,7 @@ from nonet.workers.runtime import Membership
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
-_READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance", "weights_version")
+_READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance", "weights_version", "scene")
 _PLACES = 4096  # that items are counted in: exact for as many, an estimate of more
 _WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figures are taken of
 
@@ -91,7 +91,8 @@ class PolicyUpdate:
         asked = float(len(valid_UW))
         facts = self.member.total(flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked)
         record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
-        record |= self._breadth(beams) | apart | ({"mismatch/stopped": float(held)} if apart else {})
+        apart |= {"mismatch/stopped": float(held)} if apart else {}
+        record |= self._by_scene(beams, scores, record) | self._breadth(beams) | apart
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
     def _mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
@@ -227,8 +228,50 @@ class PolicyUpdate:
             drawn = {"draws": Draws(share, chance)}
         compute = heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
         options = self.stage.algorithm
-        found = compute(rewards, self.stage.weights, valid_UW, options, self._sum, **drawn)
+        found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
         return replace(found, value=corrected(found.value, weight)), valid_UW
+
+    def _weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What each reward counts; where there are scenes, for each prompt [U, 1]."""
+        setup = self.run.scenes.get(self.stage.name)
+        if setup is None or not setup.names or "scene" not in beams:
+            return self.stage.weights
+        return {
+            name: torch.from_numpy(setup.weights_of(name, weight, beams["scene"]))[:, None]
+            for name, weight in self.stage.weights.items()
+        }
+
+    def _by_scene(
+        self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], record: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Of each scene: prompts, share of groups without what their user took, mean rewards, and what they count together;
+        `reward` of all is then the mean of what they count in their scenes."""
+        setup = self.run.scenes.get(self.stage.name)
+        if setup is None or not setup.names or "scene" not in beams:
+            return {}
+        scene_U, titles = beams["scene"], (*setup.names, "others")
+        missed_U = np.logical_not(self._taken(beams).any(1))
+        means = {name: np.mean(np.where(beams["valid"], score, 0), 1) for name, score in scores.items()}
+        sums = [
+            float(values[scene_U == index].sum())
+            for index in range(len(titles))
+            for values in (np.ones(len(scene_U)), missed_U, *means.values())
+        ]
+        totals, found, whole = self.member.total(*sums), {}, 0.0
+        for index, title in enumerate(titles):
+            count, missed, *rewards = totals[index * (2 + len(means)) : (index + 1) * (2 + len(means))]
+            if not count:
+                continue
+            own = {
+                name: setup.weights_of(name, weight, np.array([index]))[0]
+                for name, weight in self.stage.weights.items()
+            }
+            reward = sum(own[name] * value for name, value in zip(means, rewards, strict=True))
+            whole += reward
+            values = {"prompts": count, "no_hit": missed / count, "reward": reward / count}
+            values |= {f"reward.{name}": value / count for name, value in zip(means, rewards, strict=True)}
+            found |= {f"scene.{title}.{name}": value for name, value in values.items()}
+        return found | {"reward": whole / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
 
     def _prompts(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """How the prompts that these beams answer are made a batch."""

@@ -21,7 +21,7 @@ from nonet.embedding import SliceMap
 from nonet.embedding.reading import Answer, LocalReader, Published, RemoteReader, ReplicaReader, join_updates
 from nonet.errors import StaleVersion
 from nonet.models import build_model
-from nonet.models.generation import Recommender
+from nonet.models.generation import Recommender, SubCatalogue
 from nonet.models.policy import Drawing, is_drawn
 from nonet.random import rng
 from nonet.rl import to_wire
@@ -43,6 +43,7 @@ class Rollout(DistributeWorker):
         self.run = run
         self._version, self._absent = -1, 0
         self._kept_out: np.ndarray | None = None
+        self._within: dict[str, SubCatalogue | None] = {}  # by stage
         self._prompts: tuple[tuple[str, int], RlPrompts] | None = None
 
     @method(folders=Replicate)
@@ -127,6 +128,11 @@ class Rollout(DistributeWorker):
         seq = self._corpus.seq
         users, positions = prompts_at(seq, rl_events(seq, np.isin(seq.user, self._held_out())))
         return self._drawn(users, positions, most, "probe")
+
+    @method(collect="first", users=Replicate, positions=Replicate)
+    def scene_of(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The scene [U] of each prompt of a stage."""
+        return self._scenes(stage, event_at(self._corpus.seq, users, positions))[0]
 
     @method(collect="first")
     def validation_prompts(self, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -223,10 +229,11 @@ class Rollout(DistributeWorker):
         """What `generate` gives for one chunk."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, stage)
-        with lowered(draw.get("precision", "fp32"), self._recommender.device):
-            beams, drawn = self._beams(batch, users, positions, stage, step, width, draw)
-        item = beams.item.numpy()
         events = event_at(corpus.seq, users, positions)
+        scene, within = self._scenes(stage, events)
+        with lowered(draw.get("precision", "fp32"), self._recommender.device):
+            beams, drawn = self._beams(batch, users, positions, stage, step, width, draw, within)
+        item = beams.item.numpy()
         history = seen(corpus.seq, users, positions)
         rollouts = Rollouts(
             uid=np.array(batch.uid, dtype=np.str_),
@@ -238,7 +245,7 @@ class Rollout(DistributeWorker):
             valid=beams.valid.numpy(),
             target=Jagged(corpus.item_id[corpus.seq.item[events]], np.arange(len(users) + 1)),
             history=Jagged(corpus.item_id[history.values], history.offsets),
-            scene=np.zeros(len(users), np.int64),
+            scene=scene,
             weights_version=self._version,
             catalogue_version=corpus.trie.version,
             step=step,
@@ -246,6 +253,18 @@ class Rollout(DistributeWorker):
         )
         asked = {"user": np.asarray(users), "position": np.asarray(positions)}
         return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}
+
+    def _scenes(self, stage: str, events: np.ndarray) -> tuple[np.ndarray, SubCatalogue | None]:
+        """The scene [U] of each prompt, by the event it asks about, and what may be recommended there."""
+        setup = self.run.scenes.get(stage)
+        if setup is None:
+            return np.zeros(len(events), np.int64), None
+        scene = setup.of(self._corpus.seq, events)
+        if stage not in self._within:
+            allowed_CI = setup.allowed(self._corpus.items)
+            self._within[stage] = None if allowed_CI is None else SubCatalogue(self._corpus.trie, allowed_CI)
+        within = self._within[stage]
+        return scene, None if within is None else within.of(scene)
 
     def _beams(
         self,
@@ -256,12 +275,13 @@ class Rollout(DistributeWorker):
         step: int,
         width: int,
         draw: Mapping[str, Any],
+        within: SubCatalogue | None,
     ) -> tuple[Any, dict[str, Any]]:
         """Beams, or draws with what they say of how they were drawn."""
         if not is_drawn(draw):
-            return self._recommender.beams(batch, width, users, positions), {}
+            return self._recommender.beams(batch, width, users, positions, within), {}
         noise = [rng(self.run.seed, stage, step, uid, "rollout") for uid in batch.uid]
-        beams = Drawing(self._recommender, batch, users, positions, noise).drawn(width, draw)
+        beams = Drawing(self._recommender, batch, users, positions, noise, within).drawn(width, draw)
         drawn: dict[str, Any] = {}
         if draw.get("correct", True):
             drawn = {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
