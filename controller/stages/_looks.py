@@ -21,10 +21,11 @@ _VALIDATED = 512  # validation prompts that the trained reward is taken of
 
 def by_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
     """A step's record, in which how far rollout and trainer are apart names the pool that rolled out."""
-    pool = next((group.pool for group in session.plan.groups if "rollout" in group.roles), "")
+    if not any(name.startswith("mismatch/") for name in record):
+        return dict(record)
+    pool = next(group.pool for group in session.plan.groups if "rollout" in group.roles)
     return {
-        f"{name}.{pool}" if name.startswith("mismatch/") and pool else name: value
-        for name, value in record.items()
+        f"{name}.{pool}" if name.startswith("mismatch/") else name: value for name, value in record.items()
     }
 
 
