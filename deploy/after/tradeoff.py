@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def _curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: floa
         "before": before,
         "least": least,
         "chosen": best and best["value"],
-        "monotone": all(a < b for a, b in zip(given, given[1:], strict=False)),
+        "monotone": all(a < b for a, b in pairwise(given)),
         "points": list(points),
     }
 

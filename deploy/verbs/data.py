@@ -25,7 +25,7 @@ def add(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new version of a run's catalogue: new items coded by its codebooks, withdrawn ones left out; others keep their ids."""
+    """Make a new version of a run's catalogue: new items by its codebooks, withdrawn ones left out; others keep their ids."""
     from nonet.deploy.after import add_items
 
     made = add_items(run, table, withdraw or [])
