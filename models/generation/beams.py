@@ -86,16 +86,20 @@ class SubCatalogue:
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
         """Which nodes of a level lead to nothing that their prompt may be given, bool."""
-        size_N = self._trie.tensor("first_leaf", level, node_UVK.device).diff()
-        dead_CN = self._closed_CN(level, node_UVK.device) == size_N
+        closed_CN = self._closed_CN(level, node_UVK.device)
+        every_N = torch.arange(closed_CN.shape[1], device=node_UVK.device)
+        dead_CN = closed_CN == self._trie.leaves_below(level, every_N)
         return dead_CN[self._which(len(node_UVK), node_UVK.device)[:, None, None], node_UVK]
 
     def _closed_CN(self, level: int, device: Any) -> Tensor:
         key = level, str(device)
         if key not in self._closed:
-            total = torch.nn.functional.pad(self._out_CI.long().cumsum(1), (1, 0))
-            first = self._trie.tensor("first_leaf", level).long()
-            self._closed[key] = (total[:, first[1:]] - total[:, first[:-1]]).to(device)
+            closed = self._out_CI.long()
+            if level < self._trie.levels:
+                total = torch.nn.functional.pad(closed.cumsum(1), (1, 0))
+                first = self._trie.tensor("first_leaf", level).long()
+                closed = total[:, first[1:]] - total[:, first[:-1]]
+            self._closed[key] = closed.to(device)
         return self._closed[key]
 
     def _which(self, prompts: int, device: Any) -> Tensor:
@@ -189,7 +193,7 @@ def _extend(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:
 
 def _beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, logp: Tensor) -> Beams:
     valid = score > -torch.inf
-    item = trie.tensor("item_of_leaf", 0, leaf.device)[leaf].masked_fill(~valid, -1)
+    item = trie.tensor("item_of_leaf", 0, leaf.device)[leaf].long().masked_fill(~valid, -1)
     sid = sid.masked_fill(~valid.unsqueeze(-1), -1)
     logp = logp.masked_fill(~valid.unsqueeze(-1), 0.0)
     missing = width - item.shape[1]  # the whole code space is smaller than the beam
@@ -214,12 +218,10 @@ def _dead_nodes(
         user_F, leaf_F = user_F[there_F], leaf_F[there_F]
     dead = {}
     for level in range(1, trie.levels + 1):
-        first = trie.tensor("first_leaf", level, device)
-        node_F = torch.searchsorted(first, leaf_F, right=True) - 1
-        nodes = len(first) - 1
+        node_F, nodes = trie.nodes_of(level, leaf_F), trie.n_nodes[level]
         pair, count = torch.unique_consecutive(user_F * nodes + node_F, return_counts=True)
         user, node = pair // nodes, pair % nodes
-        size = first[node + 1] - first[node]
+        size = trie.leaves_below(level, node)
         if within is not None:
             size = size - within.closed_below(level, user, node, users)
         full = count == size
@@ -237,7 +239,7 @@ def _forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) ->
         )
     item = torch.as_tensor(forbidden.values).to(device).long()
     user = torch.repeat_interleave(offsets.diff())
-    leaf = trie.tensor("leaf_of_item", 0, device)[item]
+    leaf = trie.tensor("leaf_of_item", 0, device)[item].long()
     pair = torch.unique((user * trie.n_leaves + leaf)[leaf >= 0])
     return pair // trie.n_leaves, pair % trie.n_leaves
 
@@ -246,8 +248,7 @@ def _bury(
     total_UVK: Tensor, trie: Trie, level: int, node_UV: Tensor, user_D: Tensor, child_D: Tensor
 ) -> None:
     """Set the score of dead children to -inf, in place, wherever their parent is in the beam."""
-    first = trie.tensor("first_child", level, node_UV.device)
-    parent_D = torch.searchsorted(first, child_D, right=True) - 1
+    parent_D = trie.parents(level, child_D)
     code_D = trie.tensor("code", level, node_UV.device)[child_D].long()
     hit, beam = (node_UV[user_D] == parent_D.unsqueeze(-1)).nonzero(as_tuple=True)
     total_UVK[user_D[hit], beam, code_D[hit]] = -torch.inf

@@ -105,7 +105,7 @@ class Drawing:
         """The leaf [U] that each prompt's user took next."""
         seq = self._asked.corpus.seq
         item_U = torch.from_numpy(seq.item[event_at(seq, self._users, self._positions)]).to(self.device)
-        return self.trie.tensor("leaf_of_item", 0, self.device)[item_U.long()]
+        return self.trie.tensor("leaf_of_item", 0, self.device)[item_U.long()].long()
 
     def _sure(self, target_U: Tensor | None) -> _Group:
         """What is in every group: the target, or nothing."""
@@ -127,7 +127,7 @@ class Drawing:
         """The most likely items behind those that are sure, `width` in all."""
         target = sure.leaf.shape[1]
         beams = self._asked.beams(self._batch, width, self._users, self._positions, self._within)
-        leaf_I = self.trie.tensor("leaf_of_item", 0, self.device)
+        leaf_I = self.trie.tensor("leaf_of_item", 0, self.device).long()
         item_UW = beams.item.to(self.device)
         leaf_UW = leaf_I[item_UW.clamp_min(0)].masked_fill(item_UW < 0, -1)
         if not target:
@@ -209,7 +209,7 @@ class Drawing:
             torch.arange(width, device=self.device) < order_UM.shape[1]
         )
         leaf = group.leaf.gather(1, order_UW)
-        item = self.trie.tensor("item_of_leaf", 0, self.device)[leaf].masked_fill(~valid, -1)
+        item = self.trie.tensor("item_of_leaf", 0, self.device)[leaf].long().masked_fill(~valid, -1)
         sid = self.trie.prefixes(self.trie.levels, leaf.flatten()).unflatten(0, leaf.shape)
         deep = order_UW.unsqueeze(-1).expand(-1, -1, self.trie.levels)
         levels = [
