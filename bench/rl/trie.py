@@ -92,7 +92,7 @@ def _children(items: int, rounds: int) -> dict[str, Any]:
 
 
 def _beams() -> dict[str, Any]:
-    """A million beams of random scores over 20,000 items, half of them with masked items: none may be illegal, masked or double."""
+    """A million beams of random scores over 20,000 items, half of them with masks: none may be illegal, masked or double."""
     import torch
 
     from nonet.models.generation import Trie, beam_search
@@ -140,7 +140,7 @@ class _Noise:
 
 
 def _size(items: int) -> dict[str, Any]:
-    """Seconds to build, bytes on disk, seconds and private bytes of a second process that opens it and walks to a thousand leaves."""
+    """Seconds to build, bytes on disk; seconds and private bytes of a second process that opens it and walks to 1,000 leaves."""
     from nonet.models.generation import Trie
 
     sids, codes = _sids(items, _CODES, _LEVELS, 3)
