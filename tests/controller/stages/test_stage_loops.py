@@ -185,7 +185,6 @@ def play(tmp_path, monkeypatch):
     def played(restored=None, stop_in=None, folder="run"):
         session = PipelineSession(RunFolder(tmp_path / folder), restored)
         log = session.log
-        monkeypatch.setattr(pipelines, "control_of", lambda session, name: None)
     monkeypatch.setattr(pipelines, "smoke_test_rewards", lambda session: log.append("smoke_test_rewards"))
         monkeypatch.setattr(
             pipelines, "run_stage", lambda session, name, *_: log.append(("run", name)) or name != stop_in
@@ -195,6 +194,7 @@ def play(tmp_path, monkeypatch):
             "probe_rewards",
             lambda session, name: log.append(("probe", name)) or {"user": np.zeros(1)},
         )
+        monkeypatch.setattr(pipelines, "control_of", lambda session, name: None)
         monkeypatch.setattr(pipelines, "make_report", lambda *_: log.append("report"))
         (tmp_path / folder / "results").mkdir(parents=True, exist_ok=True)
         ended = Pipeline(session, Recorder(), never).run()
