@@ -185,7 +185,7 @@ def play(tmp_path, monkeypatch):
     def played(restored=None, stop_in=None, folder="run"):
         session = PipelineSession(RunFolder(tmp_path / folder), restored)
         log = session.log
-    monkeypatch.setattr(pipelines, "smoke_test_rewards", lambda session: log.append("smoke_test_rewards"))
+        monkeypatch.setattr(pipelines, "smoke_test_rewards", lambda session: log.append("smoke_test_rewards"))
         monkeypatch.setattr(
             pipelines, "run_stage", lambda session, name, *_: log.append(("run", name)) or name != stop_in
         )
