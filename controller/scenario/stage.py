@@ -146,6 +146,7 @@ class StageKind:
     rolls_out   whether there are prompts, beams and rewards in it
     takes       artifacts, beside the model before
     validates   whether its loop asks for validations while it trains, and its best commit goes on
+    aligns      whether it teaches a model what semantic ids mean in words
     """
 
     plan_name: ClassVar[str] = "supervised"
@@ -157,6 +158,7 @@ class StageKind:
     takes: ClassVar[tuple[str, ...]] = ("sequences", "sids")
     no_model: ClassVar[tuple[str, ...]] = ()
     validates: ClassVar[bool] = False
+    aligns: ClassVar[bool] = False
 
     def claims(self, keys: set[str]) -> bool:
         """Whether a stage with these keys and no `use` is of this kind."""
@@ -173,6 +175,10 @@ class StageKind:
     def unsupported(self, path: str, body: Any) -> Iterator[str]:
         """Keys that can be planned and not run."""
         return iter(())
+
+    def item_columns(self, body: Any) -> tuple[str, ...]:
+        """Columns of the items that it reads."""
+        return ()
 
     def check_groups(self, name: str, body: Any, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError where the stage cannot run in the groups that are planned for it."""

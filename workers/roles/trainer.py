@@ -392,6 +392,7 @@ class Trainer(DistributeWorker):
             grads, sums = self._supervised(stage).gradients(
                 read, rows, lambda number: self._draw_dropout(stage, step, number)
             )
+            sums |= self._supervised(stage).aligned(step)
         grads, record = self._stepped(stage, step, sums["loss"], sums["events"], read.keys, grads)
         return grads, sums | record
 
