@@ -156,7 +156,9 @@ class Pipeline:
         self.recorder.event("note", text=f"before {name}: {due.words()}")
 
     def _tick(self) -> bool:
-        """Called between steps: take what the evaluator has finished, tell of failed heartbeats; whether to stop."""
+        """Called between steps: take what the evaluator has finished, tell what failed of it and of heartbeats; whether to
+        stop."""
+        _ = self.session.evaluator
         self._collect()
         if warning := self.session.groups.warning():
             self.recorder.event("note", text=warning)

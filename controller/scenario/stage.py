@@ -81,6 +81,23 @@ class OptimizerOptions(StrictModel):
     ] = "muon"
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip: Annotated[Rate, Field(description="the norm that gradients are cut to")] = 1.0
+    clip_rows: Annotated[
+        bool,
+        Field(description="the norm is that of dense and sparse gradients together, and both are cut to it"),
+    ] = False
+
+
+class PrecisionOptions(StrictModel):
+    """In what a stage's losses are computed; weights, gradients and optimizer stay fp32."""
+
+    use: Literal["fp32", "bf16", "fp16"] = "fp32"
+    scale: Annotated[
+        Rate,
+        Field(description="what fp16's losses are multiplied by at first; halved where gradients overflow"),
+    ] = 65536.0
+    grow_every: Annotated[
+        Positive, Field(description="steps that moved after which the scale is doubled")
+    ] = 2000
 
 
 class StageOptions(StrictModel):
@@ -91,6 +108,7 @@ class StageOptions(StrictModel):
     chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-3
     optimizer: OptimizerOptions = OptimizerOptions()
+    precision: PrecisionOptions = PrecisionOptions()
     roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
     _files: Files = PrivateAttr(default=HERE)
 
@@ -147,6 +165,7 @@ class StageKind:
     rolls_out   whether there are prompts, beams and rewards in it
     takes       artifacts, beside the model before
     validates   whether its loop asks for validations while it trains, and its best commit goes on
+    aligns      whether it teaches a model what semantic ids mean in words
     """
 
     plan_name: ClassVar[str] = "supervised"
@@ -158,6 +177,7 @@ class StageKind:
     takes: ClassVar[tuple[str, ...]] = ("sequences", "sids")
     no_model: ClassVar[tuple[str, ...]] = ()
     validates: ClassVar[bool] = False
+    aligns: ClassVar[bool] = False
 
     def claims(self, keys: set[str]) -> bool:
         """Whether a stage with these keys and no `use` is of this kind."""
@@ -174,6 +194,10 @@ class StageKind:
     def unsupported(self, path: str, body: Any) -> Iterator[str]:
         """Keys that can be planned and not run."""
         return iter(())
+
+    def item_columns(self, body: Any) -> tuple[str, ...]:
+        """Columns of the items that it reads."""
+        return ()
 
     def check_groups(self, name: str, body: Any, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError where the stage cannot run in the groups that are planned for it."""

@@ -227,7 +227,7 @@ class Session:
 
     @property
     def evaluator(self) -> WorkerGroup:
-        """The evaluator."""
+        """The evaluator. Raises what kept it from opening the artifacts."""
         return self.groups.evaluator
 
     def group(self, role: str) -> WorkerGroup:

@@ -18,6 +18,7 @@ from nonet.controller.record import Recorder
 from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
 from nonet.controller.stages._looks import by_pool, validated, validated_reward
+from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages._overlap import overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
 from nonet.workers.runtime import GroupFuture, end_to_end
@@ -70,7 +71,9 @@ class _Asynchronous:
             )
             session.publish(behind=True)
             now = time.perf_counter()
-            shown = {**by_pool(session, done.record), "rows/s": done.record["prompts"] / (now - began)}
+            recorder.metrics(name, done.step + 1, of_the_machine([done.record]))
+            shown = by_pool(session, without_machine(done.record))
+            shown["rows/s"] = done.record["prompts"] / (now - began)
             shown |= {"staleness": sum(done.ages) / len(done.ages), "aborted": float(done.aborted)}
             began = now
             show_tables(session, recorder, name, done.step + 1, shown)

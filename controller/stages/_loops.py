@@ -18,6 +18,7 @@ from nonet.controller.stages._looks import (
     validated,
     validated_reward,
 )
+from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
@@ -58,6 +59,7 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         }
         show_tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
+        recorder.metrics(name, stop, of_the_machine(records))
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
@@ -85,8 +87,10 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
-        shown = {**by_pool(session, record), "rows/s": record["prompts"] / (time.perf_counter() - began)}
+        shown = by_pool(session, without_machine(record))
+        shown["rows/s"] = record["prompts"] / (time.perf_counter() - began)
         show_tables(session, recorder, name, step + 1, shown)
+        recorder.metrics(name, step + 1, of_the_machine([record]))
         recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
         shown |= held_out(session, name, step + 1)
         shown |= validated_reward(session, name, step + 1)

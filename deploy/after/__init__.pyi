@@ -3,6 +3,7 @@ from .compare import comparison_text as comparison_text
 from .evaluate import evaluate_run as evaluate_run
 from .evaluate import evaluation_text as evaluation_text
 from .items import add_items as add_items
+from .ranks import Tested as Tested
 from .recommend import columns as columns
 from .recommend import recommend_for as recommend_for
 from .seeds import pool_seeds as pool_seeds

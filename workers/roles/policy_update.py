@@ -28,7 +28,7 @@ from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
 from nonet.workers import Share, SparseBatch
-from nonet.workers.engines import EngineRuntime
+from nonet.workers.engines import EngineRuntime, Meter
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
 from nonet.workers.runtime import Membership
 
@@ -56,6 +56,7 @@ class PolicyUpdate:
     device: str
     critic: Critic | None = None
     versions: Mapping[int, Any] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
 
     @property
     def model(self) -> Any:
@@ -154,8 +155,10 @@ class PolicyUpdate:
 
     def _stepped(self, lr: float) -> float:
         """Take a dense step, and one of the critic; the gradient's norm."""
-        norm = self.dense.clip()
-        self.dense.step(lr)
+        with self.meter.part("communication"):
+            norm = self.dense.clip()
+        with self.meter.part("optimizer"):
+            self.dense.step(lr)
         if self.critic is not None:
             self.critic.step(self._summed)
         return norm
@@ -171,8 +174,9 @@ class PolicyUpdate:
         rows = self._learning_rows(share) if learn else share.frozen_rows(self.sparse)
         sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
-            policy = self._loss(chunk, rows, _rows(beams, part), _part(advantage, part), valid_UW[part])
-            self.dense.backward(policy.loss / count)
+            with self.meter.part("dense"):
+                policy = self._loss(chunk, rows, _rows(beams, part), _part(advantage, part), valid_UW[part])
+                self.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
             more = [policy.more[name] for name in self.algorithm.more]
             sums += torch.tensor([float(value) for value in (*each, *more)], dtype=torch.float64)

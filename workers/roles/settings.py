@@ -171,7 +171,9 @@ class StageSetup:
     mismatch   of RL: correct, cap, stop_at_kl and staleness; empty: rollouts are taken at their word
     sparse_lr  of RL: the peak rate that rows learn at, on the dense schedule; None: they are frozen
     rolls_out  whether rollouts work in it: then its rows are frozen, and what it trains is published to them
-    optimizer  of the dense part: use, weight_decay, clip
+    align      of a stage that aligns words and codes: items a step, what they count (weight), the column of their words
+    optimizer  of the dense part: use, weight_decay, clip, and clip_rows: whether rows are cut with it
+    precision  in what supervised losses are computed: use, scale, grow_every
     phases     of the trainer: when it learns; when it is saved, loaded or published
     chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
     """
@@ -197,3 +199,5 @@ class StageSetup:
     phases: tuple[str, str] = ("train", "train")
     epochs: float = 0.0
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    align: Mapping[str, Any] = field(default_factory=dict)
+    precision: Mapping[str, Any] = field(default_factory=dict)

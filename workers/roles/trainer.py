@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +53,17 @@ from nonet.workers import (
     write_tensors,
 )
 from nonet.workers.devices import claim, device, tensors_of
-from nonet.workers.engines import EngineRuntime, learning_of, make_engine
+from nonet.workers.engines import (
+    EngineRuntime,
+    Meter,
+    Precision,
+    cut,
+    learning_of,
+    make_engine,
+    matmul_rate,
+    norm_of_rows,
+    write_precision,
+)
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.memory_fit import MemoryFit
 from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference, value_rate
@@ -97,6 +108,8 @@ class Trainer(DistributeWorker):
         self._update: SupervisedUpdate | None = None
         self._versions: dict[int, Any] = {}
         self._apart = 0  # steps in a row that were not learned from, for rollouts computed otherwise
+        self._meter = Meter()
+        self._computes: tuple[StageSetup, Precision] | None = None
         self._near = False  # whether nearest items vote by the rows of the stage under way
 
     @method(folders=Replicate)
@@ -148,7 +161,7 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the reference and the value head."""
-        self._opened = self._prompts = self._update = None
+        self._opened = self._prompts = self._update = self._computes = None
         self._near, self._apart = False, 0
         self._versions = {}
         self.dense.learning = learning_of(stage.optimizer)
@@ -160,7 +173,9 @@ class Trainer(DistributeWorker):
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
         """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds,
         and how many of those it `waited` for its samples."""
+        matmul_rate(self.device, stage.precision.get("use", "fp32"))  # measured once, before the clock starts
         self._began = time.perf_counter()
+        self._meter.taken()
         self._pipeline = pipeline = PrefetchPipeline(
             self.sparse,
             lambda step: self._read(stage, step),
@@ -207,9 +222,12 @@ class Trainer(DistributeWorker):
             self.device,
             self._critic,
             self._as_published(stage, version),
+            self._meter,
         )
+        self._meter.taken()
         record = policy.step(step, beams, scores)
         self._check_apart(record)
+        record |= self._measured(stage)
         self._move_reference(stage, step)
         self._near = self._near and stage.sparse_lr is None
         self._prompts_of(stage).applied(step, beams["user"], beams["position"])
@@ -290,6 +308,8 @@ class Trainer(DistributeWorker):
             parts.append(partial(_write, "reference", host_copy(self._reference.state_dict())))
         if self._critic is not None and self.rank == 0:
             parts.append(partial(_write, "critic", host_copy(self._critic.tensors())))
+        if self.rank == 0 and self._computes is not None and (state := self._computes[1].state()):
+            parts.append(partial(write_precision, state))
         if (ledger := self._ledger()) is not None:
             noted = partial(write_notes, ledger.notes(), self.rank)
             parts.append(noted if self.rank else partial(write_snapshot, ledger.snapshot()))
@@ -303,6 +323,8 @@ class Trainer(DistributeWorker):
         if stage is not None:
             self.dense.learning = learning_of(stage.optimizer)
             self.dense.restart()
+            self._update = self._computes = None
+            self._precision(stage).load(Path(folder))
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
         self._near = False
         if stage is not None and has_states(folder):
@@ -335,6 +357,7 @@ class Trainer(DistributeWorker):
         """Hand a model to the engine: its parameters, and the buckets that its weights are published in."""
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
+        self._meter.watch(self._engine.model)
         self._buckets = buckets(self._engine.outline(), BUCKET_BYTES)
         return {"parameters": parameters, "buckets": len(self._buckets)}
 
@@ -391,33 +414,97 @@ class Trainer(DistributeWorker):
 
     def _computed(
         self, stage: StageSetup, step: int, read: Any, rows: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """One dense step on rows [M, D] by table; their gradients, and the step's record."""
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
+        """One dense step on rows [M, D] by table; their gradients, None where it was skipped, and the step's record."""
         self.model.train()
-        grads, sums = self._supervised(stage).gradients(
-            read, rows, lambda number: self._draw_dropout(stage, step, number)
-        )
-        return grads, sums | self._stepped(stage, step, sums["loss"], sums["events"])
+        with self._meter.part("dense"):
+            grads, sums = self._supervised(stage).gradients(
+                read, rows, lambda number: self._draw_dropout(stage, step, number)
+            )
+            sums |= self._supervised(stage).aligned(step)
+        grads, record = self._stepped(stage, step, sums["loss"], sums["events"], read.keys, grads)
+        return grads, sums | record
 
     def _supervised(self, stage: StageSetup) -> SupervisedUpdate:
         """The updates of the stage under way."""
         if self._update is None or self._update.stage != stage:
             self._update = SupervisedUpdate(
-                self.run, stage, self.corpus, self.dense, self._member, self._voters, self.device
+                self.run,
+                stage,
+                self.corpus,
+                self.dense,
+                self._member,
+                self._voters,
+                self.device,
+                self._precision(stage),
             )
         return self._update
 
-    def _stepped(self, stage: StageSetup, step: int, loss: float, events: float) -> dict[str, float]:
-        """Take the dense step; the step's record. Its seconds are since the record before."""
+    def _precision(self, stage: StageSetup) -> Precision:
+        """Of the stage under way."""
+        if self._computes is None or self._computes[0] != stage:
+            self._computes = stage, Precision(**stage.precision)
+        return self._computes[1]
+
+    def _stepped(
+        self,
+        stage: StageSetup,
+        step: int,
+        loss: float,
+        events: float,
+        keys: Mapping[str, Tensor],
+        grads: dict[str, Tensor],
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
+        """Take the dense step, or skip it where fp16 overflowed; gradients of the rows, which then are none, and the record. Its
+        seconds are since the record before."""
         lr = LearningRate(**stage.lr).at(step, stage.steps)
-        norm = self.dense.clip()
-        self.dense.step(lr)
+        precision, scale = self._precision(stage), {}
+        finite = precision.unscaled(self._dense_gradients()) & precision.unscaled(grads.values())
+        moves = not precision.scales or self._member.total(float(not finite))[0] == 0.0
+        if precision.scales:
+            scale = {"scale": precision.scale, "skipped": float(not moves)}
+        precision.after(moves)
+        norm = self._moved(lr, keys, grads) if moves else math.inf
+        if not moves:
+            torch._foreach_zero_(self._dense_gradients())
         if (ledger := self._ledger()) is not None:
             ledger.apply_step(step)
         before, self._began = self._began, time.perf_counter()
         waited = self._pipeline.waited_s if self._pipeline else 0.0
-        seconds = {"seconds": self._began - before, "waited": waited}
-        return {"loss": loss, "events": events, "lr": lr, "norm": norm, **seconds}
+        seconds = {"seconds": self._began - before, "waited": waited, **self._measured(stage)}
+        record = {
+            "loss": loss,
+            "events": events,
+            "lr": lr,
+            "norm": norm if moves else 0.0,
+            **scale,
+            **seconds,
+        }
+        return grads if moves else None, record
+
+    def _moved(self, lr: float, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
+        """Cut the gradients, of rows too where the stage says so, and take the dense step; the norm before."""
+        learning = self.dense.learning
+        with self._meter.part("communication"):
+            if learning.clip_rows:
+                norm = self.dense.clip(norm_of_rows(keys, grads, self._member))
+                torch._foreach_mul_(list(grads.values()), cut(norm, learning.clip_norm))
+            else:
+                norm = self.dense.clip()
+        with self._meter.part("optimizer"):
+            self.dense.step(lr)
+        return norm
+
+    def _measured(self, stage: StageSetup) -> dict[str, float]:
+        """What the meter counted since the record before, and what the device does of matrix products."""
+        if self._pipeline is not None:
+            self._meter.spent("sparse", self._pipeline.sparse_s)
+            self._pipeline.sparse_s = 0.0
+        use = stage.precision.get("use", "fp32")
+        return {**self._meter.taken(), "peak": matmul_rate(self.device, use)}
+
+    def _dense_gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
 
     def _draw_dropout(self, stage: StageSetup, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""

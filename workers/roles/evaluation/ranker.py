@@ -52,7 +52,6 @@ ALONE = "model alone"
 EXHAUSTIVE_ITEMS = 25_000
 _CHUNK = 256
 _CELLS = 1 << 26  # of scores [P, I] at once
-_ROWS = 1 << 16  # items read at once
 _LISTED = 10  # first items of a list that say what lists are like
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
@@ -105,7 +104,9 @@ class Ranker:
         self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
         self.tie = tie_order(self._occurs, run.seed)
         self._segments = Segments(self._occurs, self.tie)
-        self._categories = Categories.of(_categories(corpus))
+        items = corpus.items
+        there = "categories" in items.column_names
+        self._categories = Categories.of_column(items["categories"]) if there else None
         self.forget_votes()
         self.ask_about(corpus)
 
@@ -323,15 +324,3 @@ class Ranker:
 def _parts(events: int, items: int = 1) -> Iterator[slice]:
     step = max(1, min(_CHUNK, _CELLS // items))
     return (slice(start, start + step) for start in range(0, events, step))
-
-
-def _categories(corpus: Corpus) -> Iterator[list[str]]:
-    """The category names of each item; none where the item table has no such column."""
-    for at in range(0, len(corpus.items), _ROWS):
-        block = corpus.items.slice(at, _ROWS)
-        there = "categories" in block.column_names
-        yield from (
-            (row or [] for row in block["categories"].to_pylist())
-            if there
-            else ([] for _ in range(len(block)))
-        )
