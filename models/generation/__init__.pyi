@@ -1,3 +1,4 @@
+from .beams import SubCatalogue as SubCatalogue
 from .beams import beam_search as beam_search
 from .corpus import Corpus as Corpus
 from .corpus_items import as_array as as_array  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
