@@ -30,6 +30,10 @@ BENCHES = {
     "beams": ("attention.beams:attention_beams", "beams over one shared prompt and over repeated prompts"),
     "checkpoint": ("embedding.checkpoint:measure", "saving and loading sparse rows beside plain writes"),
     "codec": ("embedding.codec:measure", "what fp16, bf16 and int8 rows on the wire cost in AUC"),
+    "compression": (
+        "runs.compression:compression",
+        "compressed events beside the log as it is: fewer events, the same rows back, what ranking loses",
+    ),
     "dispatch": ("cluster.dispatch:dispatch", "group calls beside the same calls written by hand in Ray"),
     "embedding": (
         "embedding.suite:embedding",
@@ -71,6 +75,10 @@ BENCHES = {
         "samples.suite:samples",
         "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
     ),
+    "rollout": (
+        "serving.rollout:rollout",
+        "legal beams of one Hugging Face model: ours beside its own generate",
+    ),
     "scale": ("runs.scale:scale", "a log of any size: prepared, trained on and ranked; seconds and memory"),
     "serve": (
         "serving.suite:serve",
@@ -86,9 +94,18 @@ BENCHES = {
         "embedding.tiers:measure",
         "hit rates of the device cache beside Belady's; rows to disk and back",
     ),
+    "trie": (
+        "rl.trie:trie",
+        "the catalogue's trie: legal children beside dictionaries, a million beams, ten million items",
+    ),
     "wire": ("embedding.wire:measure", "a remote lookup beside a bare all-to-all and beside Ray calls"),
+    "zoo": ("models.zoo:zoo", "tiny Hugging Face architectures through what a run does with them"),
 }
-APART = {"gpu": "needs a GPU", "pictures": "writes into docs/"}
+APART = {
+    "gpu": "needs a GPU",
+    "pictures": "writes into docs/",
+    "zoo": "five minutes; with write=true it writes into docs/",
+}
 
 
 def run_bench(

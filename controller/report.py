@@ -6,13 +6,14 @@ import json
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
-from nonet.controller.record import Commands, RunFolder, Validations, read_journal
+from nonet.controller.record import Commands, RunFolder, Validations, control_name, read_journal
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
@@ -33,7 +34,8 @@ def make_report(
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
     facts = run.read_json("results/tokenise.json")
-    baselines = baselines_of(scenario)
+    controls = {control_name(name): {} for name in scenario.stages}
+    baselines = baselines_of(scenario) | controls
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
@@ -59,6 +61,7 @@ def make_report(
         "wall_s": dict(wall_s),
         **work,
         "rows": _rows(run),
+        "machine": machine(run.metrics),
         "sparse": _sparse(run, scenario),
         "absent_reads": _absent(run),
         "peak_rss_bytes": 0,
@@ -103,6 +106,41 @@ def _beyond(results: Mapping[str, Any]) -> dict[str, Any]:
         for part in ("lists", "memory", "segments")
     }
     return parts | {"segments": next(iter(parts["segments"].values()), {})}
+
+
+def machine(metrics: Path) -> dict[str, dict[str, Any]]:
+    """By stage, of the first trainer while it learns: what share of the machine its losses get (mfu), operations a second of
+    both, positions a second, and the share of the seconds by part; what no part has is "other".
+
+    A step that was written twice by a resume counts once.
+    """
+    values: dict[str, dict[tuple[str, int], float]] = {}
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn by a kill; its step was run and written again
+            continue
+        if record["name"].startswith("machine "):
+            name = record["name"].removeprefix("machine ")
+            values.setdefault(record["stage"], {})[name, record["step"]] = record["value"]
+    found = {}
+    for stage, entries in values.items():
+        sums: dict[str, float] = {}
+        for (name, _), value in entries.items():
+            sums[name] = sums.get(name, 0.0) + value
+        seconds, flops = sums.pop("seconds"), sums.pop("flops")
+        positions, could = sums.pop("positions"), sums.pop("could")
+        if not seconds or not could:
+            continue
+        shares = {name: value / seconds for name, value in sums.items()}
+        found[stage] = {
+            "mfu": flops / could,
+            "flops_per_s": flops / seconds,
+            "matmul_flops_per_s": could / seconds,
+            "tokens_per_s": positions / seconds,
+            "shares": shares | {"other": max(0.0, 1.0 - sum(shares.values()))},
+        }
+    return found
 
 
 def _rewards(run: RunFolder, scenario: Scenario) -> dict[str, Any]:

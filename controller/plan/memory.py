@@ -49,6 +49,8 @@ def need(
     keeps = {named[role].kind(role).keeps: role for role in roles if role in named}
     if "training" in keeps:
         fixed |= _trained(named[keeps["training"]], kind.keeps_reference(body), workers, size)
+        if copies := _copies(named[keeps["training"]], workers)[1]:
+            working["copies"] = copies * size.parameters * size.weight_bytes
     elif "weights" in keeps:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     if "rows" in keeps and (hot := hot_row_bytes(scenario)):
@@ -105,6 +107,8 @@ def _trained(role: Role, reference: bool, workers: int, size: ModelSize) -> dict
     }
     if reference:
         parts["reference"] = float(weights)
+    if copies := _copies(role, workers)[0]:
+        parts["copy"] = weights * copies
     return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
 
 
@@ -114,6 +118,11 @@ def _gradients(role: Role, workers: int, size: ModelSize) -> float:
 
 def _zero(role: Role) -> int:
     return role.engine.spec.divides(role.engine.options()) if role.engine else 0
+
+
+def _copies(role: Role, workers: int) -> tuple[float, float]:
+    """Copies of the weights that the engine keeps on each rank, and those of a step."""
+    return role.engine.spec.copies(role.engine.options(), workers) if role.engine else (0.0, 0.0)
 
 
 def _stepping(scenario: Scenario, tokens: float, size: ModelSize) -> float:

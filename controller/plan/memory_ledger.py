@@ -19,7 +19,11 @@ from nonet.controller.plan.sizes import ModelSize, model_size, shard_bytes
 from nonet.controller.scenario import Scenario
 from nonet.errors import PlacementError
 
-_WORK = {"activations": "trainer", "beams": "rollout"}  # whose phases a working part belongs to
+_WORK = {
+    "activations": "trainer",
+    "copies": "trainer",
+    "beams": "rollout",
+}  # whose phases a working part belongs to
 _USABLE = 0.92  # of a device's memory; allocators fragment the rest
 
 
@@ -239,7 +243,7 @@ def _group(unit: str) -> str:
 
 def _kept(line: LedgerLine, group: str) -> int:
     """Bytes of a group that stay on the device in a phase, its runtime and what works aside."""
-    names = ("weights", "optimizer", "gradients", "reference")
+    names = ("weights", "optimizer", "gradients", "reference", "copy")
     return sum(line.parts.get(f"{group}.{name}", 0) for name in names)
 
 

@@ -33,6 +33,25 @@ class Stop(StrictModel):
     ] = 3
 
 
+class Best(StrictModel):
+    """Which step of a reinforced stage goes on, by its validations."""
+
+    by: Annotated[
+        str,
+        Field(
+            description="reward: the highest trained reward of validation prompts, of steps that hold `least`; or a metric"
+        ),
+    ] = "reward"
+    least: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="share that checkpoint.keep.best's metric must keep of what it was before the stage",
+        ),
+    ] = 0.98
+
+
 class BatchSize(StrictModel):
     tokens: Rate | None = None
     users: Positive | None = None
@@ -62,6 +81,23 @@ class OptimizerOptions(StrictModel):
     ] = "muon"
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip: Annotated[Rate, Field(description="the norm that gradients are cut to")] = 1.0
+    clip_rows: Annotated[
+        bool,
+        Field(description="the norm is that of dense and sparse gradients together, and both are cut to it"),
+    ] = False
+
+
+class PrecisionOptions(StrictModel):
+    """In what a stage's losses are computed; weights, gradients and optimizer stay fp32."""
+
+    use: Literal["fp32", "bf16", "fp16"] = "fp32"
+    scale: Annotated[
+        Rate,
+        Field(description="what fp16's losses are multiplied by at first; halved where gradients overflow"),
+    ] = 65536.0
+    grow_every: Annotated[
+        Positive, Field(description="steps that moved after which the scale is doubled")
+    ] = 2000
 
 
 class StageOptions(StrictModel):
@@ -72,6 +108,7 @@ class StageOptions(StrictModel):
     chunk: Chunk = Chunk()
     lr: Rate | Schedule = 1e-3
     optimizer: OptimizerOptions = OptimizerOptions()
+    precision: PrecisionOptions = PrecisionOptions()
     roles: Annotated[dict[Word, Role], Field(description="roles as they are in this stage alone")] = {}
     _files: Files = PrivateAttr(default=HERE)
 
@@ -128,6 +165,7 @@ class StageKind:
     rolls_out   whether there are prompts, beams and rewards in it
     takes       artifacts, beside the model before
     validates   whether its loop asks for validations while it trains, and its best commit goes on
+    aligns      whether it teaches a model what semantic ids mean in words
     """
 
     plan_name: ClassVar[str] = "supervised"
@@ -139,6 +177,7 @@ class StageKind:
     takes: ClassVar[tuple[str, ...]] = ("sequences", "sids")
     no_model: ClassVar[tuple[str, ...]] = ()
     validates: ClassVar[bool] = False
+    aligns: ClassVar[bool] = False
 
     def claims(self, keys: set[str]) -> bool:
         """Whether a stage with these keys and no `use` is of this kind."""
@@ -156,6 +195,10 @@ class StageKind:
         """Keys that can be planned and not run."""
         return iter(())
 
+    def item_columns(self, body: Any) -> tuple[str, ...]:
+        """Columns of the items that it reads."""
+        return ()
+
     def check_groups(self, name: str, body: Any, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError where the stage cannot run in the groups that are planned for it."""
 
@@ -171,6 +214,10 @@ class StageKind:
     def rollout_options(self, body: Any) -> dict[str, Any]:
         """What rollouts are told of a stage: at least `width`."""
         return {"width": self.width(body)}
+
+    def scenes(self, body: Any) -> Any:
+        """Its scenes (`SceneSetup`); None where all prompts are one."""
+        return None
 
     def keeps_reference(self, body: Any) -> bool:
         """Whether trainers keep the stage's first weights."""

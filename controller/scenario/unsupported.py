@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nonet.controller.scenario.options import Elastic, Model, Role
 from nonet.controller.scenario.scenario import Scenario
@@ -48,10 +49,10 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"model.use: {scenario.model.use}"
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
-    yield from _missing_roles("roles", scenario.roles)
+    yield from _missing_roles("roles", scenario.roles, scenario.model.spec.blocks)
     yield from _missing_evaluators("roles", scenario.roles, scenario.model)
     for name, stage in scenario.stages.items():
-        yield from _missing_roles(f"stages.{name}.roles", stage.roles)
+        yield from _missing_roles(f"stages.{name}.roles", stage.roles, scenario.model.spec.blocks)
         yield from _missing_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
         if getattr(stage, "target", None) and not data.source.spec.targets:
             yield f"stages.{name}.target with data.source: {data.source.use}"
@@ -59,16 +60,28 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
             wanted = " or ".join(engine.spec.optimizers)
             yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (say optimizer: {{use: {wanted}}})"
+        if stage.kind.aligns and not scenario.model.spec.aligns:
+            yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it knows no words)"
+        if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
+            key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
+            yield f"stages.{name}.{key} in a stage that rolls out"
         yield from stage.kind.unsupported(f"stages.{name}", stage)
     yield from scenario.model.spec.unsupported(scenario)
 
 
-def _missing_roles(path: str, roles: Mapping[str, Role]) -> Iterator[str]:
+def _of_blocks(options: Mapping[str, Any]) -> str | None:
+    """An engine's option that wants a model with blocks."""
+    return next((key for key in ("recompute", "compile") if options.get(key)), None)
+
+
+def _missing_roles(path: str, roles: Mapping[str, Role], blocks: bool) -> Iterator[str]:
     for name, role in roles.items():
         if role.engine and (path, name) != ("roles", "trainer"):
             yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
         elif role.engine and not role.engine.spec.runs:
             yield f"{path}.{name}.engine: {role.engine.use}"
+        elif role.engine and not blocks and (key := _of_blocks(role.engine.options())):
+            yield f"{path}.{name}.engine.{key} with a model that has no blocks"
         elif role.engine and (what := role.engine.spec.unsupported(role.engine.options())):
             yield f"{path}.{name}.engine: {role.engine.use} with {what}"
         if not _runs(name, role):

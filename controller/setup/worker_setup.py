@@ -52,6 +52,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.model.votes(),
         joins(scenario),
         stored_sequences(scenario),
+        {name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.scenes(body))},
     )
 
 
@@ -218,6 +219,8 @@ def stage_setups(
     for name, body in scenario.stages.items():
         rows = epoch_rows(scenario, name, users)
         lengths = body.kind.lengths(body, rows, events)
+        if "ahead" in lengths:
+            lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead
         chunk = (chunks or {}).get(name) or largest_chunk(scenario, body, model_size(scenario))
         setups[name] = StageSetup(
             name=name,
@@ -228,6 +231,7 @@ def stage_setups(
             rolls_out=body.kind.rolls_out,
             phases=body.kind.trainer_phases,
             optimizer=body.optimizer.model_dump(),
+            precision=body.precision.model_dump(),
             epochs=lengths["steps"] * lengths["users"] / max(1, rows),
             **lengths,
         )

@@ -41,8 +41,12 @@ class Supervised(StageOptions):
         ),
     ] = None
     ahead: Annotated[
-        Positive, Field(description="events this far ahead are targets too, weighted 1 / distance")
-    ] = 3
+        Positive | None,
+        Field(
+            description="events this far ahead are targets too, weighted 1 / distance; by default what suits the model: 3, "
+            "1 where codes are tokens"
+        ),
+    ] = None
     smoothing: Annotated[
         Share, Field(description="of a target, given to the legal siblings of its codes: label smoothing")
     ] = 0.0
@@ -134,7 +138,7 @@ class SupervisedKind(StageKind):
         share = facts.targeted.get(name, _TARGETED) if body.target else 1.0
         rank = events / trainer.workers * costs.steps.widest(users, trainer.workers)
         positions = rank * (1 + 1 / costs.scenario.data.history) + users / trainer.workers
-        work = train_cost(costs.shape, positions, rank * share, body.ahead)
+        work = train_cost(costs.shape, positions, rank * share, body.ahead or costs.scenario.model.spec.ahead)
         parts = {
             "compute": cost.train.seconds(work) * costs.steps.slowdown(trainer, "train"),
             **costs.steps.sparse(rank, users / trainer.workers),

@@ -57,6 +57,8 @@ def collect(lines: Iterable[str]) -> tuple[list[Curve], int]:
         if record is None:
             unread += bool(line.strip())
             continue
+        if str(record["name"]).startswith("machine "):  # sums, which the report divides
+            continue
         key = (str(record.get("stage") or ""), str(record["name"]))
         curve = curves.setdefault(key, Curve(*key, str(record.get("unit") or "")))
         curve.reports[record["step"], str(record.get("role")), int(record.get("rank") or 0)] = record["value"]

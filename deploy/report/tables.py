@@ -155,10 +155,10 @@ def receipt_table(report: Report) -> Table:
 
 
 def made_tables(report: Report) -> list[Table]:
-    """How the run was made: time, baselines, work, turns, sparse tables, sizes and versions; those that have rows."""
+    """How the run was made: time, machine, baselines, work, turns, sparse tables, sizes, versions; those that have rows."""
     return [
         table
-        for table in (made(report) for made in (_wall, _baselines, _work, _turns, _sparse, _sizes))
+        for table in (made(report) for made in (_wall, _machine, _baselines, _work, _turns, _sparse, _sizes))
         if table
     ]
 
@@ -203,6 +203,27 @@ def _work(report: Report) -> Table:
     ]
     note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
     return Table(["group", "idle", "bytes given back"], rows, f"Work. {note}")
+
+
+def _machine(report: Report) -> Table:
+    """What share of the machine each stage's losses got, and where the first trainer's seconds went."""
+    stages = _part(report, "machine")
+    parts = list(dict.fromkeys(part for stage in stages.values() for part in stage["shares"]))
+    rows = [
+        [
+            name,
+            percent(stage["mfu"]),
+            f"{stage['flops_per_s'] / 1e9:,.3g} of {stage['matmul_flops_per_s'] / 1e9:,.3g}",
+            f"{stage['tokens_per_s']:,.0f}",
+            *(percent(stage["shares"].get(part, 0.0)) for part in parts),
+        ]
+        for name, stage in stages.items()
+    ]
+    note = (
+        "The machine: operations of layers and visible attention over those of a matrix product measured on the first trainer's "
+        "device, tokens a second, and where its steps' seconds went."
+    )
+    return Table(["stage", "MFU", "GFLOP/s", "tokens/s", *parts], rows, note)
 
 
 def _turns(report: Report) -> Table:

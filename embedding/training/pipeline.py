@@ -27,8 +27,9 @@ from nonet.errors import ConfigError, DeadlineExceeded
 
 Read = Callable[[int], Any]  # number -> batch
 Keys = Callable[[Any], Mapping[str, Tensor]]  # batch -> keys [N] by table
-# number, batch, rows [N, D] by table -> gradients [N, D] by table, and what run() returns of this batch
-Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor], Any]]
+# number, batch, rows [N, D] by table -> gradients [N, D] by table, and what run() returns of this batch. Where a step is skipped
+# there are no gradients, on all ranks: rows stay as they are.
+Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor] | None, Any]]
 _POLL_S = 0.05
 _END_S = 5.0  # an exchange that takes longer waits for a rank that is gone
 
@@ -69,6 +70,7 @@ class PrefetchPipeline:
         self.depth = depth
         self._step, self._lr, self._timeout_s = step, lr, timeout_s
         self.carries = depth > 1 and exact_window(world)
+        self.sparse_s = 0.0  # that the computing thread gave to rows since somebody set it to 0
         self.waited_s = 0.0  # that the computing thread waited until the batch at hand was read
 
     def run(self, start: int, stop: int) -> list[Any]:
@@ -82,9 +84,14 @@ class PrefetchPipeline:
         flight = self._flight(number)
         self.waited_s = flight.read_at - began
         rows = {table: self._world.pull(table, keys) for table, keys in flight.keys.items()}
+        self.sparse_s += time.perf_counter() - flight.read_at
         grads, result = self._compute(number, flight.data, rows)
+        if grads is None:
+            return result
+        began = time.perf_counter()
         for table, keys in flight.keys.items():
             self._world.push(table, keys, grads[table], self._step(number), self._lr(number, table))
+        self.sparse_s += time.perf_counter() - began
         return result
 
     def _flight(self, number: int) -> Flight:
@@ -143,11 +150,14 @@ class _Run:
         rows = flight.rows or {
             table: self._windows[table].rows(plan.route) for table, plan in flight.plans.items()
         }
+        self._pipeline.sparse_s += time.perf_counter() - max(began, flight.read_at)
         grads, result = self._pipeline._compute(number, flight.data, rows)
-        if flight.plans:
+        began = time.perf_counter()
+        if flight.plans and grads is not None:
             self._updates.put((flight, self._carried(flight, grads)))
         else:
             self._updates.put((flight, grads))
+        self._pipeline.sparse_s += time.perf_counter() - began
         return result
 
     def _carried(self, flight: Flight, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -182,6 +192,8 @@ class _Run:
 
     def _update(self, number: int) -> None:
         flight, grads = self._next(self._updates, f"the gradients of batch {number}")
+        if grads is None:
+            return
         step, lr = self._pipeline._step(number), self._pipeline._lr
         for table, keys in flight.keys.items():
             if plan := flight.plans.get(table):

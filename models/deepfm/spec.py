@@ -30,6 +30,7 @@ class DeepFmSpec(ModelSpec):
     makes_lists: ClassVar[bool] = False
     rows: ClassVar[str] = "events"
     cuts_steps: ClassVar[bool] = False
+    blocks: ClassVar[bool] = False
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"log_loss"})
 
     def size(self, options: Options, around: Surroundings) -> ModelSize:

@@ -1,3 +1,4 @@
+from .beams import SubCatalogue as SubCatalogue
 from .beams import beam_search as beam_search
 from .corpus import Catalogue as Catalogue
 from .corpus import Corpus as Corpus

@@ -1,4 +1,4 @@
-"""Backbones from Hugging Face: their sizes for plans; no run builds one yet."""
+"""Hugging Face backbones that write semantic ids as tokens."""
 
 import lazy_loader
 

@@ -1,12 +1,23 @@
-"""Hugging Face backbones: the shape of a published model by its name, else estimated from the parameters its name says."""
+"""Hugging Face backbones: their keys, their size, and what a scenario can ask of them.
+
+The size of a folder on this machine or of a config is counted on a module without memory. A published model elsewhere, which a
+plan may name and a run cannot read, has the size that its name says.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field, model_validator
+
+from nonet.errors import ConfigError
 from nonet.models import ModelSize, ModelSpec, Options, Surroundings
-from nonet.options import StrictModel
+from nonet.models.hf.config import HISTORY, SIDS, check_installed, is_local, read_config, text_config
+from nonet.options import Positive, Rate, StrictModel
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # layers, width, feed-forward width, key/value width, vocabulary: from the published config.json of each
@@ -21,23 +32,195 @@ _KNOWN = {
 }
 
 
+class LoraOptions(StrictModel):
+    rank: Positive = 8
+    alpha: Annotated[Rate, Field(description="what the difference is multiplied by, over the rank")] = 16.0
+    targets: Annotated[
+        list[str] | None,
+        Field(description="linear layers that learn, by the last part of their names; all by default"),
+    ] = None
+
+
 class HfModel(StrictModel):
-    path: str
+    path: Annotated[
+        str | None,
+        Field(description="a folder that save_pretrained wrote: config.json, safetensors, a tokenizer"),
+    ] = None
+    config: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="in place of a path: model_type and keys of its config; the weights are drawn by the seed"
+        ),
+    ] = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    attention: Literal["uni", "sdpa", "eager"] = "sdpa"
+    attention: Annotated[
+        Literal["uni", "sdpa", "eager"] | None,
+        Field(
+            description="attn_implementation: uni_attention, or what transformers has; by default it chooses"
+        ),
+    ] = None
+    tied: Annotated[
+        bool | None,
+        Field(
+            description="whether codes are read and written by the same rows; as the backbone's words by default"
+        ),
+    ] = None
+    lora: Annotated[
+        LoraOptions | None,
+        Field(
+            description="learn differences of low rank, {rank, alpha, targets}, and rows of semantic ids; all by default"
+        ),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        Field(
+            description="words around a history, with {history} in it; what is behind it stands before every item"
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None, Field(description="a folder that has the tokenizer, where `path` has none")
+    ] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> HfModel:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give one of path (a folder) and config (model_type and its keys)")
+        if self.prompt is not None and self.prompt.count(HISTORY) != 1:
+            raise ValueError(
+                f"prompt: wanted {HISTORY} once in it, e.g. 'Films of a user: {HISTORY} then', got {self.prompt!r}"
+            )
+        return self
 
 
 class HfSpec(ModelSpec):
-    """Planned, not run."""
+    """A causal language model that writes semantic ids as tokens."""
 
     options: ClassVar[type[StrictModel]] = HfModel
-    runs: ClassVar[bool] = False
+    build: ClassVar[str] = "nonet.models.hf.model:build"
+    features: ClassVar[tuple[str, ...]] = ("item", "user")
+    blocks: ClassVar[bool] = False
+    ahead: ClassVar[int] = 1
+    aligns: ClassVar[bool] = True
+    exports: ClassVar[str] = "nonet.models.hf.export:write_folder"
 
     def size(self, options: Options, around: Surroundings) -> ModelSize:
-        return _backbone(str(options.get("path", "")), options.get("precision", "fp32"), around.levels)
+        path = options.get("path")
+        if path and not (is_local(path) and Path(path).is_dir()):
+            return _by_name(str(path), options.get("precision", "fp32"), around.levels)
+        return _counted(options, around)
+
+    def check(self, scenario: Any) -> None:
+        """The config is read, and what is known of it held against the scenario."""
+        check_installed()
+        options = scenario.model.options()
+        config = text_config(read_config(options))
+        self._check_stages(scenario)
+        from nonet.models.hf.lora import linears, wanted  # torch, which a plan of another model does without
+        from nonet.models.hf.text import layout_of
+
+        levels = (
+            int(scenario.tokenizer.options().get("levels", 3)) + 1
+        )  # one more tells items of the same codes apart
+        layout = layout_of(options, levels, int(config.vocab_size))
+        _check_window(config, scenario.data.history, layout)
+        _check_words(options)
+        if options.get("lora"):
+            wanted(
+                options["lora"]["targets"],
+                linears(_outline(_frozen(options.get("config")), options.get("path"))),
+            )
+
+    def unsupported(self, scenario: Any) -> Iterator[str]:
+        path = scenario.model.options().get("path")
+        if path and not is_local(path):
+            yield f"model.path: {path} (a folder on this machine is read)"
+
+    def _check_stages(self, scenario: Any) -> None:
+        from nonet.models.hf.text import read_tokenizer
+
+        for name, stage in scenario.stages.items():
+            if stage.kind.aligns:
+                read_tokenizer(scenario.model.options(), f"stages.{name}")
+            if (getattr(stage, "ahead", None) or 1) > 1:
+                raise ConfigError(
+                    f"stages.{name}.ahead: {stage.ahead} with model.use: hf, whose codes are tokens that follow each other; "
+                    "leave it out, or say 1"
+                )
 
 
-def _backbone(path: str, precision: str, levels: int) -> ModelSize:
+SPEC = HfSpec()
+
+
+def _check_window(config: Any, history: int, layout: Any) -> None:
+    positions = int(layout.length(history + 1))
+    for name, used in (
+        ("max_position_embeddings", True),
+        ("sliding_window", getattr(config, "use_sliding_window", True)),
+    ):
+        most = getattr(config, name, None)
+        if used and most and most < positions:
+            fit = int(most - layout.length(0)) // layout.stride - 1
+            raise ConfigError(
+                f"model: its {name} is {most}, and data.history: {history} makes sequences of {positions} "
+                f"positions ({layout.stride} an event); lower data.history to {max(1, fit)} or fewer"
+            )
+
+
+def _check_words(options: Options) -> None:
+    from nonet.models.hf.text import check_names, has_tokenizer, read_tokenizer, tokenizer_folder
+
+    folder = tokenizer_folder(options)
+    if folder and has_tokenizer(folder) and not (Path(folder) / SIDS).is_file():
+        check_names(read_tokenizer(options, "model"), folder)
+
+
+def _counted(options: Options, around: Surroundings) -> ModelSize:
+    config = text_config(read_config(options))
+    layers, width = int(config.num_hidden_layers), int(config.hidden_size)
+    heads = int(getattr(config, "num_attention_heads", 1) or 1)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    head = int(getattr(config, "head_dim", None) or width // heads)
+    return ModelSize(
+        parameters=_parameters(_frozen(options.get("config")), options.get("path"))
+        + (1 if getattr(config, "tie_word_embeddings", False) else 2) * around.levels * around.codes * width,
+        layers=layers,
+        width=width,
+        feed_forward=int(getattr(config, "intermediate_size", None) or 4 * width),
+        kv_width=kv_heads * head,
+        vocabulary=around.codes,
+        levels=around.levels,
+        positions_an_event=around.levels,
+        weight_bytes=_BYTES[options.get("precision", "fp32")],
+    )
+
+
+def _parameters(config: Any, path: str | None) -> int:
+    return sum(weight.numel() for weight in _outline(config, path).parameters())
+
+
+@cache
+def _outline(config: Any, path: str | None) -> Any:
+    """The module, made without memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(read_config({"config": _thawed(config), "path": path}))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((key, _frozen(part)) for key, part in sorted(value.items()))
+    return ("list", *map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, tuple) and value and value[0] == "list":
+        return [_thawed(part) for part in value[1:]]
+    return {key: _thawed(part) for key, part in value} if isinstance(value, tuple) else value
+
+
+def _by_name(path: str, precision: str, levels: int) -> ModelSize:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     known = _KNOWN.get(name.lower())
     size = _BYTES.get(precision, 4)
@@ -58,6 +241,3 @@ def _backbone(path: str, precision: str, levels: int) -> ModelSize:
         weight_bytes=size,
         assumed=f"the shape of {name or path} is estimated from {source}",
     )
-
-
-SPEC = HfSpec()

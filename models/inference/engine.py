@@ -153,7 +153,7 @@ class Engine:
 
     def _leaves(self, item: Tensor) -> Tensor:
         leaf = self._recommender.corpus.trie.tensor("leaf_of_item", 0, self._recommender.device)
-        return leaf[item.clamp_min(0)].masked_fill(item < 0, -1)
+        return leaf[item.clamp_min(0)].long().masked_fill(item < 0, -1)
 
     def _explained(self, cache: Any, votes: Votes | None, item_QX: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Nats of the model alone and shares of the votes of some items, [Q, X] each."""

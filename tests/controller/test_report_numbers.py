@@ -145,3 +145,16 @@ def test_validations_stand_beside_the_mean_training_loss_since_the_one_before(ru
     assert [entry["loss"] for entry in told["pretrain"]["history"]] == [2.5, 1.5], (
         "a step written twice counts once"
     )
+
+
+def test_a_stages_share_of_the_machine_is_its_operations_over_what_products_would_have_done(run):
+    sums = {"flops": 3e9, "could": 1e10, "seconds": 2.0, "positions": 500.0, "dense": 1.0, "sparse": 0.5}
+    lines = [
+        record("pretrain", step, f"machine {name}", value) for step in (1, 2) for name, value in sums.items()
+    ]
+    run.metrics.write_text("".join([*lines, lines[0]]))  # written twice by a resume
+    machine = report(run)["machine"]["pretrain"]
+    assert machine["mfu"] == pytest.approx(0.3)
+    assert machine["tokens_per_s"] == pytest.approx(250.0)
+    assert machine["matmul_flops_per_s"] == pytest.approx(5e9)
+    assert machine["shares"] == pytest.approx({"dense": 0.5, "sparse": 0.25, "other": 0.25})

@@ -168,7 +168,7 @@ def test_what_only_plans_is_said_before_anything_starts(ring, monkeypatch, capsy
     code, _, err = nonet(ring, "run", "nightly-feed", monkeypatch=monkeypatch, capsys=capsys)
     assert code == 2
     assert "plans but does not run storage" in err
-    assert "model.use: hf" in err
+    assert "model.path: s3://models/Qwen3-0.6B (a folder on this machine is read)" in err
 
 
 def test_resume_with_nothing_to_resume(ring, monkeypatch, capsys):

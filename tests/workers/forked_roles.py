@@ -77,13 +77,13 @@ class Rank:
         (self.trainer or self.shard).join_process_group(Rendezvous(host, port, 0, trainers, shards))
 
     def play(self):
+        from nonet.workers.engines import MEASURED
+
         found = {"records": [], "counts": []}
         for what, *args in self.ask["acts"]:
             answer = getattr(self, what)(*args)
             if what == "train" and self.trainer:
-                found["records"] += [
-                    {k: v for k, v in r.items() if k not in ("seconds", "waited")} for r in answer
-                ]
+                found["records"] += [{k: v for k, v in r.items() if k not in MEASURED} for r in answer]
             if self.shard:
                 found["counts"].append(self.shard.counts())
         return found

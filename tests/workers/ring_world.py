@@ -14,6 +14,7 @@ from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.embedding.reading.reader import make_update
 from nonet.models.generation.corpus import Corpus
+from nonet.workers.engines import MEASURED
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import KnownRun, Tokeniser
@@ -125,4 +126,4 @@ def scores_of(beams: dict[str, Any], step: int = 0) -> dict[str, np.ndarray]:
 
 
 def _without_time(record: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if name not in ("seconds", "waited")}
+    return {name: value for name, value in record.items() if name not in MEASURED}

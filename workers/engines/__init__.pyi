@@ -1,4 +1,11 @@
 from ._ddp import Ddp as Ddp
+from ._ddp import cut as cut
+from ._meter import MEASURED as MEASURED
+from ._meter import Meter as Meter
+from ._meter import matmul_rate as matmul_rate
+from ._precision import Precision as Precision
+from ._precision import write_precision as write_precision
+from ._rows import norm_of_rows as norm_of_rows
 from .base import ENGINES as ENGINES
 from .base import EngineRuntime as EngineRuntime
 from .base import Learning as Learning

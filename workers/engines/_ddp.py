@@ -8,6 +8,7 @@ targets: world 2 equals world 1 up to float addition's order. torch's DDP wraps 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -57,11 +58,15 @@ class Ddp:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def clip(self) -> float:
+    def clip(self, rows: float = 0.0) -> float:
         if self.member.n_trainers > 1:
             self._sum_gradients()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm)
-        return float(norm)
+        if not rows:
+            return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = math.hypot(float(torch.nn.utils.get_total_norm(gradients)), rows)
+        torch._foreach_mul_(gradients, cut(norm, self.learning.clip_norm))
+        return norm
 
     def step(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -113,6 +118,11 @@ class Ddp:
         torch.distributed.all_reduce(flat, group=self.member.trainers)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def cut(norm: float, most: float) -> float:
+    """What gradients of this norm are multiplied by, as torch.nn.utils.clip_grad_norm_ does."""
+    return min(1.0, most / (norm + 1e-6))
 
 
 def write_dense(

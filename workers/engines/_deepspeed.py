@@ -6,6 +6,7 @@ gradients go in times their number, which makes it the sum. Source: Rajbhandari 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -95,16 +96,19 @@ class Deepspeed(Ddp):
             "zero_optimization": zero,
         }
 
-    def clip(self) -> float:
-        """The norm; the cut is made by DeepSpeed as it steps."""
+    def clip(self, rows: float = 0.0) -> float:
+        """The norm; the cut is made by DeepSpeed as it steps, by the dense norm and what is allowed of it."""
         if self.member.n_trainers == 1:
-            return super().clip()
+            return super().clip(rows)
         count = self.member.n_trainers
         gradients = [
             torch.zeros_like(p) if p.grad is None else p.grad * count for p in self.model.parameters()
         ]
         self._engine.backward(self._engine(gradients))
-        return float(self._engine.optimizer.scaled_global_norm())
+        dense = float(self._engine.optimizer.scaled_global_norm())
+        norm, most = math.hypot(dense, rows), self.learning.clip_norm
+        self._engine.optimizer.clip_grad = most * (dense + 1e-6) / (norm + 1e-6) if rows else most
+        return norm
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

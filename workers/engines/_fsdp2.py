@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from nonet.models import Muon, orthogonal
 from nonet.workers import host_copy
-from nonet.workers.engines._ddp import Ddp, write_dense
+from nonet.workers.engines._ddp import Ddp, cut, write_dense
 from nonet.workers.engines._shadow import Shadow
 from nonet.workers.runtime import Membership
 
@@ -57,17 +57,17 @@ class Fsdp2(Ddp):
         whole = {id(self._own[at]): self._shards[at].shape for at in hidden}
         return _DividedMuon(self._mesh, whole, matrices, others, weight_decay=self.learning.weight_decay)
 
-    def clip(self) -> float:
+    def clip(self, rows: float = 0.0) -> float:
         if self.member.n_trainers == 1:
-            return super().clip()
+            return super().clip(rows)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         self._shadow(gradients).backward()
         for own, shard in zip(self._own, self._shards, strict=True):
             own.grad, shard.grad = shard.grad.to_local(), None
         squares = sum(float((own.grad.double() ** 2).sum()) for own in self._own if own.grad is not None)
-        norm = math.sqrt(self.member.total(squares)[0])
-        cut = min(1.0, self.learning.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ does
-        torch._foreach_mul_([own.grad for own in self._own if own.grad is not None], cut)
+        norm = math.hypot(math.sqrt(self.member.total(squares)[0]), rows)
+        gradients = [own.grad for own in self._own if own.grad is not None]
+        torch._foreach_mul_(gradients, cut(norm, self.learning.clip_norm))
         return norm
 
     @torch.no_grad()

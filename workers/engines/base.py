@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import Field
 
 from nonet.options import StrictModel
 from nonet.plugins import Registry, heavy
@@ -32,17 +34,19 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """How gradients become moves: of muon (and AdamW for what is no hidden matrix) or adamw. The rate comes with a step."""
+    """How gradients become moves: of muon (and AdamW for what is no hidden matrix) or adamw. The rate comes with a step.
+    `clip_rows`: the norm is that of dense and sparse gradients together, and both are cut."""
 
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     optimizer: str = "muon"
+    clip_rows: bool = False
 
 
 def learning_of(optimizer: Options) -> Learning:
     """Of a stage's `optimizer:` keys; left out, what they are by default."""
-    names = {"use": "optimizer", "weight_decay": "weight_decay", "clip": "clip_norm"}
-    return Learning(**{names[key]: value for key, value in optimizer.items()})
+    names = {"use": "optimizer", "clip": "clip_norm"}
+    return Learning(**{names.get(key, key): value for key, value in optimizer.items()})
 
 
 class EngineRuntime(Protocol):
@@ -69,8 +73,11 @@ class EngineRuntime(Protocol):
         """Add the gradients of a loss, which is divided by the count of all ranks already: gradients are summed over them."""
         ...
 
-    def clip(self) -> float:
-        """Gradients of all ranks added up, and cut to `learning.clip_norm`; their norm before."""
+    def clip(self, rows: float = 0.0) -> float:
+        """Gradients of all ranks added up, and cut to `learning.clip_norm`; their norm before.
+
+        `rows`: the norm of the sparse gradients of all ranks, which counts with theirs where a stage says `clip_rows`.
+        """
         ...
 
     def step(self, lr: float) -> None:
@@ -102,8 +109,25 @@ class EngineRuntime(Protocol):
         ...
 
 
+class EngineOptions(StrictModel):
+    """What every shipped engine has."""
+
+    recompute: Annotated[
+        bool,
+        Field(description="keep no activations of the model's blocks: the backward pass makes them again"),
+    ] = False
+    compile: Annotated[
+        bool,
+        Field(description="the model's blocks by torch.compile where they learn, in any length of sequence"),
+    ] = False
+
+
 def _nothing(options: Options) -> int:
     return 0
+
+
+def _no_copies(options: Options, ranks: int) -> tuple[float, float]:
+    return 0.0, 0.0
 
 
 def _none(options: Options) -> str | None:
@@ -117,6 +141,8 @@ class TrainEngine:
     cls      the EngineRuntime, or its dotted path `package.module:Name`
     options  its keys in a scenario
     divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
+    copies   by its options and the number of ranks: copies of the whole weights that a rank keeps beside the model, and those
+             that a step makes besides
     runs     whether this version runs it, or only plans it; unsupported: of its options what it only plans
     optimizers  those of a stage that it steps
     needs    a module of the extra of its name, which must be installed
@@ -125,6 +151,7 @@ class TrainEngine:
     cls: str | Callable[..., EngineRuntime]
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _nothing
+    copies: Callable[[Options, int], tuple[float, float]] = _no_copies
     runs: bool = True
     unsupported: Callable[[Options], str | None] = _none
     optimizers: tuple[str, ...] = ("muon", "adamw")
@@ -140,4 +167,5 @@ def make_engine(
     """The engine that `config["use"]` names (ddp when left out) over a model that is on its device. Raises ConfigError."""
     options = dict(config)
     cls = heavy(ENGINES.get(options.pop("use", "ddp")).cls)
+    heavy("nonet.workers.engines._blocks:prepare")(model, options)
     return cls(options, model, learning or Learning(), member)

@@ -1,10 +1,15 @@
 """FSDP2: PyTorch's fully_shard divides the optimizer among the ranks; weights are whole between steps."""
 
-from nonet.workers.engines.base import Options, TrainEngine
+from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
 
 def _divides(options: Options) -> int:
     return 1
 
 
-SPEC = TrainEngine("nonet.workers.engines._fsdp2:Fsdp2", divides=_divides)
+def _copies(options: Options, ranks: int) -> tuple[float, float]:
+    """Its part, with gradients; a step gathers the whole copy, and its gradients, at once."""
+    return (2 / ranks, 2.0) if ranks > 1 else (0.0, 0.0)
+
+
+SPEC = TrainEngine("nonet.workers.engines._fsdp2:Fsdp2", EngineOptions, divides=_divides, copies=_copies)

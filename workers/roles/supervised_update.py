@@ -6,7 +6,7 @@ Losses are divided by the global count of targets, so the share of every rank an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,7 @@ from nonet.random import rng
 from nonet.samples.sequences import TRAIN
 from nonet.types import SampleBatch
 from nonet.workers import Share
-from nonet.workers.engines import EngineRuntime
+from nonet.workers.engines import EngineRuntime, Precision
 from nonet.workers.roles.settings import RunSetup, StageSetup
 from nonet.workers.runtime import Membership
 
@@ -39,6 +39,7 @@ class SupervisedUpdate:
     member: Membership
     voters: Voters | None
     device: str
+    precision: Precision = field(default_factory=Precision)
 
     def negatives(self, step: int) -> dict[str, Tensor]:
         """Keys of items for the sampled softmax, by table, ascending; the same on every rank. None where nobody is near."""
@@ -63,8 +64,9 @@ class SupervisedUpdate:
             begin_chunk(number)
             if not bool(chunk.batch.loss_mask.values.any()):
                 continue  # a rank's share may hold no target; it still meets the others
-            losses = self._losses(read, leaves, on(chunk.batch, self.device), chunk.spread(leaves))
-            self.dense.backward(torch.stack(losses).sum() / max(total, 1.0))
+            with self.precision.cast(self.device):
+                losses = self._losses(read, leaves, on(chunk.batch, self.device), chunk.spread(leaves))
+            self.dense.backward(self.precision.scaled(torch.stack(losses).sum() / max(total, 1.0)))
             sums = sums[0] + float(losses[0].detach()), sums[1] + sum(float(x.detach()) for x in losses[1:])
         loss, near = (each / max(total, 1.0) for each in self.member.total(*sums))
         grads = {
@@ -72,6 +74,24 @@ class SupervisedUpdate:
             for table, leaf in leaves.items()
         }
         return grads, {"loss": loss, "events": total} | ({"nearest_loss": near} if read.also else {})
+
+    def aligned(self, step: int) -> dict[str, float]:
+        """Add the gradients of this rank's items of a step, of a stage that aligns words and codes; the mean loss of an item."""
+        if not self.stage.align:
+            return {}
+        draw, items = rng(self.run.seed, self.stage.name, step, "align"), len(self.corpus.items)
+        drawn = draw.choice(items, min(int(self.stage.align["items"]), items), replace=False, shuffle=False)
+        mine = np.sort(drawn)[self.member.rank :: self.member.n_trainers]
+        nats = 0.0
+        if len(mine):
+            texts = self.corpus.items[self.stage.align["column"]].take(mine).to_pylist()
+            sid_nL = torch.from_numpy(self.corpus.sids[mine].astype(np.int64)).to(self.device)
+            with self.precision.cast(self.device):
+                loss = self.dense.model.alignment_loss(sid_nL, [str(text or "") for text in texts])
+            counted = loss * (float(self.stage.align["weight"]) / len(drawn))
+            self.dense.backward(self.precision.scaled(counted))
+            nats = float(loss.detach())
+        return {"align_loss": self.member.total(nats)[0] / len(drawn)}
 
     def _losses(
         self, read: Share, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]

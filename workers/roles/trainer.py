@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from torch import Tensor
 from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
+from nonet.errors import DataError
 from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.random import key
@@ -32,6 +34,7 @@ from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
     Counted,
     RlPrompts,
+    RlTargets,
     SampleRequest,
     Samples,
     has_states,
@@ -50,7 +53,17 @@ from nonet.workers import (
     write_tensors,
 )
 from nonet.workers.devices import claim, device, tensors_of
-from nonet.workers.engines import EngineRuntime, learning_of, make_engine
+from nonet.workers.engines import (
+    EngineRuntime,
+    Meter,
+    Precision,
+    cut,
+    learning_of,
+    make_engine,
+    matmul_rate,
+    norm_of_rows,
+    write_precision,
+)
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.memory_fit import MemoryFit
 from nonet.workers.roles.policy_update import PolicyUpdate, needs_reference, value_rate
@@ -72,6 +85,8 @@ from nonet.workers.runtime import (
 # Batches in flight where rows travel: `bench embedding` hides 80 % of the shorter side with three.
 IN_FLIGHT = 3
 
+_APART = 3
+
 # Shapes: U prompts, W beams, L levels, N events, M unique keys, D width.
 
 
@@ -91,6 +106,10 @@ class Trainer(DistributeWorker):
         self._opened: tuple[StageSetup, Samples] | None = None
         self._prompts: tuple[StageSetup, RlPrompts] | None = None
         self._update: SupervisedUpdate | None = None
+        self._versions: dict[int, Any] = {}
+        self._apart = 0  # steps in a row that were not learned from, for rollouts computed otherwise
+        self._meter = Meter()
+        self._computes: tuple[StageSetup, Precision] | None = None
         self._near = False  # whether nearest items vote by the rows of the stage under way
 
     @method(folders=Replicate)
@@ -142,8 +161,9 @@ class Trainer(DistributeWorker):
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the reference and the value head."""
-        self._opened = self._prompts = self._update = None
-        self._near = False
+        self._opened = self._prompts = self._update = self._computes = None
+        self._near, self._apart = False, 0
+        self._versions = {}
         self.dense.learning = learning_of(stage.optimizer)
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
@@ -153,7 +173,9 @@ class Trainer(DistributeWorker):
     def train(self, stage: StageSetup, start: int, stop: int) -> list[dict[str, float]]:
         """Supervised steps [start, stop) of a stage; a record a step: loss (nats a target), events, lr, norm, seconds,
         and how many of those it `waited` for its samples."""
+        matmul_rate(self.device, stage.precision.get("use", "fp32"))  # measured once, before the clock starts
         self._began = time.perf_counter()
+        self._meter.taken()
         self._pipeline = pipeline = PrefetchPipeline(
             self.sparse,
             lambda step: self._read(stage, step),
@@ -176,9 +198,11 @@ class Trainer(DistributeWorker):
         beams: Mapping[str, Any],
         scores: Mapping[str, np.ndarray],
         weights: Mapping[str, float] | None = None,
+        version: int | None = None,
     ) -> dict[str, float]:
         """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward, a row of
-        NaN where a prompt has none: it is left out. `weights`: what rewards count now, by default what the stage says.
+        NaN where a prompt has none: it is left out. `weights`: what rewards count now, by default what the stage says;
+        `version`: what the weights of before the step were published as, where `mismatch` is measured.
 
         Its record: loss, kl, clipped, ratio, what its algorithm reports besides, flat_groups, no_hit (share of groups without
         what their user took next), prompts, exact entropy and kl_exact of a few prompts, each reward's mean score a beam as
@@ -197,12 +221,35 @@ class Trainer(DistributeWorker):
             self._voters,
             self.device,
             self._critic,
+            self._as_published(stage, version),
+            self._meter,
         )
+        self._meter.taken()
         record = policy.step(step, beams, scores)
+        self._check_apart(record)
+        record |= self._measured(stage)
         self._move_reference(stage, step)
         self._near = self._near and stage.sparse_lr is None
         self._prompts_of(stage).applied(step, beams["user"], beams["position"])
         return record
+
+    def _as_published(self, stage: StageSetup, version: int | None) -> dict[int, Any]:
+        """Models by the version that they were published as, back to the oldest that beams may come from."""
+        stale = int(stage.mismatch.get("staleness", 0))
+        if version is None or not stale:
+            return {}
+        self._versions[version] = self._frozen()
+        self._versions = {each: model for each, model in self._versions.items() if each >= version - stale}
+        return self._versions
+
+    def _check_apart(self, record: Mapping[str, float]) -> None:
+        """Raise DataError where rollout and trainer were too far apart in so many steps in a row."""
+        self._apart = self._apart + 1 if record.get("mismatch/stopped") else 0
+        if self._apart >= _APART:
+            raise DataError(
+                f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats a level in {_APART} steps in a row, more than "
+                "mismatch.stop_at_kl: nothing was learned from them. Do both read the same weights and rows? Else raise it"
+            )
 
     @method(collect="sum", beams=Shard, away=True)
     def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
@@ -261,6 +308,8 @@ class Trainer(DistributeWorker):
             parts.append(partial(_write, "reference", host_copy(self._reference.state_dict())))
         if self._critic is not None and self.rank == 0:
             parts.append(partial(_write, "critic", host_copy(self._critic.tensors())))
+        if self.rank == 0 and self._computes is not None and (state := self._computes[1].state()):
+            parts.append(partial(write_precision, state))
         if (ledger := self._ledger()) is not None:
             noted = partial(write_notes, ledger.notes(), self.rank)
             parts.append(noted if self.rank else partial(write_snapshot, ledger.snapshot()))
@@ -274,6 +323,8 @@ class Trainer(DistributeWorker):
         if stage is not None:
             self.dense.learning = learning_of(stage.optimizer)
             self.dense.restart()
+            self._update = self._computes = None
+            self._precision(stage).load(Path(folder))
         self.dense.load(Path(folder) / "dense", optimizer=stage is not None)
         self._near = False
         if stage is not None and has_states(folder):
@@ -306,6 +357,7 @@ class Trainer(DistributeWorker):
         """Hand a model to the engine: its parameters, and the buckets that its weights are published in."""
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
+        self._meter.watch(self._engine.model)
         self._buckets = buckets(self._engine.outline(), BUCKET_BYTES)
         return {"parameters": parameters, "buckets": len(self._buckets)}
 
@@ -362,33 +414,97 @@ class Trainer(DistributeWorker):
 
     def _computed(
         self, stage: StageSetup, step: int, read: Any, rows: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """One dense step on rows [M, D] by table; their gradients, and the step's record."""
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
+        """One dense step on rows [M, D] by table; their gradients, None where it was skipped, and the step's record."""
         self.model.train()
-        grads, sums = self._supervised(stage).gradients(
-            read, rows, lambda number: self._draw_dropout(stage, step, number)
-        )
-        return grads, sums | self._stepped(stage, step, sums["loss"], sums["events"])
+        with self._meter.part("dense"):
+            grads, sums = self._supervised(stage).gradients(
+                read, rows, lambda number: self._draw_dropout(stage, step, number)
+            )
+            sums |= self._supervised(stage).aligned(step)
+        grads, record = self._stepped(stage, step, sums["loss"], sums["events"], read.keys, grads)
+        return grads, sums | record
 
     def _supervised(self, stage: StageSetup) -> SupervisedUpdate:
         """The updates of the stage under way."""
         if self._update is None or self._update.stage != stage:
             self._update = SupervisedUpdate(
-                self.run, stage, self.corpus, self.dense, self._member, self._voters, self.device
+                self.run,
+                stage,
+                self.corpus,
+                self.dense,
+                self._member,
+                self._voters,
+                self.device,
+                self._precision(stage),
             )
         return self._update
 
-    def _stepped(self, stage: StageSetup, step: int, loss: float, events: float) -> dict[str, float]:
-        """Take the dense step; the step's record. Its seconds are since the record before."""
+    def _precision(self, stage: StageSetup) -> Precision:
+        """Of the stage under way."""
+        if self._computes is None or self._computes[0] != stage:
+            self._computes = stage, Precision(**stage.precision)
+        return self._computes[1]
+
+    def _stepped(
+        self,
+        stage: StageSetup,
+        step: int,
+        loss: float,
+        events: float,
+        keys: Mapping[str, Tensor],
+        grads: dict[str, Tensor],
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
+        """Take the dense step, or skip it where fp16 overflowed; gradients of the rows, which then are none, and the record. Its
+        seconds are since the record before."""
         lr = LearningRate(**stage.lr).at(step, stage.steps)
-        norm = self.dense.clip()
-        self.dense.step(lr)
+        precision, scale = self._precision(stage), {}
+        finite = precision.unscaled(self._dense_gradients()) & precision.unscaled(grads.values())
+        moves = not precision.scales or self._member.total(float(not finite))[0] == 0.0
+        if precision.scales:
+            scale = {"scale": precision.scale, "skipped": float(not moves)}
+        precision.after(moves)
+        norm = self._moved(lr, keys, grads) if moves else math.inf
+        if not moves:
+            torch._foreach_zero_(self._dense_gradients())
         if (ledger := self._ledger()) is not None:
             ledger.apply_step(step)
         before, self._began = self._began, time.perf_counter()
         waited = self._pipeline.waited_s if self._pipeline else 0.0
-        seconds = {"seconds": self._began - before, "waited": waited}
-        return {"loss": loss, "events": events, "lr": lr, "norm": norm, **seconds}
+        seconds = {"seconds": self._began - before, "waited": waited, **self._measured(stage)}
+        record = {
+            "loss": loss,
+            "events": events,
+            "lr": lr,
+            "norm": norm if moves else 0.0,
+            **scale,
+            **seconds,
+        }
+        return grads if moves else None, record
+
+    def _moved(self, lr: float, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
+        """Cut the gradients, of rows too where the stage says so, and take the dense step; the norm before."""
+        learning = self.dense.learning
+        with self._meter.part("communication"):
+            if learning.clip_rows:
+                norm = self.dense.clip(norm_of_rows(keys, grads, self._member))
+                torch._foreach_mul_(list(grads.values()), cut(norm, learning.clip_norm))
+            else:
+                norm = self.dense.clip()
+        with self._meter.part("optimizer"):
+            self.dense.step(lr)
+        return norm
+
+    def _measured(self, stage: StageSetup) -> dict[str, float]:
+        """What the meter counted since the record before, and what the device does of matrix products."""
+        if self._pipeline is not None:
+            self._meter.spent("sparse", self._pipeline.sparse_s)
+            self._pipeline.sparse_s = 0.0
+        use = stage.precision.get("use", "fp32")
+        return {**self._meter.taken(), "peak": matmul_rate(self.device, use)}
+
+    def _dense_gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
 
     def _draw_dropout(self, stage: StageSetup, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""
@@ -414,7 +530,9 @@ class Trainer(DistributeWorker):
     def _samples(self, stage: StageSetup) -> Samples:
         """The source of the samples, opened for the stage under way."""
         if self._opened is None or self._opened[0] != stage:
-            self._opened = stage, open_source(self.run.source, self._request(stage))
+            request = self._request(stage)
+            opened = RlTargets(request) if stage.rl_targets else open_source(self.run.source, request)
+            self._opened = stage, opened
         return self._opened[1]
 
     def _prompts_of(self, stage: StageSetup) -> RlPrompts:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from views import RL, gpu_nodes, scenario
 
+from nonet.controller.plan.memory import need
 from nonet.controller.plan.planner import plan
+from nonet.controller.plan.sizes import model_size
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.controller.setup.worker_setup import stage_setups
 from nonet.errors import ConfigError
@@ -86,3 +89,19 @@ def test_workers_are_told_the_chunk_that_the_plan_names():
         == {name: setup.chunk for name, setup in stage_setups(asked, 100, 1000, chunks).items()}
     )
     assert stage_setups(asked, 100, 1000, {"pretrain": 70})["pretrain"].chunk == 70
+
+
+def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
+    """FSDP2 keeps its part with gradients and gathers both whole in a step; ZeRO keeps flat weights and its fp32 part."""
+    parts = {}
+    for engine in ("ddp", "fsdp2", "deepspeed"):
+        made, _ = load_scenario("quickstart", [f"roles.trainer={{engine: {{use: {engine}}}}}"])
+        for ranks in (1, 4):
+            found = need(made, "pretrain", ("trainer",), ranks, model_size(made), 0.0)
+            parts[engine, ranks] = found.fixed.get("copy", 0.0), found.working.get("copies", 0.0)
+    weights = model_size(made).parameters * 4.0
+    nothing = (0.0, 0.0)
+    assert [parts[engine, 1] for engine in ("ddp", "fsdp2", "deepspeed")] == [nothing] * 3
+    assert parts["ddp", 4] == nothing
+    assert parts["fsdp2", 4] == (weights / 2, 2 * weights)
+    assert parts["deepspeed", 4] == (1.25 * weights, 2 * weights)

@@ -1,11 +1,16 @@
-"""The ring scenario with HSTU blocks and a depth decoder that attends to the history: trained, rolled out, asked again."""
+"""The ring scenario with other models, trained, rolled out and asked again: HSTU blocks and a depth decoder that attends to the
+history; a Hugging Face backbone."""
 
 from __future__ import annotations
 
 import io
+import threading
+import time
 
+import pyarrow.parquet as pq
 import pytest
 
+from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.deploy.after.recommend import recommend_for
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
@@ -29,3 +34,42 @@ def test_a_run_learns_with_hstu_blocks_and_depth_attention_and_answers_from_its_
     answer = recommend_for(str(finished.folder.path), ["item b1", "item c2"], None, 5)
     assert all(len(titles) == 5 for titles in answer["columns"].values())
     assert answer["columns"]["rl"][0].startswith("item ")
+
+
+QWEN3 = (
+    "model={use: hf, memory: on, config: {model_type: qwen3, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}}"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_drawn_qwen3_learns_resumes_to_the_same_bits_and_lists_nothing_illegal(ring, ray_local):
+    panel = Panel(io.StringIO(), live=False)
+    scenario = api.scenario(ring / "ring.yaml", [QWEN3])
+    finished = api.run(scenario, run_dir=ring / "whole", panel=panel)
+    popularity = finished.report["baselines"]["popularity"]["recall@10"]
+    assert finished.report["stages"]["finetune"]["recall@10"] > 1.5 * popularity
+    started = api.start(scenario, run_dir=ring / "stopped")
+    stopper = threading.Thread(target=_stop_after_a_commit, args=(started,))
+    stopper.start()
+    started.wait(Panel(io.StringIO(), live=False))
+    stopper.join()
+    assert started.state == "stopped"
+    resumed = api.resume(ring / "stopped", panel=Panel(io.StringIO(), live=False))
+    assert _last_commit(resumed) == _last_commit(finished)
+    assert resumed.report["stages"] == finished.report["stages"]
+    answer = recommend_for(str(finished.folder.path), ["item b1", "item c2"], None, 10)
+    titles = set(pq.read_table(ring / "items.parquet")["title"].to_pylist())
+    assert all(set(column) <= titles for column in answer["columns"].values())
+
+
+def _stop_after_a_commit(started):
+    while not list(started.folder.checkpoints.glob("step-*/manifest.json")):
+        time.sleep(0.05)
+    started.stop()
+
+
+def _last_commit(run):
+    path, _ = Checkpoints(run.folder.checkpoints).newest()
+    return read_manifest(path).files

@@ -24,6 +24,7 @@ from nonet.controller.scenario.scenario import document
 from nonet.controller.session import session as sessions
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
+from nonet.workers.engines import MEASURED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -105,7 +106,7 @@ def test_what_a_fused_trainer_alone_holds_takes_turns_with_the_rollout_bit_for_b
                 s.publish()
                 s.commit(step)
             return [
-                {k: v for k, v in r.items() if k not in ("seconds", "waited")} for r in records
+                {k: v for k, v in r.items() if k not in MEASURED} for r in records
             ], s.groups.offloader.counted()
 
     plain, none = by_hand("fused")

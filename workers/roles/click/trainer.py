@@ -60,21 +60,23 @@ class ClickTrainer(Trainer):
 
     def _computed(
         self, stage: StageSetup, step: int, read: SparseBatch, rows: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
         label, events = torch.from_numpy(read.batch.label), read.batch.step_rows
         self._draw_dropout(stage, step)
         self.model.train()
-        bags = self._collection()
+        bags, precision = self._collection(), self._precision(stage)
         bags.source = rows_source = PrefetchedRows(rows)
-        loss, pooled = torch.zeros(()), bags(read.batch.bags, self.device)
-        if len(label):  # a rank's share may be empty; it still meets the others
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                self.model(pooled), label.to(self.device), reduction="sum"
-            )
-            self.dense.backward(loss / events)
+        with self._meter.part("dense"):
+            loss, pooled = torch.zeros(()), bags(read.batch.bags, self.device)
+            if len(label):  # a rank's share may be empty; it still meets the others
+                with precision.cast(self.device):
+                    loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                        self.model(pooled), label.to(self.device), reduction="sum"
+                    )
+                self.dense.backward(precision.scaled(loss / events))
         total = self._member.total(float(loss.detach()))[0]
         bags.push(step)
-        return rows_source.grads, self._stepped(stage, step, total / events, float(events))
+        return self._stepped(stage, step, total / events, float(events), read.keys, rows_source.grads)
 
     def _clicks(self) -> Clicks:
         """The events that commits tell of, labelled by the last stage's condition; made once a condition."""

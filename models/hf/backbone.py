@@ -1,0 +1,177 @@
+"""Backbone: a transformers causal language model without its output layer, from a folder or drawn from a config.
+
+Its own forward is called whole, its output layer replaced by the identity: so what an architecture does to the last states
+(Cohere's and Granite's scales, MiniCPM's) is done to ours, and no matrix of words is multiplied. A soft cap of logits (Gemma 2)
+is no scale: it is taken out of the config and applied by us.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nonet.errors import ConfigError
+from nonet.models.hf.config import read_config, text_config
+
+# Shapes: B sequences, S positions, Q queries, D width, V words.
+ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
+    """The whole language model that options name, weights out of `path` or drawn from the seed. Raises ConfigError."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config, attention = read_config(options), options.get("attention")
+    if attention == "uni":
+        from nonet.attention import register
+
+        register()
+    chosen: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
+    if attention is not None:
+        chosen["attn_implementation"] = ATTENTIONS[attention]
+    try:
+        if options.get("path"):
+            return AutoModelForCausalLM.from_pretrained(
+                options["path"], config=config, local_files_only=True, **chosen
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(config, **chosen)
+    except Exception as error:  # each of its models raises its own
+        where = "path" if options.get("path") else "config"
+        line = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"model.{where}: transformers cannot build it: {type(error).__name__}: {line}"
+        ) from error
+
+
+class Backbone(nn.Module):
+    """`width` D, `words` V; `tied`: whether the model reads and writes words by the same rows; `scale`: what it multiplies
+    embedded words by. Words themselves are frozen."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        config = text_config(model.config)
+        out, table = model.get_output_embeddings(), model.get_input_embeddings()
+        if out is None or table is None:
+            raise ConfigError(
+                f"model: {model.config.model_type} has no separate embeddings to add semantic ids to"
+            )
+        self.tied = bool(getattr(config, "tie_word_embeddings", False)) or out.weight is table.weight
+        self.bias = getattr(out, "bias", None) is not None
+        self.width = int(table.weight.shape[1])
+        if out.weight.shape[1] != self.width:
+            raise ConfigError(
+                f"model: {model.config.model_type} reads rows of {self.width} and writes rows of {out.weight.shape[1]}; "
+                "semantic ids need one width"
+            )
+        self.words = int(table.weight.shape[0])
+        self.std = float(table.weight.detach().float().std()) or 0.02
+        self.scale = float(getattr(table, "embed_scale", 1.0))
+        self.cap = getattr(config, "final_logit_softcapping", None)
+        if self.cap:
+            config.final_logit_softcapping = None
+        self.writes = None if self.tied else out
+        model.set_output_embeddings(_AsItIs(table.weight.dtype))
+        freeze(table)
+        if self.writes is not None:
+            freeze(self.writes)
+        self.model = model
+        takes = inspect.signature(model.forward).parameters
+        self._takes_places = "position_ids" in takes
+        self._cache = "cache" if "cache" in takes else "past_key_values"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.model.get_input_embeddings().weight.dtype
+
+    def embed(self, word_n: Tensor) -> Tensor:
+        """Words as the first layer reads them."""
+        return self.model.get_input_embeddings()(word_n)
+
+    def read(self, x_BSD: Tensor) -> Tensor:
+        """States [B, S, D] of sequences, padded at their ends: what is padded is behind what is real, so nothing sees it."""
+        out = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=False, return_dict=True)
+        return out.logits.float()
+
+    def prefill(self, x_BSD: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """States, and keys and values [B, G, S, E] of every layer. Raises where a layer keeps anything else."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        kept = {self._cache: cache}
+        out = self.model(inputs_embeds=x_BSD.to(self.dtype), use_cache=True, return_dict=True, **kept)
+        return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
+
+    def go_on(
+        self, x_BQD: Tensor, place_BQ: Tensor, seen_BQN: Tensor, kept: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """States [B, Q, D] of more positions at their places, each of which sees some of the N = S + Q keys, and keys and values
+        of all N."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for number, (keys, values) in enumerate(kept):
+            cache.update(keys, values, number)
+        lowest = torch.finfo(self.dtype).min
+        mask = torch.zeros(seen_BQN.shape, dtype=self.dtype, device=x_BQD.device).masked_fill_(
+            ~seen_BQN, lowest
+        )
+        places = {"position_ids": place_BQ} if self._takes_places else {}
+        out = self.model(
+            inputs_embeds=x_BQD.to(self.dtype),
+            attention_mask=mask[:, None],
+            use_cache=True,
+            return_dict=True,
+            **places,
+            **{self._cache: cache},
+        )
+        return out.logits.float(), [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Logits under the model's soft cap, where it has one."""
+        return logits if not self.cap else torch.tanh(logits / self.cap) * self.cap
+
+    def word_logits(self, state: Tensor) -> Tensor:
+        """Logits [..., V] of words."""
+        rows: Any = self.model.get_input_embeddings() if self.writes is None else self.writes
+        bias = getattr(rows, "bias", None)
+        logits = nn.functional.linear(
+            state, rows.weight.to(state.dtype), None if bias is None else bias.to(state.dtype)
+        )
+        return self.capped(logits)
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """Weights of linear layers between hidden states."""
+        return [
+            m.weight
+            for m in self.model.modules()
+            if isinstance(m, nn.Linear) and isinstance(m.weight, nn.Parameter)
+        ]
+
+
+class _AsItIs(nn.Identity):
+    """In place of an output layer; some models ask its weight for a type."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.weight = torch.empty(0, dtype=dtype)
+
+
+def freeze(module: nn.Module) -> None:
+    """Weights that nothing learns become buffers that no commit holds: every process reads or draws them itself.
+
+    Optimizers decay a parameter whether or not it has a gradient; a buffer stays.
+    """
+    for part in module.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            delattr(part, name)
+            part.register_buffer(name, weight.detach(), persistent=False)

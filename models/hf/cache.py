@@ -1,0 +1,53 @@
+"""What a prefill of a Hugging Face backbone leaves for the steps: keys and values of a history, read once, whatever the beams.
+
+Steps only read it. What a step computed for its beams is remembered beside it, so that the next level, whose beams continue
+those, computes one position a beam: nothing is copied when beams are reordered, a mask says which keys are whose ancestors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+# Shapes: U prompts, S history positions, D width, G key heads, E width a head, W nodes of a level, l its depth.
+KeysValues = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Nodes of one level that a step computed: codes [U, W, l], their keys' places among all keys [U, W, l], and how many keys
+    the prompt has with them."""
+
+    codes: Tensor
+    places: Tensor
+    kept: KeysValues
+
+    def parents(self, codes_UWl: Tensor) -> Tensor | None:
+        """The node [U, W] here that each of the next level's goes on from; None where one of them was not computed."""
+        same_UWV = (codes_UWl[:, :, None, :-1] == self.codes[:, None]).all(-1)
+        return same_UWV.int().argmax(-1) if bool(same_UWV.any(-1).all()) else None
+
+
+@dataclass(slots=True)
+class HfCache:
+    """state [U, D] that the next item is asked from; x [U, S, D] what the backbone read and lengths [U]; kept: keys and values
+    [U, G, S, E] by layer, None of a backbone that keeps something else."""
+
+    state: Tensor
+    x: Tensor
+    lengths: Tensor
+    kept: KeysValues | None
+    nodes: Nodes | None = field(default=None, repr=False)
+
+    def part(self, start: int, stop: int) -> HfCache:
+        """The prompts [start, stop)."""
+        some = slice(start, stop)
+        most = int(self.lengths[some].max())
+        kept = self.kept and [(k[some, :, :most], v[some, :, :most]) for k, v in self.kept]
+        return HfCache(self.state[some], self.x[some, :most], self.lengths[some], kept)
+
+    def seen(self) -> Tensor:
+        """Which keys of the history are real [U, S]."""
+        return torch.arange(self.x.shape[1], device=self.x.device) < self.lengths[:, None]

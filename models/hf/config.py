@@ -1,0 +1,117 @@
+"""What a scenario says of a Hugging Face backbone, read into a transformers config; every mistake is one line.
+
+`path` is a folder that `save_pretrained` wrote (config.json, safetensors, maybe a tokenizer); `config` is the same as keys,
+and the weights are drawn. Nothing is fetched: a folder is on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nonet.errors import ConfigError
+from nonet.suggest import did_you_mean, listed
+
+FEW_WORDS = 16
+"""Rows of a drawn backbone's own vocabulary where its config does not say: without a tokenizer nothing reads them."""
+HISTORY = "{history}"
+SIDS = "nonet.json"
+"""Of a folder that `nonet export` wrote: codes of its levels, and where their words begin."""
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def check_installed() -> None:
+    """Raises ConfigError where transformers is not there."""
+    if find_spec("transformers") is None:
+        raise ConfigError("model.use: hf needs transformers 5: pip install 'nonet[hf]'")
+
+
+def is_local(path: str) -> bool:
+    """Whether a path can be a folder on this machine."""
+    return "://" not in path
+
+
+def read_config(options: Mapping[str, Any]) -> Any:
+    """The transformers config of `path` or `config`. Raises ConfigError."""
+    check_installed()
+    if options.get("path"):
+        return _of_folder(str(options["path"]))
+    return _of_keys(dict(options["config"]))
+
+
+def text_config(config: Any) -> Any:
+    """The part that is about the decoder of text: of models that also see or hear, one of several."""
+    return config.get_text_config(decoder=True)
+
+
+def folder_keys(path: str) -> dict[str, Any]:
+    """What config.json of a folder says. Raises ConfigError."""
+    file = Path(path) / "config.json"
+    if not is_local(path):
+        raise ConfigError(f"model.path: {path} is no folder of this machine; copy the model here first")
+    if not file.is_file():
+        there = (
+            listed(sorted(each.name for each in Path(path).iterdir()))
+            if Path(path).is_dir()
+            else "no such folder"
+        )
+        raise ConfigError(
+            f"model.path: {path} has no config.json ({there}); give a folder that save_pretrained wrote"
+        )
+    try:
+        keys = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"model.path: {file} is not JSON: {error}") from None
+    if not isinstance(keys, dict) or not isinstance(keys.get("model_type"), str):
+        raise ConfigError(f"model.path: {file} says no model_type; give a folder that save_pretrained wrote")
+    return keys
+
+
+def _of_folder(path: str) -> Any:
+    keys = folder_keys(path)
+    _known_type(keys["model_type"], "model.path")
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigError(f"model.path: the config of {path} cannot be read: {_line(error)}") from None
+
+
+def _of_keys(keys: dict[str, Any]) -> Any:
+    kind = keys.pop("model_type", None)
+    if not isinstance(kind, str):
+        raise ConfigError("model.config: wanted model_type, e.g. {model_type: qwen3, hidden_size: 64, ...}")
+    _known_type(kind, "model.config.model_type")
+    from transformers import AutoConfig
+
+    usual = AutoConfig.for_model(kind)
+    known = {*usual.to_dict(), *getattr(usual, "attribute_map", {}), "attn_implementation"}
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"model.config.{key}: {kind} has no such key.{did_you_mean(key, known)}")
+    if "vocab_size" not in keys:
+        keys = {"vocab_size": FEW_WORDS, **dict.fromkeys(_SPECIAL), **keys}
+    try:
+        return AutoConfig.for_model(kind, **keys)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model.config: {kind} does not take these keys: {_line(error)}") from None
+    except Exception as error:  # strict configs raise their own class, which is no ValueError
+        raise ConfigError(f"model.config: {kind} does not take these keys: {_line(error)}") from error
+
+
+def _known_type(kind: str, where: str) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    if kind not in CONFIG_MAPPING_NAMES:
+        raise ConfigError(f"{where}: transformers knows no model_type {kind!r}.{did_you_mean(kind, CAUSAL)}")
+    if kind not in CAUSAL:
+        raise ConfigError(f"{where}: {kind} is no causal language model.{did_you_mean(kind, CAUSAL)}")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

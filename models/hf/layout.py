@@ -1,0 +1,103 @@
+"""Layout: where a user's text and codes stand in the sequence that a causal language model reads.
+
+    head...  START  [lead... c1 .. cL]  [lead... c1 .. cL]  ...  lead...
+                     the first event     the second              what is asked from
+
+`head` and `lead` are the words of the prompt before and after its history. The lead stands before the codes of every item, so
+what is read while training is what is read while answering, and one pass over a history teaches all of its events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nonet.types import SampleBatch
+
+# Shapes: B sequences, N events, L levels, S positions of the longest sequence.
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """head and lead: ids of words; levels: codes an item."""
+
+    levels: int
+    head: tuple[int, ...] = ()
+    lead: tuple[int, ...] = ()
+
+    @property
+    def start(self) -> int:
+        """Where START stands, which knows the user."""
+        return len(self.head)
+
+    @property
+    def stride(self) -> int:
+        """Positions an event."""
+        return len(self.lead) + self.levels
+
+    def length(self, events: int | Tensor) -> int | Tensor:
+        """Positions of a sequence of so many events."""
+        return self.start + 1 + events * self.stride + len(self.lead)
+
+    def words(self, events: int) -> Tensor:
+        """Ids [S] of the words of a sequence of so many events; -1 where START and codes stand."""
+        event = [*self.lead, *[-1] * self.levels]
+        return torch.tensor([*self.head, -1, *event * events, *self.lead])
+
+    def events(self, batch: SampleBatch) -> Events:
+        """Where the events of a batch stand."""
+        offsets = batch.item.offsets
+        counts_B = offsets.diff()
+        sequence_N = torch.repeat_interleave(counts_B)
+        place_N = torch.arange(len(sequence_N), device=offsets.device) - offsets[sequence_N]
+        most = int(counts_B.max()) if len(counts_B) else 0
+        return Events(self, sequence_N, place_N, most, self.length(counts_B))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """sequence and place [N] of every event; most: events of the longest sequence; lengths [B] in positions.
+
+    Positions are flat: those of sequence b begin at b * width.
+    """
+
+    layout: Layout
+    sequence: Tensor
+    place: Tensor
+    most: int
+    lengths: Tensor
+
+    @property
+    def width(self) -> int:
+        """S."""
+        return int(self.layout.length(self.most))
+
+    def asked(self, ahead: int = 1) -> Tensor:
+        """Flat position [N] that the first code of each event is asked from, `ahead` events before it; below 0 for none."""
+        place_N = self.place - (ahead - 1)
+        before = self.layout.start + len(self.layout.lead)
+        at_N = self.sequence * self.width + before + place_N * self.layout.stride
+        return at_N.masked_fill(place_N < 0, -1)
+
+    def codes(self) -> Tensor:
+        """Flat positions [N, L] of the codes of each event."""
+        return self.asked()[:, None] + 1 + torch.arange(self.layout.levels, device=self.place.device)
+
+    def starts(self) -> Tensor:
+        """Flat position [B] of each START."""
+        return torch.arange(len(self.lengths), device=self.place.device) * self.width + self.layout.start
+
+    def last(self) -> Tensor:
+        """Flat position [B] that the next item is asked from."""
+        first_B = torch.arange(len(self.lengths), device=self.place.device) * self.width
+        return first_B + self.lengths - 1
+
+
+def gaps(batch: SampleBatch, events: Events, buckets: int) -> Tensor:
+    """Bucket [N] of the time since the event before: 0 for a sequence's first, 1 for none, then powers of two of seconds."""
+    since_N = pad(batch.time.values.diff().clamp_min(0), (1, 0))[: len(events.place)]
+    bucket_N = 2 + since_N.clamp_min(1).double().log2().floor().long().clamp_max(buckets - 3)
+    return bucket_N.masked_fill(since_N == 0, 1).masked_fill(events.place == 0, 0)

@@ -1,0 +1,81 @@
+"""LoRA (Hu et al. 2021): a backbone stays as it is, and every chosen linear layer learns a difference of low rank.
+
+    y = W x + (alpha / rank) B A x,   A drawn small, B zero: a run starts as the backbone
+
+W becomes a buffer that no commit holds, so what is trained, committed and published are the differences, the rows of semantic
+ids, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nonet.errors import ConfigError
+from nonet.suggest import did_you_mean, listed
+
+
+class Lora(nn.Module):
+    """A linear layer (torch's, or GPT-2's, whose weight lies the other way) with a difference of low rank."""
+
+    def __init__(self, base: nn.Module, rank: int, alpha: float):
+        super().__init__()
+        self.base, self.scale = base, alpha / rank
+        self._turned = not isinstance(base, nn.Linear)
+        out, into = tuple(base.weight.shape)[:: -1 if self._turned else 1]  # type: ignore[union-attr]
+        self.a, self.b = nn.Parameter(torch.empty(rank, into)), nn.Parameter(torch.zeros(out, rank))
+        nn.init.normal_(self.a, std=into**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = nn.functional.linear(x.to(self.a.dtype), self.a)
+        return self.base(x) + (self.scale * nn.functional.linear(low, self.b)).to(x.dtype)
+
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        """The layer with its difference added to its weight."""
+        difference = self.scale * self.b @ self.a
+        weight: Any = self.base.weight
+        weight += (difference.T if self._turned else difference).to(weight.dtype)
+        return self.base
+
+
+def add(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Put differences beside the linear layers that `targets` names, by the last part of their names. Raises ConfigError."""
+    places = linears(model)
+    targets = wanted(options.get("targets"), places)
+    for path in places:
+        if path.rsplit(".", 1)[-1] in targets:
+            parent, _, name = path.rpartition(".")
+            home = model.get_submodule(parent)
+            setattr(home, name, Lora(getattr(home, name), int(options["rank"]), float(options["alpha"])))
+
+
+def merge(model: nn.Module) -> None:
+    """Replace every layer with a difference by the merged one."""
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Lora):
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, module.merged())
+
+
+def linears(model: nn.Module) -> list[str]:
+    """Paths of linear layers."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    ]
+
+
+def wanted(targets: Sequence[str] | None, places: Sequence[str]) -> set[str]:
+    """Names of the layers that learn, all by default. Raises ConfigError for one that the backbone has not."""
+    names = dict.fromkeys(path.rsplit(".", 1)[-1] for path in places)
+    for target in targets or ():
+        if target not in names:
+            raise ConfigError(
+                f"model.lora.targets: the backbone has no layer {target!r}; it has {listed(names)}.{did_you_mean(target, names)}"
+            )
+    return set(targets or names)

@@ -1,0 +1,300 @@
+"""HfRecommender: a Hugging Face backbone that writes semantic ids, code by code, as tokens of its own vocabulary.
+
+After OneRec and MiniOneRec: an item is L tokens. Their rows stand beside those of the words and are the only ones multiplied by
+when a code is asked for, so logits cost K columns, not a whole vocabulary. What is known of an event besides its codes (sparse
+rows, rating, type, time since the event before) is added to its last code: nobody asks from a last code for the same item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nonet.errors import ConfigError, DataError
+from nonet.models.hf import lora
+from nonet.models.hf.backbone import Backbone, causal_lm, freeze
+from nonet.models.hf.cache import HfCache, Nodes
+from nonet.models.hf.config import SIDS
+from nonet.models.hf.layout import Events, Layout, gaps
+from nonet.models.hf.text import layout_of
+from nonet.models.sid_decoder import GAPS, RATINGS, TYPES
+from nonet.plugins import heavy
+from nonet.types import Jagged, SampleBatch
+
+# Shapes: B sequences, N events, S positions, T = B * S flat positions, M targets, U prompts, W nodes, L levels, K codes of a
+# level, D width.
+_MOST = 1024  # positions that a step computes at once for a prompt
+_SAME = 1e-3  # of logits: what a cache may differ by from reading everything again
+
+
+class HfRecommender(nn.Module):
+    """See nonet.models.protocol.SidModel for the calls and their shapes."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        layout: Layout,
+        codes: Sequence[int],
+        features: Mapping[str, int],
+        *,
+        tied: bool | None = None,
+    ):
+        super().__init__()
+        self.codes, self.features = tuple(map(int, codes)), dict(features)
+        self.levels, self.width, self.layout = len(self.codes), backbone.width, layout
+        self.backbone = backbone
+        tokens, width = sum(self.codes), self.width
+        self.token, self.start = nn.Embedding(tokens, width), nn.Parameter(torch.empty(width))
+        self.out = (
+            None
+            if (backbone.tied if tied is None else tied)
+            else nn.Linear(width, tokens, bias=backbone.bias)
+        )
+        self.row = nn.ModuleDict(
+            {f"of_{name}": nn.Linear(dim, width, bias=False) for name, dim in self.features.items()}
+        )
+        self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
+        self.kind = nn.Embedding(TYPES, width)
+        self.options: Mapping[str, Any] = {}
+        self.tokenizer: Any = None
+        self._first = [sum(self.codes[:level]) for level in range(self.levels)]
+        self.caches = True
+        self.draw()
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """First weights: codes as large as words, what is known of events at zero but for the rows' projections."""
+        std = self.backbone.std
+        for weight in (self.token.weight, self.start, *(each.weight for each in self.row.values())):
+            nn.init.normal_(weight, std=std)  # type: ignore[arg-type]
+        if self.out is not None:
+            nn.init.normal_(self.out.weight, std=std)
+            if self.out.bias is not None:
+                nn.init.zeros_(self.out.bias)
+        for table in (self.gap, self.rating, self.kind):
+            nn.init.zeros_(table.weight)
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        return self.backbone.hidden_matrices()
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
+        """State [T, D] at every position, padded ones included."""
+        return self.backbone.read(self._entering(batch, rows, self.layout.events(batch))).flatten(0, 1)
+
+    def targets(self, batch: SampleBatch) -> Tensor:
+        return batch.sid[batch.loss_mask.values]
+
+    def alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
+        """Summed nats of items' codes after their words, and of their words after their codes (`align.py`)."""
+        return heavy("nonet.models.hf.align:alignment_loss")(self, sid_nL, texts)
+
+    def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
+        return self.layout.events(batch).asked(ahead)[batch.loss_mask.values]
+
+    def teacher_forced_logits(
+        self,
+        batch: SampleBatch,
+        state_TD: Tensor,
+        position_MA: Tensor,
+        sid_ML: Tensor,
+        choices: Sequence[Tensor],
+    ) -> Iterator[Tensor]:
+        """Of targets that stand in the batch right behind where they are asked from: the states after their codes are there."""
+        if position_MA.shape[1] != 1:
+            raise ConfigError(
+                "model.use: hf writes codes as tokens, which follow the state before them: set ahead: 1 in the stage"
+            )
+        for level, choice in enumerate(choices):
+            yield self.code_logits(state_TD.index_select(0, position_MA[choice, 0] + level), level)[:, None]
+
+    # --- answering ----------------------------------------------------------------------------------------------
+
+    def prefill(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> HfCache:
+        events = self.layout.events(batch)
+        x_BSD = self._entering(batch, rows, events)
+        kept = None
+        if self.caches:
+            state_BSD, kept = self.backbone.prefill(x_BSD)
+        else:
+            state_BSD = self.backbone.read(x_BSD)
+        return HfCache(state_BSD.flatten(0, 1)[events.last()], x_BSD, events.lengths, kept)
+
+    def step(self, cache: HfCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
+        if not level:
+            nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
+            return self.code_logits(cache.state, 0)[:, None].expand(-1, nodes, -1)
+        prefix_UWl = (codes if isinstance(codes, Tensor) else torch.stack(list(codes), -1))[..., :level]
+        if cache.kept is None:
+            return self.code_logits(self._again(cache, prefix_UWl), level)
+        if (after := self._after(cache, prefix_UWl)) is not None:
+            return self.code_logits(after, level)
+        few = max(1, _MOST // level)
+        parts = [
+            self._from_root(cache, part, keep=prefix_UWl.shape[1] <= few) for part in prefix_UWl.split(few, 1)
+        ]
+        return self.code_logits(torch.cat(parts, 1), level)
+
+    def _from_root(self, cache: HfCache, prefix_UWl: Tensor, *, keep: bool) -> Tensor:
+        """States [U, W, D] after prefixes, of which each is a chain of its own behind the history."""
+        users, width, level = prefix_UWl.shape
+        device = cache.x.device
+        chain = torch.arange(width * level, device=device) // level
+        depth = torch.arange(width * level, device=device) % level
+        own_QQ = (chain[:, None] == chain) & (depth[:, None] >= depth)
+        seen_UQN = torch.cat(
+            [cache.seen()[:, None].expand(-1, len(chain), -1), own_QQ.expand(users, -1, -1)], 2
+        )
+        place_UQ = cache.lengths[:, None] + depth
+        assert cache.kept is not None
+        state_UQD, kept = self.backbone.go_on(
+            self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
+        )
+        history = cache.x.shape[1]
+        places = (history + torch.arange(width * level, device=device)).view(width, level)
+        cache.nodes = Nodes(prefix_UWl, places.expand(users, -1, -1), kept) if keep else None
+        return state_UQD.unflatten(1, (width, level))[:, :, -1]
+
+    def _after(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor | None:
+        """The same of prefixes that all go on from nodes of the newest step, their last codes alone; None where they do not."""
+        nodes = cache.nodes
+        if nodes is None or nodes.codes.shape[-1] != prefix_UWl.shape[-1] - 1:
+            return None
+        parent_UW = nodes.parents(prefix_UWl)
+        if parent_UW is None:
+            return None
+        users, width, level = prefix_UWl.shape
+        device, keys = cache.x.device, nodes.kept[0][0].shape[2]
+        above_UWl = nodes.places.gather(1, parent_UW[..., None].expand(-1, -1, level - 1))
+        own_W = keys + torch.arange(width, device=device)
+        seen_UWN = torch.zeros(users, width, keys + width, dtype=torch.bool, device=device)
+        seen_UWN[:, :, : cache.x.shape[1]] = cache.seen()[:, None]
+        places_UWl = torch.cat([above_UWl, own_W.expand(users, -1)[..., None]], -1)
+        seen_UWN.scatter_(2, places_UWl, True)
+        place_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
+        x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
+        state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
+        cache.nodes = Nodes(prefix_UWl, places_UWl, kept)
+        return state_UWD
+
+    def _again(self, cache: HfCache, prefix_UWl: Tensor) -> Tensor:
+        """The same by reading every history again for every prefix: for backbones whose caches hold no keys and values."""
+        users, width, level = prefix_UWl.shape
+        room = functional.pad(cache.x, (0, 0, 0, level))
+        at_l = cache.lengths[:, None] + torch.arange(level, device=room.device)
+        states = []
+        for w in range(width):
+            index = at_l[..., None].expand(-1, -1, room.shape[-1])
+            x_USD = room.scatter(1, index, self.embed_codes(prefix_UWl[:, w : w + 1])[:, 0].to(room.dtype))
+            state_USD = self.backbone.read(x_USD)
+            states.append(state_USD[torch.arange(users, device=room.device), at_l[:, -1]])
+        return torch.stack(states, 1)
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    def code_logits(self, state: Tensor, level: int) -> Tensor:
+        """Logits [..., K] of a level's codes."""
+        part = slice(self._first[level], self._first[level] + self.codes[level])
+        if self.out is None:
+            return self.backbone.capped(functional.linear(state, self.token.weight[part]))
+        bias = None if self.out.bias is None else self.out.bias[part]
+        return self.backbone.capped(functional.linear(state, self.out.weight[part], bias))
+
+    def embed_codes(self, codes: Tensor, level: int = 0) -> Tensor:
+        """Codes [..., l] of the levels from `level` as the first layer reads them [..., l, D]."""
+        first = torch.tensor(self._first[level : level + codes.shape[-1]], device=codes.device)
+        return self.token(codes + first) * self.backbone.scale
+
+    def _entering(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: Events) -> Tensor:
+        """What the backbone reads [B, S, D], padded at the ends."""
+        sequences, width = len(batch.item), self.width
+        word_S = self.layout.words(events.most).to(self.start.device)
+        frame_SD = self.start.new_zeros(len(word_S), width)
+        if bool((word_S >= 0).any()):
+            there = (word_S >= 0).nonzero().squeeze(1)
+            frame_SD = frame_SD.index_copy(0, there, self.backbone.embed(word_S[there]).to(frame_SD.dtype))
+        x_TD = frame_SD.expand(sequences, -1, -1).flatten(0, 1)
+        event_ND, user_BD = self._known(batch, rows, events)
+        token_NLD = self.embed_codes(batch.sid)
+        token_NLD = torch.cat([token_NLD[:, :-1], token_NLD[:, -1:] + event_ND[:, None]], 1)
+        x_TD = x_TD.index_copy(0, events.starts(), user_BD)
+        x_TD = x_TD.index_copy(0, events.codes().flatten(), token_NLD.flatten(0, 1))
+        return x_TD.unflatten(0, (sequences, -1))
+
+    def _known(self, batch: SampleBatch, rows: Mapping[str, Tensor], events: Events) -> tuple[Tensor, Tensor]:
+        """What is known of every event besides its codes [N, D], and START of every sequence [B, D]."""
+        event_ND = self.gap(gaps(batch, events, GAPS)) + self.kind(batch.event.values.clamp(0, TYPES - 1))
+        if "rating" in batch.context:
+            half_steps = (2 * batch.context["rating"].values).round().long()
+            event_ND = event_ND + self.rating(half_steps.clamp(0, RATINGS - 1))
+        start_BD = self.start.expand(len(batch.item), -1)
+        missing = sorted(set(self.features) - set(rows))
+        if missing:
+            raise DataError(f"the rows of {', '.join(missing)} are missing; pull them for this batch")
+        for name in self.features:
+            projected = self.row[f"of_{name}"](rows[name])
+            if name == "item" or isinstance(batch.context.get(name), Jagged):
+                event_ND = event_ND + projected
+            else:
+                start_BD = start_BD + projected
+        return event_ND, start_BD
+
+    @torch.no_grad()
+    def choose_caching(self) -> None:
+        """Keep keys and values of histories where steps from them say what reading everything again says; try it on two
+        sequences. Backbones with other memories (state spaces, biases by distance in the mask) read everything again.
+        """
+        if self.levels < 2:
+            return
+        was = self.training
+        self.eval()
+        try:
+            self.caches = self._tried()
+        finally:
+            self.train(was)
+
+    def _tried(self) -> bool:
+        lengths = torch.tensor([self.layout.length(2), self.layout.length(1)])
+        x = self.token.weight[torch.arange(2 * int(lengths[0])) % len(self.token.weight)].view(
+            2, int(lengths[0]), -1
+        )
+        codes = torch.zeros(2, 2, self.levels - 1, dtype=torch.int64)
+        codes[:, 1] = torch.tensor([size - 1 for size in self.codes[:-1]])
+        try:
+            _, kept = self.backbone.prefill(x)
+            cache = HfCache(x[:, -1], x, lengths, kept)
+            answers = [self.step(cache, codes, level) for level in range(1, self.levels)]
+        except Exception:  # whatever an architecture raises where it has no such cache
+            return False
+        cache = HfCache(x[:, -1], x, lengths, None)
+        again = [self.step(cache, codes, level) for level in range(1, self.levels)]
+        return all(
+            bool((a - b).abs().max() <= _SAME * b.abs().max().clamp_min(1e-3))
+            for a, b in zip(answers, again, strict=True)
+        )
+
+
+def build(
+    options: Mapping[str, Any], codes: Sequence[int], features: Mapping[str, int], seed: int
+) -> HfRecommender:
+    """The recommender of options, its own weights drawn from `seed`; codes: K of every level; features: sparse feature -> width
+    of its rows. Raises ConfigError."""
+    backbone = Backbone(causal_lm(options, seed))
+    layout = layout_of(options, len(codes), backbone.words)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if options.get("lora"):
+            freeze(backbone.model)
+            lora.add(backbone.model, options["lora"])
+        model = HfRecommender(backbone, layout, codes, features, tied=options.get("tied"))
+    model.options = dict(options)
+    if options.get("path") and (Path(options["path"]) / SIDS).is_file():
+        heavy("nonet.models.hf.export:known_rows")(model, Path(options["path"]))
+    model.choose_caching()
+    return model

@@ -1,0 +1,104 @@
+"""Text beside semantic ids: a backbone's own tokenizer, and the words of a prompt around a history.
+
+A prompt is a template with `{history}` in it. What stands before it is read once, by the user's START; what stands after it is
+read before the codes of every item (`layout.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nonet.errors import ConfigError
+from nonet.models.hf.config import HISTORY, check_installed
+from nonet.models.hf.layout import Layout
+from nonet.suggest import listed
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+START_TOKEN = "<|sid_user|>"
+
+
+def sid_token(level: int, code: int) -> str:
+    """The word that a code has in an exported vocabulary."""
+    return f"<|sid_{level + 1}_{code}|>"
+
+
+def tokenizer_folder(options: Mapping[str, Any]) -> str | None:
+    """Where the tokenizer is looked for."""
+    return options.get("tokenizer") or options.get("path")
+
+
+def has_tokenizer(folder: str | None) -> bool:
+    """Whether a folder holds one."""
+    return folder is not None and any((Path(folder) / name).is_file() for name in FILES)
+
+
+def read_tokenizer(options: Mapping[str, Any], why: str) -> Any:
+    """The tokenizer of a model's options. Raises ConfigError, which says what needs it."""
+    check_installed()
+    folder = tokenizer_folder(options)
+    if not has_tokenizer(folder):
+        there = (
+            "there is no folder to look in" if folder is None else f"{folder} holds none of {listed(FILES)}"
+        )
+        raise ConfigError(
+            f"{why} needs a tokenizer, and {there}; give model.tokenizer: a folder that has one"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # each kind of tokenizer raises its own
+        line = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"model: the tokenizer of {folder} cannot be read: {type(error).__name__}: {line}"
+        ) from error
+
+
+def ids_of(tokenizer: Any, text: str, *, first: bool = False) -> tuple[int, ...]:
+    """Ids of a text; `first`: it begins the sequence, so what a tokenizer puts at the beginning stands there."""
+    if not first:
+        return tuple(tokenizer(text, add_special_tokens=False).input_ids) if text else ()
+    ids = list(tokenizer(text).input_ids)
+    while ids and ids[-1] == tokenizer.eos_token_id and ids[-1] != tokenizer.bos_token_id:
+        ids.pop()
+    return tuple(ids)
+
+
+def layout_of(options: Mapping[str, Any], levels: int, words: int | None = None) -> Layout:
+    """Where the words of the prompt stand. words: rows that the backbone has for them. Raises ConfigError."""
+    prompt = options.get("prompt")
+    if not prompt:
+        return Layout(levels)
+    tokenizer = read_tokenizer(options, "model.prompt")
+    before, _, after = str(prompt).partition(HISTORY)
+    layout = Layout(levels, ids_of(tokenizer, before, first=True), ids_of(tokenizer, after))
+    check_words(tokenizer, words, [*layout.head, *layout.lead])
+    return layout
+
+
+def check_words(tokenizer: Any, words: int | None, ids: Sequence[int]) -> None:
+    """Raises ConfigError where a tokenizer's ids are no rows of the backbone."""
+    if words is not None and max(ids, default=0) >= words:
+        raise ConfigError(
+            f"model: the tokenizer has {len(tokenizer):,} words and the backbone rows for {words:,}: word {max(ids)} has none; "
+            "take the tokenizer that belongs to it"
+        )
+
+
+def check_names(tokenizer: Any, folder: str) -> None:
+    """Raises ConfigError where words of a tokenizer already have the names that codes get."""
+    taken = [word for word in (START_TOKEN, sid_token(0, 0)) if word in tokenizer.get_vocab()]
+    if taken:
+        raise ConfigError(
+            f"model: the tokenizer of {folder} has {len(tokenizer):,} words and among them {taken[0]}, which codes of this run "
+            "would be called; take the folder it was exported from whole (with nonet.json), or the backbone before it"
+        )

@@ -1,0 +1,110 @@
+"""Engines that divide the optimizer, whole on Ray: two ranks against one process, and a rank that is killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from importlib.util import find_spec
+
+import pytest
+from tests_ring import make_ring
+
+from nonet.controller.record.checkpoint import Checkpoints, read_manifest
+from nonet.deploy.run import api
+from nonet.deploy.run.panel import Panel
+
+NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+TWO = (
+    "roles={{trainer: {{workers: 2, engine: {{use: {0}}}}}, rollout: {{fuse: trainer, workers: 2}}, "
+    "embedding: {{fuse: trainer, workers: 2}}}}"
+)
+ADAMW = [f"stages.{stage}.optimizer={{use: adamw}}" for stage in ("pretrain", "finetune", "rl")]
+SHORT = [
+    "model.dropout=0.0",
+    "data.history=20",
+    "stages.pretrain.epochs=1",
+    "stages.finetune.epochs=1",
+    "stages.rl.steps=3",
+    "stages.rl.users=16",
+]
+LONG = ["stages.pretrain.epochs=15", "checkpoint.every=10"]
+WAYS = [
+    ("fsdp2", []),
+    pytest.param("deepspeed, zero: 1", ADAMW, marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 2", ADAMW, marks=NEEDS_DEEPSPEED),
+]
+
+
+def panel():
+    return Panel(io.StringIO(), live=False)
+
+
+def losses(run):
+    """Loss of every call by stage and step."""
+    records = map(json.loads, run.folder.metrics.read_text().splitlines())
+    return {
+        (each["stage"], each["step"]): each["value"]
+        for each in records
+        if each["name"] == "loss" and each["role"] == "trainer"
+    }
+
+
+def newest(run):
+    path, _ = Checkpoints(run.folder.checkpoints).newest()
+    return read_manifest(path).files
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("engine", "optimizer"), WAYS)
+def test_the_quickstart_on_two_ranks_has_the_losses_of_one_process(ray_local, tmp_path, engine, optimizer):
+    """Supervised losses are the same to 1e-5; those of RL are sums of both signs near zero: 1e-5 of a nat. RL's one pass over
+    beams asks both for the same ones, so a beam that another rounding chose would show."""
+    runs = [
+        api.run(
+            api.scenario("quickstart", [*SHORT, *optimizer, *more]), run_dir=tmp_path / name, panel=panel()
+        )
+        for name, more in (("one", []), ("two", [TWO.format(engine)]))
+    ]
+    alone, divided = map(losses, runs)
+    assert alone.keys() == divided.keys()
+    assert {stage for stage, _ in alone} == {"pretrain", "finetune", "rl"}
+    for at, loss in alone.items():
+        assert divided[at] == pytest.approx(loss, rel=1e-5, abs=1e-5 if at[0] == "rl" else 0), at
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("engine", "optimizer"), WAYS)
+def test_a_killed_rank_changes_no_bit_of_what_the_run_ends_in(ray_local, tmp_path, engine, optimizer):
+    ring, changes = make_ring(tmp_path) / "ring.yaml", [*LONG, *optimizer, TWO.format(engine)]
+    calm = api.run(api.scenario(ring, changes), run_dir=tmp_path / "calm", panel=panel())
+    rough = api.start(api.scenario(ring, changes), run_dir=tmp_path / "rough")
+    killer = threading.Thread(target=kill_a_trainer, args=(tmp_path / "rough",))
+    killer.start()
+    said = io.StringIO()
+    rough.wait(Panel(said, live=False))
+    killer.join()
+    assert rough.state == "done"
+    assert "going on from its newest commit" in said.getvalue()
+    assert newest(rough) == newest(calm)
+
+
+def kill_a_trainer(folder):
+    """SIGKILL to a rank once there is a commit of its stage."""
+    import ray
+
+    until = time.monotonic() + 300
+    while not list((folder / "checkpoints").glob("step-*/manifest.json")):
+        assert time.monotonic() < until, "no commit"
+        time.sleep(0.05)
+    (pid,) = (
+        actor["Pid"]
+        for actor in ray._private.state.actors().values()
+        if actor["State"] == "ALIVE" and actor["Name"].startswith(f"{folder.name}/trainer-1")
+    )
+    os.kill(pid, signal.SIGKILL)

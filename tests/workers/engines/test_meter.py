@@ -1,0 +1,82 @@
+"""Counted operations beside torch's own counter, and what a frozen copy, a rollout and a recomputed block count."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from ring_world import Ring
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from nonet.models.sid_decoder.blocks import Block, rotary
+from nonet.workers.engines import Meter, matmul_rate
+
+
+class Stack(nn.Module):
+    def __init__(self, width=32, layers=2):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, 4, 0.0) for _ in range(layers))
+        self.out = nn.Linear(width, 7)
+
+    def forward(self, x, cuts):
+        place = torch.cat([torch.arange(n) for n in cuts.diff().tolist()])
+        for block in self.blocks:
+            x = block(x, cuts, rotary(place, 8))
+        return self.out(x)
+
+
+def counted(model, lengths, width=32):
+    cuts = torch.tensor([0, *lengths]).cumsum(0)
+    model(torch.randn(int(cuts[-1]), width, requires_grad=True), cuts).sum().backward()
+
+
+def test_layers_and_visible_attention_are_counted():
+    model, meter = Stack(), Meter()
+    meter.watch(model)
+    counted(model, [5, 3])
+    layers = 2 * (32 * 96 + 32 * 32 + 2 * 32 * 128) + 32 * 7
+    pairs = 5 * 6 / 2 + 3 * 4 / 2
+    assert meter.taken() == {"flops": 6.0 * 8 * layers + 2 * 12 * pairs * 32, "positions": 8.0}
+    assert meter.taken() == {"flops": 0.0, "positions": 0.0}
+
+
+def test_the_layers_are_what_torch_counts():
+    """One long sequence's attention aside: torch counts what its kernel does, which is not what is visible."""
+    model, meter = Stack(), Meter()
+    meter.watch(model)
+    with FlopCounterMode(display=False) as counter:
+        counted(model, [1] * 64)
+    attention = 2 * 12 * 64 * 32
+    by_torch = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "mm" in str(op))
+    assert meter.taken()["flops"] - attention == pytest.approx(by_torch, rel=0.02)
+
+
+def test_what_keeps_no_gradients_counts_nothing():
+    model, meter = Stack(), Meter()
+    meter.watch(model)
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    with torch.no_grad():
+        cuts = torch.tensor([0, 4])
+        frozen(torch.randn(4, 32), cuts)
+        model(torch.randn(4, 32), cuts)
+    assert meter.taken()["flops"] == 0.0
+
+
+def test_recomputed_blocks_count_once_and_a_step_says_where_its_seconds_went(tmp_path):
+    ring = Ring(tmp_path)
+    found = []
+    for engine in ("{use: ddp}", "{use: ddp, recompute: true}"):
+        world = ring.world(f"roles.trainer={{engine: {engine}}}")
+        world.trainer.begin(world.stages["pretrain"])
+        found.append(world.trainer.train(world.stages["pretrain"], 0, 3))
+    for plain, again in zip(*found, strict=True):
+        assert plain["flops"] == again["flops"] > 0
+        assert plain["positions"] == again["positions"] > 0
+    parts = ("waited", "sparse", "dense", "communication", "optimizer")
+    for record in found[0]:
+        assert all(record[part] >= 0 for part in parts)
+        assert sum(record[part] for part in parts) <= record["seconds"] * 1.001
+        assert record["flops"] / record["seconds"] < record["peak"]
+    assert matmul_rate("cpu") == matmul_rate("cpu") > 1e8

@@ -1,0 +1,56 @@
+"""Blocks of a model, recomputed or compiled where they learn; where nothing learns they are as they were.
+
+A block's `forward` is replaced, not the block: names in commits stay, and a frozen copy of a model has plain blocks. Source of
+recomputation: Chen et al. 2016, arXiv 1604.06174.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from nonet.errors import ConfigError
+
+
+class Learning:
+    """A block's forward: recomputed, compiled or both while gradients are kept."""
+
+    def __init__(self, block: torch.nn.Module, *, recompute: bool, compiled: bool):
+        self.block, self.recompute, self.compiled = block, recompute, compiled
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        forward = type(self.block).forward
+        if not torch.is_grad_enabled():
+            return forward(self.block, *args, **named)
+        if self.compiled:
+            forward = _compiled(forward)
+        if self.recompute:
+            return checkpoint(forward, self.block, *args, use_reentrant=False, **named)
+        return forward(self.block, *args, **named)
+
+
+def prepare(model: torch.nn.Module, options: dict[str, Any]) -> None:
+    """Take `recompute` and `compile` out of an engine's options, and have the model's blocks do so. Raises ConfigError where
+    it has none."""
+    chosen: Mapping[str, bool] = {key: options.pop(key, False) for key in ("recompute", "compile")}
+    if not any(chosen.values()):
+        return
+    blocks = getattr(model, "blocks", None)
+    if not blocks:
+        key = next(key for key, on in chosen.items() if on)
+        raise ConfigError(f"roles.trainer.engine.{key}: {type(model).__name__} has no blocks; leave it out")
+    for block in blocks:
+        block.forward = Learning(block, recompute=chosen["recompute"], compiled=chosen["compile"])
+
+
+_COMPILED: dict[Any, Any] = {}
+
+
+def _compiled(forward: Any) -> Any:
+    """One compiled function for all blocks of a class."""
+    if forward not in _COMPILED:
+        _COMPILED[forward] = torch.compile(forward, dynamic=True)
+    return _COMPILED[forward]

@@ -1,0 +1,120 @@
+"""Meter: floating-point operations that a trainer's losses ask for, and where the seconds of its steps go.
+
+Counted are products, where gradients are kept: two operations a weight and row forward and four backward, and attention
+over visible pairs alone. What is recomputed, looked up or normalised is not, nor is the optimizer: a share of the machine is
+what the model got of it. The machine is a matrix product, measured on that device in that type. Times are the host's.
+Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nonet.workers.devices import device
+
+_TRAINED = 6.0  # operations a weight and row, forward and backward
+_PAIR = 12.0  # a visible pair of positions and number of the width: scores and sums, forward and backward
+_SIZES, _TRIES = {"cpu": 768}, 4
+
+# What a step's record holds of the meter, and `seconds` and `waited`: never the same twice.
+MEASURED = (
+    "seconds",
+    "waited",
+    "sparse",
+    "dense",
+    "communication",
+    "optimizer",
+    "flops",
+    "positions",
+    "peak",
+)
+
+
+class Meter:
+    """Counts from `watch` on; `taken` gives what was counted since the last time, and counts anew."""
+
+    def __init__(self) -> None:
+        self.flops, self.positions = 0.0, 0.0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._cuts: tuple[Any, float] = (None, 0.0)
+
+    def watch(self, model: nn.Module) -> None:
+        """Count what a model computes where gradients are kept. Its blocks are counted whole, so they may be compiled."""
+        blocks = list(getattr(model, "blocks", None) or [])
+        inside = {id(module) for block in blocks for module in block.modules()}
+        for number, block in enumerate(blocks):
+            weights = sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear))
+            block.register_forward_hook(partial(self._of_block, weights, number == 0))
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and id(module) not in inside:
+                module.register_forward_hook(self._of_linear)
+
+    def __deepcopy__(self, memo: Any) -> Meter:
+        return self  # a frozen copy of a model keeps no gradients, so it counts nothing
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the seconds within as those of a part."""
+        began = time.perf_counter()
+        yield
+        self.spent(name, time.perf_counter() - began)
+
+    def spent(self, name: str, seconds: float) -> None:
+        """Count seconds of a part."""
+        self._seconds[name] += seconds
+
+    def taken(self) -> dict[str, float]:
+        """Operations, positions and seconds by part, since the last time."""
+        taken = {"flops": self.flops, "positions": self.positions, **self._seconds}
+        self.flops, self.positions, self._seconds = 0.0, 0.0, defaultdict(float)
+        return taken
+
+    def _of_linear(self, module: nn.Linear, args: Any, output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self.flops += _TRAINED * module.in_features * output.numel()
+
+    def _of_block(
+        self, weights: int, first: bool, block: nn.Module, args: tuple[Any, ...], output: Any
+    ) -> None:
+        if not torch.is_grad_enabled():
+            return
+        states = args[0]
+        rows = states.numel() // states.shape[-1]
+        self.flops += _TRAINED * weights * rows + _PAIR * self._pairs(args) * states.shape[-1]
+        self.positions += rows if first else 0.0
+
+    def _pairs(self, args: tuple[Any, ...]) -> float:
+        """Pairs that a causal mask shows: of packed states [T, D] by cuts [B + 1], of padded ones [B, T, D] all."""
+        states = args[0]
+        if states.ndim == 3:
+            return states.shape[0] * states.shape[1] * (states.shape[1] + 1) / 2
+        cuts = args[1] if len(args) > 1 else None
+        if cuts is not self._cuts[0]:  # all blocks of a pass have the same
+            length = cuts.diff().double() if isinstance(cuts, Tensor) else torch.zeros(1)
+            self._cuts = cuts, float((length * (length + 1) / 2).sum())
+        return self._cuts[1]
+
+
+@cache
+def matmul_rate(where: str, use: str = "fp32") -> float:
+    """Operations a second of a square product on a device (`kind` or `kind:number`), the best of a few."""
+    kind = where.partition(":")[0]
+    size = _SIZES.get(kind, 8192)
+    left, right = (torch.full((size, size), 0.5, device=where) for _ in range(2))
+    best = float("inf")
+    with torch.no_grad(), device(where).autocast(use):
+        for _ in range(_TRIES + 1):
+            device(where).synchronize()
+            began = time.perf_counter()
+            torch.mm(left, right)
+            device(where).synchronize()
+            best = min(best, time.perf_counter() - began)
+    return 2.0 * size**3 / best

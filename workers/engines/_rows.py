@@ -1,0 +1,48 @@
+"""The norm of sparse gradients over all ranks: a key that several ranks have counts once, as the sum of its gradients.
+
+Keys meet at a rank by their number, so a rank holds about its share of them. Costs one more exchange of the gradients a step.
+"""
+
+# Shapes: N keys of one rank, W ranks, D width.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nonet.workers.runtime import Membership
+
+
+def norm_of_rows(keys: Mapping[str, Tensor], grads: Mapping[str, Tensor], member: Membership) -> float:
+    """Of the gradients [N, D] of distinct keys [N] by table. All ranks call it, with the same tables in the same order."""
+    squares = 0.0
+    for table, grad in grads.items():
+        whole = grad.detach().to("cpu", torch.float32)
+        if member.n_trainers > 1:
+            whole = _met(keys[table], whole, member)
+        squares += float(whole.double().square().sum())
+    return math.sqrt(member.total(squares)[0])
+
+
+def _met(keys_N: Tensor, grad_ND: Tensor, member: Membership) -> Tensor:
+    """The whole gradients of the keys that meet here, summed in rank order."""
+    ranks = member.n_trainers
+    owner_N = torch.remainder(keys_N, ranks)
+    order_N = torch.argsort(owner_N, stable=True)
+    sends = torch.bincount(owner_N, minlength=ranks)
+    comes = torch.empty_like(sends)
+    torch.distributed.all_to_all_single(comes, sends, group=member.trainers)
+    cuts = {
+        "output_split_sizes": comes.tolist(),
+        "input_split_sizes": sends.tolist(),
+        "group": member.trainers,
+    }
+    key = keys_N.new_empty(int(comes.sum()))
+    grad = grad_ND.new_empty(len(key), grad_ND.shape[1])
+    torch.distributed.all_to_all_single(key, keys_N[order_N].contiguous(), **cuts)
+    torch.distributed.all_to_all_single(grad, grad_ND[order_N].contiguous(), **cuts)
+    distinct, place = torch.unique(key, return_inverse=True)
+    return grad.new_zeros(len(distinct), grad.shape[1]).index_add_(0, place, grad)
