@@ -75,6 +75,10 @@ BENCHES = {
         "samples.suite:samples",
         "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
     ),
+    "rollout": (
+        "serving.rollout:rollout",
+        "legal beams of one Hugging Face model: ours beside its own generate",
+    ),
     "scale": ("runs.scale:scale", "a log of any size: prepared, trained on and ranked; seconds and memory"),
     "serve": (
         "serving.suite:serve",
@@ -90,9 +94,18 @@ BENCHES = {
         "embedding.tiers:measure",
         "hit rates of the device cache beside Belady's; rows to disk and back",
     ),
+    "trie": (
+        "rl.trie:trie",
+        "the catalogue's trie: legal children beside dictionaries, a million beams, ten million items",
+    ),
     "wire": ("embedding.wire:measure", "a remote lookup beside a bare all-to-all and beside Ray calls"),
+    "zoo": ("models.zoo:zoo", "tiny Hugging Face architectures through what a run does with them"),
 }
-APART = {"gpu": "needs a GPU", "pictures": "writes into docs/"}
+APART = {
+    "gpu": "needs a GPU",
+    "pictures": "writes into docs/",
+    "zoo": "five minutes; with write=true it writes into docs/",
+}
 
 
 def run_bench(

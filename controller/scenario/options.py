@@ -11,7 +11,7 @@ from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.models.baselines import BASELINES
-from nonet.options import Count, Positive, StrictModel, Word
+from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
 from nonet.samples.stores import check_address
@@ -204,8 +204,26 @@ class Data(StrictModel):
 # --- tokenizer, model -------------------------------------------------------------------------------------
 
 
+class TextEncoder(StrictModel):
+    """Vectors of what items say, by a transformers model on this machine (`nonet.models.hf`)."""
+
+    use: Literal["hf"]
+    path: Annotated[str, Field(description="a folder with config.json, safetensors and a tokenizer")]
+    columns: Annotated[list[str], Field(min_length=1, description="of the items, text or lists of it")] = [
+        "title"
+    ]
+    pool: Annotated[
+        Literal["mean", "last", "first"], Field(description="of a text's states: their mean, or one of them")
+    ] = "mean"
+    weight: Rate = 1.0
+
+
 class RqKmeans(StrictModel):
-    vectors: list[str | dict[str, float]] | str | dict[str, float] = ["title", "categories", "cooccurrence"]
+    vectors: list[str | dict[str, float] | TextEncoder] | str | dict[str, float] | TextEncoder = [
+        "title",
+        "categories",
+        "cooccurrence",
+    ]
     levels: Annotated[int, Field(ge=1, le=8)] = 3
     codes: Annotated[int, Field(ge=2, le=65536)] = 64
     dim: Positive = 64

@@ -60,6 +60,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
             wanted = " or ".join(engine.spec.optimizers)
             yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (say optimizer: {{use: {wanted}}})"
+        if stage.kind.aligns and not scenario.model.spec.aligns:
+            yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it knows no words)"
         if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
             key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
             yield f"stages.{name}.{key} in a stage that rolls out"

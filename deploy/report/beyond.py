@@ -137,6 +137,8 @@ def _compared(report: Report) -> list[str]:
 def _told(facts: Mapping[str, Any]) -> str:
     if "items" in facts:
         return f"{facts['items']:,} items"
+    if "users" not in facts:
+        return "scene"
     bound = f"at most {facts['most']:g}" if "most" in facts else f"above {facts['above']:g}"
     return f"{facts['users']:,} users, {bound}"
 

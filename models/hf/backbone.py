@@ -25,16 +25,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
     """The whole language model that options name, weights out of `path` or drawn from the seed. Raises ConfigError."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
-    config, attention = read_config(options), str(options.get("attention", "sdpa"))
+    logging.disable_progress_bar()
+    config, attention = read_config(options), options.get("attention")
     if attention == "uni":
         from nonet.attention import register
 
         register()
-    chosen: dict[str, Any] = {
-        "attn_implementation": ATTENTIONS[attention],
-        "dtype": DTYPES[str(options.get("precision", "fp32"))],
-    }
+    chosen: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
+    if attention is not None:
+        chosen["attn_implementation"] = ATTENTIONS[attention]
     try:
         if options.get("path"):
             return AutoModelForCausalLM.from_pretrained(
@@ -78,7 +79,7 @@ class Backbone(nn.Module):
         if self.cap:
             config.final_logit_softcapping = None
         self.writes = None if self.tied else out
-        model.set_output_embeddings(nn.Identity())
+        model.set_output_embeddings(_AsItIs(table.weight.dtype))
         freeze(table)
         if self.writes is not None:
             freeze(self.writes)
@@ -139,6 +140,15 @@ class Backbone(nn.Module):
         """Logits under the model's soft cap, where it has one."""
         return logits if not self.cap else torch.tanh(logits / self.cap) * self.cap
 
+    def word_logits(self, state: Tensor) -> Tensor:
+        """Logits [..., V] of words."""
+        rows: Any = self.model.get_input_embeddings() if self.writes is None else self.writes
+        bias = getattr(rows, "bias", None)
+        logits = nn.functional.linear(
+            state, rows.weight.to(state.dtype), None if bias is None else bias.to(state.dtype)
+        )
+        return self.capped(logits)
+
     def hidden_matrices(self) -> list[nn.Parameter]:
         """Weights of linear layers between hidden states."""
         return [
@@ -146,6 +156,14 @@ class Backbone(nn.Module):
             for m in self.model.modules()
             if isinstance(m, nn.Linear) and isinstance(m.weight, nn.Parameter)
         ]
+
+
+class _AsItIs(nn.Identity):
+    """In place of an output layer; some models ask its weight for a type."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.weight = torch.empty(0, dtype=dtype)
 
 
 def freeze(module: nn.Module) -> None:

@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 import torch
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.hf import check_encoder, encode
+from nonet.models.tokenizer.text_sources import encoders, name_of, texts
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN, Pairs, Sequences, best_neighbours
 from nonet.suggest import did_you_mean
@@ -50,7 +52,7 @@ _SMOOTH = 0.75  # exponent of the context counts: keeps PMI from preferring rare
 _OVERSAMPLE, _POWER = 10, 4  # of the randomised SVD
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
-Spec = str | Mapping[str, float] | Sequence[str | Mapping[str, float]]
+Spec = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,14 @@ def item_vectors(
     """Vectors [I, D] float32 of every item, the sources of `spec` side by side.
 
     spec: names or {name: weight}, one or a list. A name is `cooccurrence`, a column of the items table, or a .npy or
-    .parquet file beside the scenario. `dim` bounds the width of what goes through an SVD.
+    .parquet file beside the scenario; {use: hf, path, columns} a text encoder. `dim` bounds the width of what an SVD makes.
     """
     blocks = []
     for name, weight in weights_of(spec).items():
-        block = _source(name, items, seq, dim=dim, seed=seed, folder=folder)
+        if name in (by_name := encoders(spec)):
+            block = encode(by_name[name], texts(items, by_name[name]["columns"]), folder)
+        else:
+            block = _source(name, items, seq, dim=dim, seed=seed, folder=folder)
         if not np.isfinite(block).all():
             bad = int((~np.isfinite(block).all(1)).sum())
             raise DataError(
@@ -106,8 +111,14 @@ def item_vectors(
 
 def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
     """Raises ConfigError or DataError for a source of `item_vectors` that is nowhere, before anything is computed."""
+    by_name = encoders(spec)
     for name in weights_of(spec):
-        _kind(name, items, folder)
+        if name in by_name:
+            check_encoder(by_name[name], folder)
+            for column in by_name[name]["columns"]:
+                _kind(column, items, folder)
+        else:
+            _kind(name, items, folder)
 
 
 def weights_of(spec: Spec) -> dict[str, float]:
@@ -115,6 +126,8 @@ def weights_of(spec: Spec) -> dict[str, float]:
     weights: dict[str, float] = {}
     for entry in [spec] if isinstance(spec, str | Mapping) else spec:
         named = {entry: WEIGHTS.get(entry, 1.0)} if isinstance(entry, str) else entry
+        if "use" in named:
+            named = {name_of(named): named.get("weight", 1.0)}
         for name, weight in named.items():
             if not weight > 0:
                 raise ConfigError(

@@ -182,7 +182,7 @@ class Tokeniser(DistributeWorker):
         trie = Trie.build(tokens.sids, tokens.codes)
         written = {
             "sequences": sequences,
-            "sids": keep(root, "sids", lambda folder: _write_sids(folder, tokens.sids)),
+            "sids": keep(root, "sids", lambda folder: write_sids(folder, tokens.sids)),
             "catalogue": keep(root, "catalogue", trie.save),
             "transitions": keep(root, "transitions", lambda folder: data.count(folder, seq, len(items))),
         }
@@ -273,7 +273,8 @@ def write_sequences(folder: Path, seq: Sequences, items: pa.Table) -> None:
     pq.write_table(items, folder / "items.parquet")
 
 
-def _write_sids(folder: Path, sids: np.ndarray) -> None:
+def write_sids(folder: Path, sids: np.ndarray) -> None:
+    """Semantic ids [I, L] of all items, in their order."""
     levels = {f"l{level}": pa.array(sids[:, level].astype(np.int32)) for level in range(sids.shape[1])}
     pq.write_table(
         pa.table({"item": pa.array(np.arange(len(sids), dtype=np.int64)), **levels}), folder / "sids.parquet"

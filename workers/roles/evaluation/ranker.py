@@ -162,6 +162,8 @@ class Ranker:
         if whole.quality is not None:
             users, positions = self.prompts["test"]
             facts = self._segments.facts(self.corpus.seq, users, self.target(users, positions))
+            scenes = self._scenes(users, positions)
+            facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
             answer |= {"lists": whole.quality.summary(), "segments": facts}
         if sampled := self._sampled(ranks):
             answer["sampled"] = sampled
@@ -290,9 +292,18 @@ class Ranker:
         if mask is not None:
             groups["target"] = mask[event_at(self.corpus.seq, users, positions)]
         groups |= self._segments.groups(self.corpus.seq, users, self.target(users, positions))
+        groups |= self._scenes(users, positions)
         asked = {name: member[events] for name, member in groups.items()}
         names = self._ask.metrics if metrics is None else metrics
         return Scoreboard(names, len(self.corpus.items), asked), users[events], positions[events]
+
+    def _scenes(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """The events [P] of each scene of the run's RL stages."""
+        events, found = event_at(self.corpus.seq, users, positions), {}
+        for setup in self._run.scenes.values():
+            scene = setup.of(self.corpus.seq, events)
+            found |= {f"{setup.column} {name}": scene == index for index, name in enumerate(setup.names)}
+        return found
 
     @contextmanager
     def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
