@@ -34,7 +34,7 @@ def sampled_note(report: Report) -> str:
     sampled = _part(report, "sampled")
     if not sampled:
         return ""
-    facts = next(reversed(sampled.values()))
+    facts: Mapping[str, Any] = list(sampled.values())[-1]
     known = ", ".join(f"{metric} ± {number(width)}" for metric, width in facts["half_width"].items())
     return (
         f"{facts['users']:,} of {facts['of']:,} tested users were ranked, drawn by the seed; the mean over all of them lies, at "

@@ -1,4 +1,4 @@
-"""Runs whose trainers read files of the user's own: the same bits by threads of the trainer and on Ray Data, cut in two or not."""
+"""Runs whose trainers read the user's own files: the same bits by the trainer's threads and on Ray Data, cut in two or not."""
 
 from __future__ import annotations
 
