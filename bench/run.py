@@ -94,6 +94,10 @@ BENCHES = {
         "embedding.tiers:measure",
         "hit rates of the device cache beside Belady's; rows to disk and back",
     ),
+    "trie": (
+        "rl.trie:trie",
+        "the catalogue's trie: legal children beside dictionaries, a million beams, ten million items",
+    ),
     "wire": ("embedding.wire:measure", "a remote lookup beside a bare all-to-all and beside Ray calls"),
     "zoo": ("models.zoo:zoo", "tiny Hugging Face architectures through what a run does with them"),
 }

@@ -45,6 +45,7 @@ def publish(
         rollout.owed = [*(each for each in rollout.owed if each not in done), applied]
     else:
         *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
+    trainer.version = version
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
     return {"version": version, "rows": how}
 

@@ -33,6 +33,25 @@ class Stop(StrictModel):
     ] = 3
 
 
+class Best(StrictModel):
+    """Which step of a reinforced stage goes on, by its validations."""
+
+    by: Annotated[
+        str,
+        Field(
+            description="reward: the highest trained reward of validation prompts, of steps that hold `least`; or a metric"
+        ),
+    ] = "reward"
+    least: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="share that checkpoint.keep.best's metric must keep of what it was before the stage",
+        ),
+    ] = 0.98
+
+
 class BatchSize(StrictModel):
     tokens: Rate | None = None
     users: Positive | None = None
@@ -195,6 +214,10 @@ class StageKind:
     def rollout_options(self, body: Any) -> dict[str, Any]:
         """What rollouts are told of a stage: at least `width`."""
         return {"width": self.width(body)}
+
+    def scenes(self, body: Any) -> Any:
+        """Its scenes (`SceneSetup`); None where all prompts are one."""
+        return None
 
     def keeps_reference(self, body: Any) -> bool:
         """Whether trainers keep the stage's first weights."""
