@@ -5,7 +5,7 @@ TORCH  ?= 2.13.0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: run test test-all mutants check format bench sanitize setup clean
+.PHONY: run test test-all mutants check format zoo bench sanitize setup clean
 
 run: setup
 	$(BIN)/nonet run quickstart
@@ -36,6 +36,10 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Tiny Hugging Face architectures through what a run does with them; writes the table of docs/models.md. Ten minutes.
+zoo: setup
+	$(BIN)/nonet bench zoo --set write=true
 
 bench: setup
 	$(BIN)/nonet bench all

@@ -34,6 +34,10 @@ BENCHES = {
         "runs.dense:dense",
         "a training step beside a plain PyTorch loop of the same model and data, and beside DeepSpeed alone",
     ),
+    "compression": (
+        "runs.compression:compression",
+        "compressed events beside the log as it is: fewer events, the same rows back, what ranking loses",
+    ),
     "dispatch": ("cluster.dispatch:dispatch", "group calls beside the same calls written by hand in Ray"),
     "embedding": (
         "embedding.suite:embedding",
@@ -75,6 +79,10 @@ BENCHES = {
         "samples.suite:samples",
         "rows from Parquet to torch beside pyarrow, Ray Data and DataLoader; resuming; the ledger",
     ),
+    "rollout": (
+        "serving.rollout:rollout",
+        "legal beams of one Hugging Face model: ours beside its own generate",
+    ),
     "scale": ("runs.scale:scale", "a log of any size: prepared, trained on and ranked; seconds and memory"),
     "serve": (
         "serving.suite:serve",
@@ -94,9 +102,18 @@ BENCHES = {
         "runs.weights:weights",
         "memory of saving and publishing dense weights in buckets, whole and by what changed",
     ),
+    "trie": (
+        "rl.trie:trie",
+        "the catalogue's trie: legal children beside dictionaries, a million beams, ten million items",
+    ),
     "wire": ("embedding.wire:measure", "a remote lookup beside a bare all-to-all and beside Ray calls"),
+    "zoo": ("models.zoo:zoo", "tiny Hugging Face architectures through what a run does with them"),
 }
-APART = {"gpu": "needs a GPU", "pictures": "writes into docs/"}
+APART = {
+    "gpu": "needs a GPU",
+    "pictures": "writes into docs/",
+    "zoo": "five minutes; with write=true it writes into docs/",
+}
 
 
 def run_bench(

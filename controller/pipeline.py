@@ -16,12 +16,18 @@ import numpy as np
 
 from nonet.atomic import write_whole
 from nonet.controller.predict import repeats_text
-from nonet.controller.record import Manifest, Recorder
+from nonet.controller.record import Manifest, Recorder, control_name
 from nonet.controller.report import headline, make_report
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
-from nonet.controller.stages import probe_rewards, run_stage, smoke_test_rewards
+from nonet.controller.stages import (
+    control_of,
+    probe_rewards,
+    run_stage,
+    smoke_test_rewards,
+    train_control,
+)
 from nonet.workers.roles.evaluation import EXHAUSTIVE_ITEMS
 from nonet.workers.runtime import GroupFuture
 
@@ -113,6 +119,23 @@ class Pipeline:
         if body.kind.rolls_out:
             self._probe(name, "after")
         self._evaluate(name, partial(self._ranked, name))
+        return self._control(name)
+
+    def _control(self, name: str) -> bool:
+        """Train and rank the control of an RL stage, and go on from the stage's own end. False when stopped before its end."""
+        session, subject = self.session, control_name(name)
+        control = control_of(session, name) if session.scenario.stages[name].kind.rolls_out else None
+        if control is None:
+            return True
+        folder, began = None, time.time()
+        if not (session.run.results / f"{subject}.npz").exists():
+            with session.trace.span(subject):
+                folder = train_control(session, control, self.recorder, self._tick)
+            session.groups.load(session.commits.end_of(name), None)
+            if folder is None:
+                return False
+            self._timed(subject, time.time() - began)
+        self._evaluate(subject, lambda: session.evaluator.evaluate(subject, str(folder)))
         return True
 
     def _rebind(self, name: str) -> None:
@@ -133,7 +156,9 @@ class Pipeline:
         self.recorder.event("note", text=f"before {name}: {due.words()}")
 
     def _tick(self) -> bool:
-        """Called between steps: take what the evaluator has finished, tell of failed heartbeats; whether to stop."""
+        """Called between steps: take what the evaluator has finished, tell what failed of it and of heartbeats; whether to
+        stop."""
+        _ = self.session.evaluator
         self._collect()
         if warning := self.session.groups.warning():
             self.recorder.event("note", text=warning)
@@ -200,6 +225,8 @@ class Pipeline:
         order = list(session.stages)
         baselines = baselines_of(session.scenario)
         pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
+        controls = {name: control_name(name) for name in order}
+        pairs += [each for each in controls.items() if (session.run.results / f"{each[1]}.npz").exists()]
         paired = (
             session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)
             if session.facts["data"]["held_out"]["test"]

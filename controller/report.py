@@ -13,7 +13,7 @@ import numpy as np
 
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
-from nonet.controller.record import Commands, RunFolder, Validations, read_journal
+from nonet.controller.record import Commands, RunFolder, Validations, control_name, read_journal
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
@@ -34,7 +34,8 @@ def make_report(
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
     facts = run.read_json("results/tokenise.json")
-    baselines = baselines_of(scenario)
+    controls = {control_name(name): {} for name in scenario.stages}
+    baselines = baselines_of(scenario) | controls
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
@@ -99,10 +100,10 @@ def _data(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beyond(results: Mapping[str, Any]) -> dict[str, Any]:
-    """By subject: what its lists are like, a memory's weights and gain. Of all: what the segments are."""
+    """By subject: what its lists are like, a memory's weights and gain, what drawn users leave open. Of all: the segments."""
     parts = {
         part: {name: result[part] for name, result in results.items() if part in result}
-        for part in ("lists", "memory", "segments")
+        for part in ("lists", "memory", "segments", "sampled")
     }
     return parts | {"segments": next(iter(parts["segments"].values()), {})}
 

@@ -200,6 +200,7 @@ for verb in (questions.runs, questions.report, questions.evaluate, questions.rec
     app.command()(verb)
 for verb in (serving.serve, serving.top, serving.versions, serving.promote, serving.rollback, serving.export):
     app.command()(verb)
+app.command()(questions.tradeoff)
 app.command()(steering.attach)
 app.command()(steering.detach)
 app.command("set")(steering.set_value)
@@ -207,6 +208,11 @@ app.command("set")(steering.set_value)
 reward = typer.Typer(no_args_is_help=True, help="Rewards of RL stages.")
 app.add_typer(reward, name="reward")
 reward.command("test")(steering.trial)
+
+
+items = typer.Typer(no_args_is_help=True, help="Items that come and go after a run.")
+app.add_typer(items, name="items")
+items.command("add")(data.add)
 
 
 @app.command("import")

@@ -69,6 +69,8 @@ class ModelSpec:
     makes_lists  whether it recommends: then there are rollouts, RL, and a policy on repeats
     rows         what a step's batch counts: "users" or "events"
     cuts_steps   whether trainers compute a step in chunks
+    aligns       whether stages can teach it what semantic ids mean in words: the module has `alignment_loss(sids, texts)`
+    exports      (module, options, seed, folder): what an export holds besides, in the form of its own library; or the dotted path
     blocks       whether it has `blocks`, which an engine may recompute or compile
     ahead        how many events ahead its stages teach where they do not say
     lower_is_better  of its metrics, those of which less is better
@@ -84,6 +86,8 @@ class ModelSpec:
     cuts_steps: ClassVar[bool] = True
     blocks: ClassVar[bool] = True
     ahead: ClassVar[int] = 3
+    aligns: ClassVar[bool] = False
+    exports: ClassVar[Any] = ""
     runs: ClassVar[bool] = True
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
 

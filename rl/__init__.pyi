@@ -13,6 +13,10 @@ from .loss import PolicyLoss as PolicyLoss
 from .loss import early_clipped as early_clipped
 from .loss import gradient_bounded as gradient_bounded
 from .loss import policy_loss as policy_loss
+from .mismatch import corrected as corrected
+from .mismatch import corrections as corrections
+from .mismatch import mismatch_record as mismatch_record
+from .mismatch import stops as stops
 from .pairs import chosen_and_rejected as chosen_and_rejected
 from .pairs import preference_loss as preference_loss
 from .rollouts import from_wire as from_wire

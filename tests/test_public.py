@@ -84,7 +84,18 @@ ROOMS = {
             "",
         ),
     ),
-    "bench": ("timing", "cluster", "runs", "rl", "attention", "embedding", "samples", "serving", ""),
+    "bench": (
+        "timing",
+        "cluster",
+        "runs",
+        "rl",
+        "attention",
+        "embedding",
+        "samples",
+        "serving",
+        "models",
+        "",
+    ),
 }
 
 

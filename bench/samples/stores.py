@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nonet.bench.samples.prefetch import hidden
 from nonet.errors import ConfigError
 from nonet.samples.stores import Join, create_store, open_store
 
@@ -29,9 +30,14 @@ _JOINED, _ITEMS = 8192, 20_000
 Made = tuple[list[dict[str, Any]], dict[str, float]]
 
 
-def stores(sections: str = "multi_get,join", rounds: int = 15) -> dict[str, Any]:
-    """sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket)."""
-    parts: dict[str, Callable[[Path, int], Made]] = {"multi_get": _multi_get, "join": _join}
+def stores(sections: str = "multi_get,join,prefetch", rounds: int = 15) -> dict[str, Any]:
+    """sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), prefetch (runs whose
+    samples are joined over a socket, with and without reading ahead)."""
+    parts: dict[str, Callable[[Path, int], Made]] = {
+        "multi_get": _multi_get,
+        "join": _join,
+        "prefetch": _prefetch,
+    }
     made: dict[str, Any] = {"rows": [], "ratio": {}}
     for name in sections.split(","):
         if name not in parts:
@@ -141,6 +147,12 @@ def _join(folder: Path, rounds: int) -> Made:
         {"reader": name, "us": value, "rows/s": 1e6 * _JOINED / value} for name, value in us.items()
     ]
     return rows, {"join, rows/s over a happybase loop": us["happybase loop"] / us["join"]}
+
+
+def _prefetch(folder: Path, rounds: int) -> Made:
+    del rounds
+    with _standin() as port:
+        return hidden(folder, port)
 
 
 def _turns(

@@ -23,12 +23,16 @@ _MOST, _WAIT_S = 4, 0.0  # 16 at once take 3 s, so larger batches only add to it
 
 
 class TrieProcessor:
-    """Scores of codes that lead nowhere become -inf; `child` [nodes, vocabulary] of all levels, -1 where illegal."""
+    """Scores of codes that lead nowhere become -inf; `child` [nodes, vocabulary] of all levels, -1 where illegal.
 
-    def __init__(self, trie: Trie, prompt: int):
+    prompt: positions before the codes that are searched; first: the word of the first code.
+    """
+
+    def __init__(self, trie: Trie, prompt: int, first: int = 1):
         self._prompt = prompt
         starts = np.cumsum([0, *trie.n_nodes])
-        offsets = np.cumsum([1, *trie.codes])
+        offsets = np.cumsum([first, *trie.codes])
+        self._leaves = int(starts[trie.levels])
         child = torch.full((int(starts[-1]), int(offsets[-1])), -1, dtype=torch.int64)
         for level in range(trie.levels):
             nodes = torch.arange(trie.n_nodes[level])
@@ -37,10 +41,18 @@ class TrieProcessor:
         self.child, self.vocabulary = child, int(offsets[-1])
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        node = torch.zeros(len(ids), dtype=torch.int64)
-        for code in ids[:, self._prompt :].unbind(1):
-            node = self.child[node, code].clamp_min(0)
+        node = self._node(ids[:, self._prompt :])
         return scores.masked_fill(self.child[node] < 0, -torch.inf)
+
+    def leaf(self, codes: torch.Tensor) -> torch.Tensor:
+        """The leaf that words of all levels lead to, below 0 where they are illegal."""
+        return self._node(codes) - self._leaves
+
+    def _node(self, codes: torch.Tensor) -> torch.Tensor:
+        node = torch.zeros(len(codes), dtype=torch.int64)
+        for code in codes.unbind(1):
+            node = self.child[node, code].clamp_min(0)
+        return node
 
 
 class HuggingFace:

@@ -62,6 +62,7 @@ class TrainerHandle:
         self.apart = shards.hosts is not group.hosts
         self.at: tuple[StageSetup, int] | None = None
         self.objectives: Weights | None = None
+        self.version: int | None = None  # what its weights were published as, last
         self._counts: dict[str, dict[str, int]] | None = (
             None  # since they were asked for; come along with every step
         )
@@ -106,7 +107,8 @@ class TrainerHandle:
         stage, step = self.at
         self._enter(stage.name, "update")
         weights = self.objectives.weights(step) if self.objectives else None
-        update = self.group.update(stage, step, beams, scores, weights)
+        version = (self.version,) if stage.mismatch else ()
+        update = self.group.update(stage, step, beams, scores, weights, *version)
         record = self._with_shards(update, self.deadlines.step)
         return record | (self.objectives.learn(step, record) if self.objectives else {})
 

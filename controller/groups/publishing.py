@@ -47,6 +47,7 @@ def publish(
     else:
         *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
     rollout.weights = version if buckets else None
+    trainer.version = version
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
     return {"version": version, "rows": how}
 

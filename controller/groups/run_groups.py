@@ -33,6 +33,7 @@ from nonet.controller.setup import (
     targets,
 )
 from nonet.errors import NonetError, PlacementError
+from nonet.models.baselines import BASELINES
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.evaluation import EvaluateSetup
 from nonet.workers.roles.kinds import gang_roles
@@ -77,6 +78,9 @@ class RunGroups:
             users=ask.most_users,
             exhaustive=None if ask.exhaustive is None else ask.exhaustive == "on",
         )
+        self._rehearses = any(
+            config["use"] not in BASELINES.shipped() for config in baselines_of(scenario).values()
+        )
         envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
         specs = role_specs(scenario, run, evaluate_setup)
         self.deadlines = deadlines(scenario)
@@ -101,6 +105,13 @@ class RunGroups:
     def warning(self) -> str:
         """Heartbeats that failed since the last time asked; "" where none did."""
         return self._heartbeat.warning() if self._heartbeat else ""
+
+    @property
+    def evaluator(self) -> WorkerGroup:
+        """The evaluator. It opens beside the first steps, for it looks at all events; raises what kept it from that."""
+        if self._evaluator_opened.done():
+            self._evaluator_opened.get(self.deadlines.open)
+        return self._evaluator
 
     def group(self, role: str) -> WorkerGroup:
         """The group that holds a role now. Raises KeyError."""
@@ -211,7 +222,7 @@ class RunGroups:
             self.rollout = RolloutHandle(
                 self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, waves, between
             )
-        self.evaluator = self.group("evaluator")
+        self._evaluator = self.group("evaluator")
         self.rewards = self._reward_handles()
         groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
         for names in between_roles(self.scenario).values():
@@ -223,8 +234,10 @@ class RunGroups:
             self._join_process_group()
         first = self.trainer.group.open(folders) if self.trainer.group.hosts.name in fresh else None
         waits = [group.open(folders) for group in groups if group.hosts.name in fresh]
-        if self.evaluator.hosts.name in fresh:
-            waits.append(self.evaluator.open(folders, self._results))
+        if self._evaluator.hosts.name in fresh:
+            self._evaluator_opened = self._evaluator.open(folders, self._results)
+            if self._rehearses:  # baselines of the user's own, before anything is trained
+                waits.append(self._evaluator_opened)
         if first is not None:
             built = first.get(self.deadlines.open)[0]
             self.parameters: int = built["parameters"]

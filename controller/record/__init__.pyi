@@ -8,8 +8,10 @@ from .folder_lock import Held as Held
 from .journal import cut_journal as cut_journal
 from .journal import read_journal as read_journal
 from .metrics import Recorder as Recorder
+from .run_folder import CATALOGUES as CATALOGUES
 from .run_folder import RunFolder as RunFolder
 from .run_folder import claim as claim
+from .run_folder import control_name as control_name
 from .run_folder import find_run as find_run
 from .run_folder import in_job as in_job
 from .run_folder import list_runs as list_runs

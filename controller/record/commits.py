@@ -13,7 +13,7 @@ from typing import Any
 from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, cut_journal, read_journal
-from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.record.run_folder import RunFolder, control_name
 from nonet.controller.record.validations import Validations
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles import StageSetup
@@ -134,9 +134,12 @@ class CommitLog:
         """Drop commits, results and journal records that the restored commit does not know of."""
         self.checkpoints.drop_after(manifest.step)
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
+            control = control_name(name)
             for path in (
                 *self._run.results.glob(f"{name}.json"),
                 *self._run.results.glob(f"{name}.npz"),
+                *self._run.results.glob(f"{control}.json"),
+                *self._run.results.glob(f"{control}.npz"),
                 *self._run.results.glob(f"{name}.rewards.after.npz"),
             ):
                 path.unlink()

@@ -19,6 +19,13 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, Held, hold
 from nonet.errors import ConfigError
 
+CATALOGUES = "catalogues.json"  # versions of a run's catalogue after its first, the newest last
+
+
+def control_name(stage: str) -> str:
+    """What the control of an RL stage is called among a run's results."""
+    return f"{stage}_control"
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -68,6 +75,16 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / "report.json"
+
+    def artifacts(self) -> dict[str, str]:
+        """Folders of the run's artifacts by kind, those of the newest version of its catalogue: what is asked about now.
+        Raises ConfigError before there are some."""
+        facts = self.read_json("results/tokenise.json")
+        if facts is None:
+            raise ConfigError(f"{self.id} has not tokenised its data yet: there is nothing to recommend from")
+        versions = (self.read_json(CATALOGUES) or {"versions": []})["versions"]
+        newest = versions[-1]["artifacts"] if versions else facts["artifacts"]
+        return {kind: artifact["path"] for kind, artifact in newest.items()}
 
     def begin_anew(self) -> None:
         """Forget the steps of a run that never got to a commit; its own files are copied anew."""

@@ -1,7 +1,8 @@
 """Validations: what the validations of a stage found, kept in RUN/results/<stage>.validation.json as they come.
 
 A resume replays them, so it decides as the run before it; what came after the commit that it goes on from is cut off. Kept as
-{"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}.
+{"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}; of a reinforced stage
+also "start", what was found of the commit before it, and "rewards", the trained reward of validation prompts by step.
 """
 
 from __future__ import annotations
@@ -20,13 +21,27 @@ class Validations:
         stored = run.read_json(self._name) or {"history": [], "end": None}
         self.history: list[dict[str, Any]] = stored["history"]
         self.end: dict[str, Any] | None = stored["end"]
+        self.start: dict[str, Any] | None = stored.get("start")
+        self.rewards: dict[str, float] = stored.get("rewards", {})
 
     def add(self, step: int, found: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what was found after a step, later than those before; the entry."""
         entry = {"step": step, **found}
+        if str(step) in self.rewards:
+            entry["reward"] = self.rewards[str(step)]
         self.history.append(entry)
         self._write()
         return entry
+
+    def rewarded(self, step: int, reward: float) -> None:
+        """Keep the trained reward of validation prompts after a step, before it is validated; 0: before the stage."""
+        self.rewards[str(step)] = reward
+        self._write()
+
+    def begin(self, found: Mapping[str, Any]) -> None:
+        """Keep what was found of the commit before the stage."""
+        self.start = dict(found)
+        self._write()
 
     def close(self, **end: Any) -> None:
         """The stage is over."""
@@ -36,9 +51,13 @@ class Validations:
     def cut(self, step: int) -> None:
         """Forget what came after a step, and the end; all of it with step 0."""
         kept = [entry for entry in self.history if entry["step"] <= step]
-        if kept != self.history or self.end is not None:
-            self.history, self.end = kept, None
+        rewards = {key: value for key, value in self.rewards.items() if step > 0 and int(key) <= step}
+        start = self.start if step else None
+        if (kept, rewards, start) != (self.history, self.rewards, self.start) or self.end is not None:
+            self.history, self.rewards, self.start, self.end = kept, rewards, start, None
             self._write()
 
     def _write(self) -> None:
-        self._run.write_json(self._name, {"history": self.history, "end": self.end})
+        more = {"start": self.start} if self.start else {}
+        more |= {"rewards": self.rewards} if self.rewards else {}
+        self._run.write_json(self._name, {"history": self.history, "end": self.end, **more})

@@ -19,6 +19,7 @@ from .scenario import make_scenario as make_scenario
 from .scenario import put as put
 from .scenario import shipped_names as shipped_names
 from .stage import BatchSize as BatchSize
+from .stage import Best as Best
 from .stage import OwnWorkers as OwnWorkers
 from .stage import PlannedGroup as PlannedGroup
 from .stage import Schedule as Schedule
@@ -32,6 +33,7 @@ from .table_options import tier_arguments as tier_arguments
 from .table_options import ttl_steps as ttl_steps
 from .unsupported import check_runnable as check_runnable
 from .unsupported import roles_not_run as roles_not_run
+from .validation import REWARD as REWARD
 from .validation import ValidationRule as ValidationRule
 from .validation import check_every as check_every
 from .validation import check_validation as check_validation

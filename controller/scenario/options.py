@@ -11,7 +11,7 @@ from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.models.baselines import BASELINES
-from nonet.options import Count, Positive, StrictModel, Word
+from nonet.options import Count, Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, Files, Registry
 from nonet.samples.sources import SOURCES
 from nonet.samples.stores import check_address
@@ -55,6 +55,19 @@ class Compress(StrictModel):
         Literal["item", "category"],
         Field(description="what is put together: events with one item, or with items of the same categories"),
     ] = "item"
+
+
+class Labels(StrictModel):
+    """What happened later to events, such as purchases after clicks (`nonet.samples.sequences.labelled`)."""
+
+    path: Annotated[
+        str, Field(description="a table of user_id, item_id and timestamp, named as in the interactions")
+    ]
+    within: Annotated[Seconds, Field(ge=1, description="how long after its event a label counts")]
+    name: Annotated[
+        Word,
+        Field(description="the column that events get: 1, 0, or not known where the window is not over"),
+    ] = "label"
 
 
 def _check_address(use: str) -> None:
@@ -141,6 +154,10 @@ class Data(StrictModel):
     keep: Keep = Keep()
     where: str | None = None
     events: Compress | None = None
+    labels: Annotated[
+        Labels | None,
+        Field(description="labels that come later than their events, as a column of the events"),
+    ] = None
     join: dict[Word, Join] = {}
     sequences: Annotated[
         StoredIn | None,
@@ -204,8 +221,26 @@ class Data(StrictModel):
 # --- tokenizer, model -------------------------------------------------------------------------------------
 
 
+class TextEncoder(StrictModel):
+    """Vectors of what items say, by a transformers model on this machine (`nonet.models.hf`)."""
+
+    use: Literal["hf"]
+    path: Annotated[str, Field(description="a folder with config.json, safetensors and a tokenizer")]
+    columns: Annotated[list[str], Field(min_length=1, description="of the items, text or lists of it")] = [
+        "title"
+    ]
+    pool: Annotated[
+        Literal["mean", "last", "first"], Field(description="of a text's states: their mean, or one of them")
+    ] = "mean"
+    weight: Rate = 1.0
+
+
 class RqKmeans(StrictModel):
-    vectors: list[str | dict[str, float]] | str | dict[str, float] = ["title", "categories", "cooccurrence"]
+    vectors: list[str | dict[str, float] | TextEncoder] | str | dict[str, float] | TextEncoder = [
+        "title",
+        "categories",
+        "cooccurrence",
+    ]
     levels: Annotated[int, Field(ge=1, le=8)] = 3
     codes: Annotated[int, Field(ge=2, le=65536)] = 64
     dim: Positive = 64

@@ -33,6 +33,25 @@ class Stop(StrictModel):
     ] = 3
 
 
+class Best(StrictModel):
+    """Which step of a reinforced stage goes on, by its validations."""
+
+    by: Annotated[
+        str,
+        Field(
+            description="reward: the highest trained reward of validation prompts, of steps that hold `least`; or a metric"
+        ),
+    ] = "reward"
+    least: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="share that checkpoint.keep.best's metric must keep of what it was before the stage",
+        ),
+    ] = 0.98
+
+
 class BatchSize(StrictModel):
     tokens: Rate | None = None
     users: Positive | None = None
@@ -146,6 +165,7 @@ class StageKind:
     rolls_out   whether there are prompts, beams and rewards in it
     takes       artifacts, beside the model before
     validates   whether its loop asks for validations while it trains, and its best commit goes on
+    aligns      whether it teaches a model what semantic ids mean in words
     """
 
     plan_name: ClassVar[str] = "supervised"
@@ -157,6 +177,7 @@ class StageKind:
     takes: ClassVar[tuple[str, ...]] = ("sequences", "sids")
     no_model: ClassVar[tuple[str, ...]] = ()
     validates: ClassVar[bool] = False
+    aligns: ClassVar[bool] = False
 
     def claims(self, keys: set[str]) -> bool:
         """Whether a stage with these keys and no `use` is of this kind."""
@@ -174,6 +195,10 @@ class StageKind:
         """Keys that can be planned and not run."""
         return iter(())
 
+    def item_columns(self, body: Any) -> tuple[str, ...]:
+        """Columns of the items that it reads."""
+        return ()
+
     def check_groups(self, name: str, body: Any, groups: tuple[PlannedGroup, ...]) -> None:
         """Raise ConfigError where the stage cannot run in the groups that are planned for it."""
 
@@ -189,6 +214,10 @@ class StageKind:
     def rollout_options(self, body: Any) -> dict[str, Any]:
         """What rollouts are told of a stage: at least `width`."""
         return {"width": self.width(body)}
+
+    def scenes(self, body: Any) -> Any:
+        """Its scenes (`SceneSetup`); None where all prompts are one."""
+        return None
 
     def keeps_reference(self, body: Any) -> bool:
         """Whether trainers keep the stage's first weights."""

@@ -39,6 +39,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"weights.shard with model.use: {scenario.model.use}"
     if data.events and data.prepare == "disk":
         yield "data.events with data.prepare: disk"
+    if data.labels and data.prepare == "disk":
+        yield "data.labels with data.prepare: disk"
     if data.events and not scenario.model.spec.makes_lists:
         yield f"data.events with model.use: {scenario.model.use}"
     if data.join and not scenario.model.spec.makes_lists:
@@ -62,6 +64,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
             wanted = " or ".join(engine.spec.optimizers)
             yield f"stages.{name}.optimizer: {stage.optimizer.use} with engine {engine.use} (say optimizer: {{use: {wanted}}})"
+        if stage.kind.aligns and not scenario.model.spec.aligns:
+            yield f"stages.{name}.use: {stage.use} with model.use: {scenario.model.use} (it knows no words)"
         if stage.kind.rolls_out and (stage.precision.use != "fp32" or stage.optimizer.clip_rows):
             key = "precision" if stage.precision.use != "fp32" else "optimizer.clip_rows"
             yield f"stages.{name}.{key} in a stage that rolls out"

@@ -1,4 +1,4 @@
-"""When supervised stages are validated while they train, by which metric, and when they stop early.
+"""When stages are validated while they train, by which metric, and when supervised ones stop early.
 
 Validation events alone are looked at, never test events. A decision is a pure function of the validations before it, so the same
 seed stops at the same step. Patience after Prechelt, "Early stopping - but when?", 1998.
@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nonet.controller.scenario.scenario import Scenario
-from nonet.controller.scenario.stage import Stop
+from nonet.controller.scenario.stage import Best, Stop
 from nonet.errors import ConfigError
 from nonet.models import NATS
 from nonet.suggest import did_you_mean
 
 PREFERRED = "ndcg@10"
 FEWEST, MOST, LEAST_STEPS = 4, 20, 50
+_LEAST_RL_STEPS = 10
+_FAR = 1e6  # below every reward
+REWARD = "reward"  # what a reinforced stage is judged by, where no metric is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +30,25 @@ class ValidationRule:
     metric    that says which commit is the best one; `lower`: whether less of it is better
     patience  validations without a better one after which the stage stops; None: all its steps run
     every     steps between validations; None: as `points` says
+    reward    whether the trained reward of validation prompts says which is the best, among those that keep `least` of what
+              the metric was before the stage
+    apart     steps between validations at least
     """
 
     metric: str
     lower: bool = False
     patience: int | None = None
     every: int | None = None
+    reward: bool = False
+    least: float = 0.0
+    apart: int = LEAST_STEPS
 
     def points(self, steps: int, epochs: float) -> tuple[int, ...]:
         """Steps of the stage after which it is validated, ascending; the last is its end. Evenly spread by default: once an
-        epoch, at least 4 and at most 20 times, with 50 steps or more between them."""
+        epoch, at least 4 and at most 20 times, with `apart` steps or more between them."""
         if self.every is not None:
             return (*range(self.every, steps, self.every), steps)
-        count = max(1, min(steps // LEAST_STEPS, max(FEWEST, min(MOST, round(epochs)))))
+        count = max(1, min(steps // self.apart, max(FEWEST, min(MOST, round(epochs)))))
         return tuple(round(steps * number / count) for number in range(1, count + 1))
 
     def best(self, values: Sequence[float]) -> int | None:
@@ -47,6 +56,16 @@ class ValidationRule:
         sign = -1.0 if self.lower else 1.0
         known = [index for index, value in enumerate(values) if not math.isnan(value)]
         return max(known, key=lambda index: (sign * values[index], -index), default=0 if values else None)
+
+    def judged(self, metric: float, reward: float | None, before: float | None) -> float:
+        """What a validation counts, more is better: its reward where the metric kept enough of what it was `before`; one that
+        did not counts less than any that did, by its metric. NaN where it says nothing."""
+        sign = -1.0 if self.lower else 1.0
+        if not self.reward or reward is None:
+            return sign * metric
+        enough = before is None or math.isnan(before)
+        enough = enough or (metric * self.least <= before if self.lower else metric >= self.least * before)  # type: ignore[operator]
+        return reward if enough else sign * metric - _FAR
 
     def over(self, values: Sequence[float]) -> bool:
         """Whether a stage with these validations so far stops."""
@@ -61,8 +80,15 @@ def holds_out_validation(scenario: Scenario) -> bool:
 
 def validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
     """How a stage is validated; None where it is not."""
-    body = scenario.stages[stage]
-    if not body.kind.validates or not holds_out_validation(scenario):
+    body, best = scenario.stages[stage], getattr(scenario.stages[stage], "best", None)
+    if not holds_out_validation(scenario):
+        return None
+    if isinstance(best, Best):
+        metric = best_metric(scenario) if best.by == REWARD else best.by
+        lower = metric == NATS or metric in scenario.model.spec.lower_is_better
+        reward = best.by == REWARD
+        return ValidationRule(metric, lower, reward=reward, least=best.least, apart=_LEAST_RL_STEPS)
+    if not body.kind.validates:
         return None
     metric = best_metric(scenario)
     stop = getattr(body, "stop", None)
@@ -85,6 +111,13 @@ def check_validation(scenario: Scenario) -> None:
             f"checkpoint.keep.best: {best!r} is not measured; evaluate.metrics and {NATS} are: {', '.join(metrics)}."
             f"{did_you_mean(best, metrics)} Add it to evaluate.metrics, or choose one of these"
         )
+    for name, body in scenario.stages.items():
+        by = getattr(getattr(body, "best", None), "by", REWARD)
+        if by != REWARD and by not in metrics:
+            raise ConfigError(
+                f"stages.{name}.best.by: {by!r} is neither reward nor measured; evaluate.metrics and {NATS} are: "
+                f"{', '.join(metrics)}.{did_you_mean(by, [REWARD, *metrics])}"
+            )
     asked = ["checkpoint.keep.best"] if best is not None else []
     asked += ["evaluate.every"] if scenario.evaluate.every is not None else []
     asked += [
@@ -124,6 +157,9 @@ def validation_words(scenario: Scenario, stage: str) -> str:
         return ""
     body = scenario.stages[stage]
     epochs, steps = getattr(body, "epochs", None), getattr(body, "steps", None)
+    if isinstance(getattr(body, "best", None), Best):
+        by = f"trained reward, with {rule.least:.0%} of {rule.metric} kept" if rule.reward else rule.metric
+        return f"validated up to {FEWEST} times, at least {rule.apart} steps apart; best by {by}"
     if rule.every:
         when = f"every {rule.every} steps"
         when += f" ({len(rule.points(steps, 0))} times)" if steps else ""

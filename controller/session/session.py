@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from nonet.atomic import make_folder
 from nonet.controller.groups import (
     EmbeddingHandle,
     GroupChange,
@@ -40,6 +41,7 @@ from nonet.controller.record import (
     read_journal,
 )
 from nonet.controller.scenario import (
+    REWARD,
     Scenario,
     check_every,
     check_runnable,
@@ -53,6 +55,7 @@ from nonet.controller.session.preparation_progress import told_of_rows
 from nonet.controller.session.stage_validation import StageValidation, stage_validation
 from nonet.controller.session.steering import Steering
 from nonet.controller.setup import (
+    as_begun,
     data_setup,
     deadlines,
     following,
@@ -98,7 +101,9 @@ class Session:
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
         check_runnable(loaded)
-        if not resume:
+        if resume:
+            loaded = as_begun(loaded, run) if run is not None else loaded
+        else:
             loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
         self.scenario, self.folder = with_values(loaded)[0], folder or beside
         self.deadlines = deadlines(loaded)
@@ -225,7 +230,7 @@ class Session:
 
     @property
     def evaluator(self) -> WorkerGroup:
-        """The evaluator."""
+        """The evaluator. Raises what kept it from opening the artifacts."""
         return self.groups.evaluator
 
     def group(self, role: str) -> WorkerGroup:
@@ -297,11 +302,21 @@ class Session:
         if not self.stage.rolls_out:
             self.trainer.shards.unpublish().get(self.deadlines.step)
         if self.restored is not None and self.restored.stage == name:
+            if self.validation is not None:
+                self.validation.begin(self.start_of(name))
             return self.restored.stage_step
         if self.validation is not None:
             self.validation.kept.cut(0)
+            self.validation.begin(self.start_of(name))
         self.trainer.begin(self.stage)
         return 0
+
+    def start_of(self, name: str) -> Path | None:
+        """The commit that a stage begins from: the end of the one before, or what `init` names; None where it begins anew."""
+        names = list(self.stages)
+        if index := names.index(name):
+            return self.commits.end_of(names[index - 1])
+        return Path(self.facts["init"]["commit"]) if "init" in self.facts else None
 
     def end(self, step: int) -> Path | None:
         """End the stage under way after `step` steps, which are committed: its best commit goes on, in the trainer too.
@@ -315,7 +330,8 @@ class Session:
         validation.settle(step)
         best = validation.best()
         ends = best["step"] if best else step
-        validation.kept.close(metric=validation.rule.metric, best=ends, ran=step, steps=stage.steps)
+        metric = REWARD if validation.rule.reward else validation.rule.metric
+        validation.kept.close(metric=metric, best=ends, ran=step, steps=stage.steps)
         path, manifest = self.commits.end(stage, ends)
         if ends != step:
             self.trainer.ensure_on_device(stage)
@@ -410,6 +426,15 @@ class Session:
         groups = [trainer.group, trainer.shards]
         self._open_commit, self._opened_at = OpenCommit(aside, groups, self.deadlines.save, wait=wait), done
         return self._finish_commit(wait=True) if wait else None
+
+    def save_aside(self, folder: Path) -> Path:
+        """Write what trainers and shards hold into a folder that is no commit of the run: nothing resumes from it."""
+        trainer = self.trainer
+        if self.scenario.model.votes() is not None:
+            trainer.fit_memory()
+        make_folder(folder)
+        OpenCommit(folder, [trainer.group, trainer.shards], self.deadlines.save, wait=True).written(wait=True)
+        return folder
 
     def _finish_commit(self, *, wait: bool) -> Path | None:
         """Make the open commit count once all of it is written; its folder, None where there is none or it isn't yet."""

@@ -1,4 +1,4 @@
-"""StageValidation: one supervised stage's validations, asked of the evaluator as commits become whole.
+"""StageValidation: one stage's validations, asked of the evaluator as commits become whole.
 
 The evaluator works beside the next steps. At a point the stage stops or goes on by the answers to all points before it,
 which are waited for there, never by what happens to have come: the same seed decides the same, however late an answer is.
@@ -6,6 +6,7 @@ which are waited for there, never by what happens to have come: the same seed de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ class StageValidation:
         self.rule, self.points, self.kept = rule, points, kept
         self._stage, self._ask, self._commit_at, self._deadline = stage, ask, commit_at, deadline
         self._asked: dict[int, GroupFuture] = {}
+        self._start: GroupFuture | None = None
         self._untold = len(kept.history)
 
     def next_point(self, step: int) -> int:
@@ -97,8 +99,25 @@ class StageValidation:
 
     def best(self) -> dict[str, Any] | None:
         """The best validation so far, the earlier of equals."""
-        index = self.rule.best([self.value(entry) for entry in self.kept.history])
-        return None if index is None else self.kept.history[index]
+        before = self._before()
+        values = [
+            self.rule.judged(self.value(entry), entry.get("reward"), before) for entry in self.kept.history
+        ]
+        known = [index for index, value in enumerate(values) if not math.isnan(value)]
+        best = max(known, key=lambda index: (values[index], -index), default=0 if values else None)
+        return None if best is None else self.kept.history[best]
+
+    def begin(self, commit: Path | None) -> None:
+        """Have the commit before a stage that is judged by its reward validated, where that is not known yet."""
+        if self.rule.reward and commit is not None and self.kept.start is None:
+            self._start = self._ask(self._stage.name, str(commit))
+
+    def _before(self) -> float | None:
+        """The metric before the stage; None where it is not needed, or nothing came before."""
+        if self._start is not None:
+            start, self._start = self._start, None
+            self.kept.begin(start.get(self._deadline))
+        return self.value(self.kept.start) if self.kept.start else None
 
     def value(self, entry: Mapping[str, Any]) -> float:
         """What the stage is judged by; NaN where there is none."""

@@ -140,6 +140,7 @@ def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple
             f"(the longest history has {int(seq.lengths.max(initial=0))}); lower data.split or data.keep"
         )
     _check_columns(reward_columns, items.column_names)
+    _check_stage_columns(scenario, items.column_names)
     if scenario.model.spec.makes_lists:
         check_tokenizer(items, data.tokenizer, folder)
     for name, mask in seq.targets.items():
@@ -162,6 +163,7 @@ def _check_sample(
     """What one row group and the columns of the items tell; the tokenise stage checks all of them where it reads them."""
     _, items = data.sampled()
     _check_columns(reward_columns, items.names)
+    _check_stage_columns(scenario, items.names)
     if scenario.model.spec.makes_lists and data.tokenizer["use"] != "file":
         check_tokenizer(items.empty_table(), data.tokenizer, folder)
     return []
@@ -172,4 +174,13 @@ def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[st
         if column not in there:
             raise ConfigError(
                 f"reward {name!r} asks for the column {column!r}; items have {', '.join(there)}.{did_you_mean(column, there)}"
+            )
+
+
+def _check_stage_columns(scenario: Scenario, there: Sequence[str]) -> None:
+    for name, body in scenario.stages.items():
+        for column in set(body.kind.item_columns(body)) - set(there):
+            raise ConfigError(
+                f"stages.{name}.column: items have no column {column!r}; they have {', '.join(there)}."
+                f"{did_you_mean(column, there)}"
             )

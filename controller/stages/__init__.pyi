@@ -1,8 +1,10 @@
+from ._control import control_of as control_of
+from ._control import train_control as train_control
 from ._loops import probe_rewards as probe_rewards
 from ._loops import run_stage as run_stage
 from ._loops import smoke_test_rewards as smoke_test_rewards
 from ._overlap import overlapped as overlapped
 from ._prompt_groups import PromptGroups as PromptGroups
-from .reinforced import Reinforced as Reinforced
+from ._reinforced_options import Reinforced as Reinforced
 from .supervised import Supervised as Supervised
 from .supervised import SupervisedKind as SupervisedKind

@@ -17,6 +17,7 @@ from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
 from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
+from nonet.controller.stages._looks import by_pool, validated, validated_reward
 from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages._overlap import overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
@@ -71,14 +72,18 @@ class _Asynchronous:
             session.publish(behind=True)
             now = time.perf_counter()
             recorder.metrics(name, done.step + 1, of_the_machine([done.record]))
-            shown = without_machine(done.record) | {"rows/s": done.record["prompts"] / (now - began)}
+            shown = by_pool(session, without_machine(done.record))
+            shown["rows/s"] = done.record["prompts"] / (now - began)
             shown |= {"staleness": sum(done.ages) / len(done.ages), "aborted": float(done.aborted)}
             began = now
             show_tables(session, recorder, name, done.step + 1, shown)
             recorder.metrics(name, done.step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
+            with self._scoring:
+                shown |= validated_reward(session, name, done.step + 1)
             recorder.step(name, done.step + 1, shown)
             halt = stopped() and done.step + 1 < self.stage.steps
             session.commit(done.step, now=halt)
+            validated(session, recorder, name, done.step + 1, over=done.step + 1 == self.stage.steps)
             if halt:
                 return False
         return True

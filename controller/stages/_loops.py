@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 
-from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
 from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
+from nonet.controller.stages._looks import (
+    by_pool,
+    held_out,
+    probe_prompts,
+    trained,
+    validated,
+    validated_reward,
+)
 from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
 _REHEARSAL_USERS = 8
-_LOOKS, _LEAST = (
-    10,
-    10,
-)  # how often a stage is looked at on held-out users, and steps between two looks at least
 
 
 def run_stage(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
@@ -61,31 +63,10 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
-        _validated(session, recorder, name, step)
+        validated(session, recorder, name, step)
     session.end(step)
-    _validated(session, recorder, name, step, over=True)
+    validated(session, recorder, name, step, over=True)
     return True
-
-
-def _validated(session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False) -> None:
-    """Show the validations that have been answered, beside the newest step; in the end, which commit goes on."""
-    validation = session.validation
-    if validation is None:
-        return
-    metric = validation.rule.metric
-    for entry in validation.news():
-        values = {f"validation {name}": value for name, value in entry["metrics"].items()}
-        if entry["nats"] is not None:
-            values["validation nats"] = entry["nats"]
-        recorder.metrics(stage, entry["step"], values, role="evaluator")
-        shown = {f"valid {metric}": validation.value(entry)}
-        recorder.event("step", stage=stage, step=step, metrics=shown)
-    if over and (end := validation.kept.end):
-        best = validation.best()
-        value = f" ({validation.value(best):.4f})" if best else ""
-        text = f"{stage}: best at step {end['best']} of {end['steps']} by {metric} of validation{value}"
-        text += f"; stopped after {end['ran']}" if end["ran"] < end["steps"] else ""
-        recorder.event("note", text=text)
 
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
@@ -106,34 +87,20 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
-        shown = without_machine(record) | {"rows/s": record["prompts"] / (time.perf_counter() - began)}
+        shown = by_pool(session, without_machine(record))
+        shown["rows/s"] = record["prompts"] / (time.perf_counter() - began)
         show_tables(session, recorder, name, step + 1, shown)
         recorder.metrics(name, step + 1, of_the_machine([record]))
         recorder.metrics(name, step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
-        if (step + 1) % max(_LEAST, stage.steps // _LOOKS) == 0:
-            shown |= held_out(session, name)
+        shown |= held_out(session, name, step + 1)
+        shown |= validated_reward(session, name, step + 1)
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
+        validated(session, recorder, name, step + 1, over=step + 1 == stage.steps)
         if halt:
             return False
     return True
-
-
-def held_out(session: Session, stage: str) -> dict[str, float]:
-    """What would be recommended to held-out users, as many as a step has: recall of it, and the trained reward beside."""
-    prompts, weights = (
-        next(_probe(session, stage, session.stages[stage].users)),
-        session.stages[stage].weights,
-    )
-    if prompts.users is None or not len(prompts.users):
-        return {}
-    beams = session.rollout.generate(prompts)
-    rewards = session.reward
-    means = rewards.means(rewards.score(beams))
-    hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
-    total = sum(weight * float(np.nanmean(means[name])) for name, weight in weights.items() if name in means)
-    return {"held-out recall": float(hits / max(1.0, asked)), "held-out reward": total}
 
 
 def smoke_test_rewards(session: Session) -> None:
@@ -141,7 +108,7 @@ def smoke_test_rewards(session: Session) -> None:
     for name in session.scenario.stages:
         if session.stages[name].rolls_out:
             session.publish(name)
-            few = next(_probe(session, name, _REHEARSAL_USERS))
+            few = next(probe_prompts(session, name, _REHEARSAL_USERS))
             session.rewards_of(name).score(session.rollout.generate(few), strict=True)
 
 
@@ -152,25 +119,13 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
     them, and "user" [P]; "of", how many prompts these were drawn from.
     """
     session.publish(name)
-    rewards, parts, users = session.rewards_of(name), [], []
-    for prompts in _probe(session, name, session.stages[name].users):
+    rewards, parts, users, positions = session.rewards_of(name), [], [], []
+    for prompts in probe_prompts(session, name, session.stages[name].users):
         parts.append(rewards.means(rewards.score(session.rollout.generate(prompts))))
         users.append(np.asarray(prompts.users))
+        positions.append(np.asarray(prompts.positions))
     means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
     user = np.concatenate(users)
-    total = sum(
-        (weight * means[reward] for reward, weight in session.stages[name].weights.items()),
-        np.zeros(len(user)),
-    )
+    total = trained(session, name, means, user, np.concatenate(positions))
     of = session.rollout.group.probes().get(session.deadlines.step)
     return means | {"total": total, "user": user, "of": np.array(of)}
-
-
-def _probe(session: Session, name: str, size: int) -> Iterator[Prompts]:
-    """The prompts that a stage's rewards are probed with, so many at a time."""
-    body = session.scenario.stages[name]
-    most = getattr(body, "probe", None)
-    users, positions = session.rollout.group.heldout_prompts(most).get(session.deadlines.step)
-    for start in range(0, max(1, len(users)), size):
-        part = slice(start, start + size)
-        yield Prompts(name, 0, 0, users[part], positions[part], served=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field, model_validator
+from typing import Any, ClassVar
 
 from nonet.controller.plan import (
     StageWork,
@@ -18,106 +16,16 @@ from nonet.controller.plan import (
     sequence,
 )
 from nonet.controller.predict import StageCosts, StagePrediction, decode_cost, update_cost
-from nonet.controller.scenario import (
-    Between,
-    OwnWorkers,
-    PlannedGroup,
-    Replaceable,
-    RewardOptions,
-    Schedule,
-    StageKind,
-    StageOptions,
-)
+from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions
+from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
 from nonet.errors import ConfigError
-from nonet.options import Count, Positive, Rate, StrictModel, Word
-from nonet.plugins import Registry, is_reference
-from nonet.rl.algorithms import ALGORITHMS
+from nonet.plugins import is_reference
+from nonet.workers.roles import SceneSetup
 
 _FORWARD, _TRAINED = 2.0, 6.0  # flops a parameter and position
 _BEAM_BYTES = 8  # a code of a level and its log-probability
 _ITEM_BYTES = 30  # item, validity and what else a beam carries
 _BEFORE = ("rollout", "reward")  # of a step, what staleness lets run beside the rest
-
-
-class AlgorithmOptions(Replaceable):
-    default: ClassVar[str] = "grpo"
-    registry: ClassVar[Registry[Any] | None] = ALGORITHMS
-
-
-class _Drawing(StrictModel):
-    """What every rollout has."""
-
-    width: Annotated[int, Field(ge=2, description="items a prompt")] = 16
-    with_target: Annotated[
-        bool, Field(description="whether what the user took next is in every group, beside its correction")
-    ] = False
-    correct: Annotated[
-        bool, Field(description="whether drawn items weigh what makes a group's sum the policy's expectation")
-    ] = True
-    catalogue: str | None = None
-    staleness: Count = 0
-
-
-class BeamRollout(_Drawing):
-    tail: Annotated[
-        Count, Field(description="of the width, how many are drawn from what is outside the beam")
-    ] = 0
-
-    @model_validator(mode="after")
-    def _room(self) -> BeamRollout:
-        if self.tail + self.with_target >= self.width:
-            raise ValueError(f"tail: {self.tail} leaves no beam of width {self.width}")
-        return self
-
-
-class SampledRollout(_Drawing):
-    temperature: Annotated[Rate, Field(description="1: the policy itself")] = 1.0
-    top_p: Annotated[
-        float, Field(gt=0, le=1, description="share of each level's likeliest codes that is drawn from")
-    ] = 1.0
-
-
-class RolloutOptions(Replaceable):
-    default: ClassVar[str] = "beam"
-    shipped: ClassVar[dict[str, type[StrictModel]]] = {
-        "beam": BeamRollout,
-        "sample": SampledRollout,
-        "gumbel": _Drawing,
-    }
-
-
-class Mismatch(StrictModel):
-    correct: Literal["none", "token_clip", "sequence_mask"] = "none"
-    cap: Rate = 2.0
-    stop_at_kl: Rate | None = None
-
-
-class Reinforced(StageOptions):
-    kind_name: ClassVar[str] = "reinforced"
-    steps: Positive
-    users: Positive = 64
-    lr: Rate | Schedule = 1e-4
-    sparse_lr: Annotated[
-        Rate | None,
-        Field(description="peak rate that sparse rows learn at, on lr's schedule; left out: frozen"),
-    ] = None
-    algorithm: AlgorithmOptions = AlgorithmOptions()
-    rollout: RolloutOptions = RolloutOptions()
-    rewards: dict[Word, RewardOptions]
-    mismatch: Mismatch | None = None
-    between: list[Between] = []
-    probe: Annotated[
-        Positive,
-        Field(
-            description="prompts of held-out users that rewards are compared on before and after, drawn by the seed"
-        ),
-    ] = 2000
-
-    @model_validator(mode="after")
-    def _some(self) -> Reinforced:
-        if not self.rewards:
-            raise ValueError("rewards: name at least one, e.g. {hit: {weight: 1.0}}")
-        return self
 
 
 class ReinforcedKind(StageKind):
@@ -158,11 +66,6 @@ class ReinforcedKind(StageKind):
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
     def unsupported(self, path: str, body: Reinforced) -> Iterator[str]:
-        if body.mismatch:
-            yield f"{path}.mismatch"
-        options = body.rollout.options()
-        if options.get("catalogue"):
-            yield f"{path}.rollout.catalogue"
         if is_reference(str(body.rollout.use)):
             yield f"{path}.rollout.use: {body.rollout.use}"
 
@@ -185,12 +88,35 @@ class ReinforcedKind(StageKind):
                 f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
                 "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
             )
+        if (setup := self.scenes(body)) is None:
+            return
+        scene = setup.of(seq, rl_events(seq))
+        for index, value in enumerate(setup.names):
+            if not (scene == index).any():
+                raise ConfigError(
+                    f"stages.{name}.scenes.of.{value}: no RL event has {value!r} as its {setup.column}"
+                )
 
     def width(self, body: Reinforced) -> int:
         return int(body.rollout.options().get("width", BeamRollout().width))
 
     def rollout_options(self, body: Reinforced) -> dict[str, Any]:
         return {"use": body.rollout.use, **body.rollout.options()}
+
+    def scenes(self, body: Reinforced) -> SceneSetup | None:
+        """Of the stage: one for all where there is a catalogue alone; None without either."""
+        everywhere, scenes = body.rollout.options().get("catalogue"), body.scenes
+        if scenes is None:
+            return SceneSetup("", (), (everywhere,), ()) if everywhere else None
+        weights = [
+            dict.fromkeys(
+                set(body.rewards) - set(body.rewards if scene.rewards is None else scene.rewards), 0.0
+            )
+            | scene.weights
+            for scene in scenes.of.values()
+        ]
+        catalogues = (*(scene.catalogue or everywhere for scene in scenes.of.values()), everywhere)
+        return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(weights))
 
     def keeps_reference(self, body: Reinforced) -> bool:
         return body.algorithm.spec.needs_reference(body.algorithm.options())
@@ -291,8 +217,14 @@ class ReinforcedKind(StageKind):
             "users": _asked(body),
             "sparse_lr": body.sparse_lr,
             "algorithm": {"use": body.algorithm.address, **body.algorithm.options()},
+            "mismatch": body.mismatch.model_dump() | _stale(body) if body.mismatch else {},
             "weights": {reward: options.weight_at(body.steps) for reward, options in body.rewards.items()},
         }
+
+
+def _stale(body: Reinforced) -> dict[str, int]:
+    """How many versions back beams may come from, so that trainers keep the weights of as many."""
+    return {"staleness": int(body.rollout.options().get("staleness", 0))}
 
 
 def _asked(body: Reinforced) -> int:

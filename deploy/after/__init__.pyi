@@ -2,11 +2,15 @@ from .compare import compare_runs as compare_runs
 from .compare import comparison_text as comparison_text
 from .evaluate import evaluate_run as evaluate_run
 from .evaluate import evaluation_text as evaluation_text
+from .items import add_items as add_items
+from .ranks import Tested as Tested
 from .recommend import columns as columns
 from .recommend import recommend_for as recommend_for
 from .seeds import pool_seeds as pool_seeds
 from .seeds import run_seeds as run_seeds
 from .seeds import seeds_text as seeds_text
+from .tradeoff import curve_text as curve_text
+from .tradeoff import trade_off as trade_off
 from .trial import trial_facts as trial_facts
 from .trial import trial_text as trial_text
 from .trial import try_reward as try_reward

@@ -46,8 +46,7 @@ def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> 
     if "sids" not in facts["artifacts"]:
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     scenario, _ = load_scenario(folder.scenario)
-    artifacts = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
-    corpus = run_setup(scenario).corpus(artifacts)
+    corpus = run_setup(scenario).corpus(folder.artifacts())
     row, length, histories = _known_user(corpus, user) if user is not None else _new_user(corpus, like)
     return _answers(folder, scenario, corpus, histories, row, length, top)
 

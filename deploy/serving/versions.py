@@ -8,17 +8,17 @@ from typing import Any
 
 from nonet.controller.record import find_run
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.registry import Registry, Serving
+from nonet.workers.registry import Registry, Serving, registry_beside
 
 
 def registry_of(run: str) -> Registry:
     """The registry of a run. Raises ConfigError where nothing was published."""
-    root = find_run(run).path / "serving" / "registry"
-    if not (root / "versions").is_dir():
+    beside = find_run(run).path / "serving"
+    if not (beside / "registry" / "versions").is_dir():
         raise ConfigError(
             f"{run} has published no version yet; `nonet serve {run}` publishes its newest commit"
         )
-    return Registry(root)
+    return registry_beside(beside)
 
 
 def describe_versions(run: str) -> list[dict[str, Any]]:

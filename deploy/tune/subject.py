@@ -104,9 +104,10 @@ class Subject:
 
     @cached_property
     def stage(self) -> str | None:
-        """The last stage that is validated."""
+        """The last supervised stage that is validated."""
         scenario = self.scenario({})
-        return next((name for name in reversed(scenario.stages) if validation_rule(scenario, name)), None)
+        stages = [name for name, body in scenario.stages.items() if body.kind.validates]
+        return next((name for name in reversed(stages) if validation_rule(scenario, name)), None)
 
     @property
     def judged(self) -> str:

@@ -1,4 +1,4 @@
-"""The verbs about data: `samples explain`, `samples stats`, `pack`, `store put`, `store get`, `store stats`."""
+"""The verbs about data: `items add`, `samples explain`, `samples stats`, `pack`, `store put`, `store get`, `store stats`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,28 @@ from nonet.errors import ConfigError
 
 samples = typer.Typer(no_args_is_help=True, help="What stages read, and what files hold.")
 store = typer.Typer(no_args_is_help=True, help="Fill stores of features, and look into them.")
+
+
+def add(
+    run: RunArg,
+    table: Annotated[
+        str | None, typer.Argument(metavar="[ITEMS]", help="Parquet or CSV of new items, as data.items.")
+    ] = None,
+    withdraw: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="An item that may not be recommended; repeat it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new version of a run's catalogue: new items by its codebooks, withdrawn ones left out; others keep their ids."""
+    from nonet.deploy.after import add_items
+
+    made = add_items(run, table, withdraw or [])
+    if as_json:
+        print(json.dumps(made, indent=1))
+        return
+    parts = ", ".join(f"{made[name]:,} {name}" for name in ("added", "put back", "withdrawn") if made[name])
+    print(f"catalogue {made['number']} ({made['version']}): {made['items']:,} items; {parts}")
+
 
 UseArg = Annotated[
     str,

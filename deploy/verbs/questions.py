@@ -143,3 +143,24 @@ def say(run: Any, page: Path) -> None:
     print(f"\nreport     {page}")
     if command := suggestion(run):
         print(f"recommend  {command}")
+
+
+def tradeoff(
+    run: RunArg,
+    sweep: Annotated[
+        str, typer.Argument(metavar="KEY=A,B,C", help="stages.<stage>.rewards.<name>.weight, and its values.")
+    ],
+    least: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the validation metric that a chosen point keeps.")
+    ] = 0.98,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the points; with some of them there, only others run.")
+    ] = None,
+    change: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Repeat a run's RL stage once a value of a weight, from the same commit; the curve, and the value chosen on validation."""
+    from nonet.deploy.after import curve_text, trade_off
+
+    folder, curve = trade_off(run, sweep, run_dir=run_dir, least=least, changes=change or [])
+    print(json.dumps(curve, indent=1) if as_json else f"{curve_text(curve)}\n{folder / 'report.html'}")

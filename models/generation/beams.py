@@ -9,9 +9,11 @@ lower flat index parent * K + code.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +45,69 @@ class Beams:
     valid: Tensor
 
 
+class SubCatalogue:
+    """Items of a catalogue that may be recommended now: in stock, a scene's. Masks over the trie, which stays as it is.
+
+    allowed_CI  which items of the dense index each of C sub-catalogues has, bool
+    which_U     the sub-catalogue of each prompt, by default the first
+
+    A log-probability is that of the whole catalogue, as a masked item's is.
+    """
+
+    def __init__(self, trie: Trie, allowed_CI: np.ndarray, which_U: np.ndarray | None = None):
+        self._trie, self._allowed_CI = trie, np.asarray(allowed_CI, bool)
+        self._out_CI = torch.from_numpy(~self._allowed_CI[:, np.asarray(trie.item_of_leaf)])
+        self._which_U = which_U
+        self._closed: dict[tuple[int, str], Tensor] = {}
+
+    def of(self, which_U: np.ndarray) -> SubCatalogue:
+        """The same for other prompts."""
+        other = copy.copy(self)
+        other._which_U = np.asarray(which_U)
+        return other
+
+    def out_items(self, prompts: int) -> list[np.ndarray]:
+        """The items, of the dense index, that each prompt may not be given."""
+        out = [np.flatnonzero(~allowed_I) for allowed_I in self._allowed_CI]
+        return [out[which] for which in self._which(prompts, "cpu").tolist()]
+
+    def out(self, leaf_UX: Tensor) -> Tensor:
+        """Which leaves of each prompt are out [U, X] bool."""
+        out_CI = self._out_CI.to(leaf_UX.device)
+        return out_CI[self._which(len(leaf_UX), leaf_UX.device)[:, None], leaf_UX]
+
+    def out_of(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
+        """Which (prompt, leaf) pairs [F] are out."""
+        return self._out_CI.to(leaf_F.device)[self._which(prompts, leaf_F.device)[user_F], leaf_F]
+
+    def closed_below(self, level: int, user_D: Tensor, node_D: Tensor, prompts: int) -> Tensor:
+        """How many leaves below nodes [D] of a level are out for their prompts."""
+        return self._closed_CN(level, node_D.device)[self._which(prompts, node_D.device)[user_D], node_D]
+
+    def dead(self, level: int, node_UVK: Tensor) -> Tensor:
+        """Which nodes of a level lead to nothing that their prompt may be given, bool."""
+        closed_CN = self._closed_CN(level, node_UVK.device)
+        every_N = torch.arange(closed_CN.shape[1], device=node_UVK.device)
+        dead_CN = closed_CN == self._trie.leaves_below(level, every_N)
+        return dead_CN[self._which(len(node_UVK), node_UVK.device)[:, None, None], node_UVK]
+
+    def _closed_CN(self, level: int, device: Any) -> Tensor:
+        key = level, str(device)
+        if key not in self._closed:
+            closed = self._out_CI.long()
+            if level < self._trie.levels:
+                total = torch.nn.functional.pad(closed.cumsum(1), (1, 0))
+                first = self._trie.tensor("first_leaf", level).long()
+                closed = total[:, first[1:]] - total[:, first[:-1]]
+            self._closed[key] = closed.to(device)
+        return self._closed[key]
+
+    def _which(self, prompts: int, device: Any) -> Tensor:
+        if self._which_U is None:
+            return torch.zeros(prompts, dtype=torch.int64, device=device)
+        return torch.from_numpy(self._which_U).to(device)
+
+
 @torch.no_grad()
 def beam_search(
     model: SidModel,
@@ -52,9 +117,10 @@ def beam_search(
     *,
     forbidden: Jagged | None = None,
     votes: Votes | None = None,
+    within: SubCatalogue | None = None,
 ) -> Beams:
     """The `width` best items of each prompt in `cache`; `forbidden` (dense item indices by user) never
-    appear.
+    appear, nor what is not `within` a sub-catalogue.
 
     A prefix with nothing but forbidden items below it is never entered, so `width` items come back whenever
     the catalogue has that many allowed ones. With `votes` they are the best of the model's mixture with its memory: those
@@ -63,7 +129,7 @@ def beam_search(
     if width < 1:
         raise ConfigError(f"beam width is {width}; it must be at least 1.")
     users, device = len(cache.state), cache.state.device
-    dead = _dead_nodes(trie, forbidden, users, device) if forbidden is not None else {}
+    dead = _dead_nodes(trie, forbidden, users, device, within) if forbidden is not None else {}
     node_UV = torch.zeros(users, 1, dtype=torch.int64, device=device)
     score_UV = torch.zeros(users, 1, device=device)
     sid_UVl = torch.zeros(users, 1, 0, dtype=torch.int64, device=device)
@@ -72,6 +138,8 @@ def beam_search(
         child_UVK = trie.children(level, node_UV)
         logp_UVK = legal_log_softmax(model.step(cache, sid_UVl, level), child_UVK >= 0)
         total_UVK = score_UV.unsqueeze(-1) + logp_UVK
+        if within is not None:
+            total_UVK = total_UVK.masked_fill(within.dead(level + 1, child_UVK.clamp_min(0)), -torch.inf)
         if level + 1 in dead:
             _bury(total_UVK, trie, level, node_UV, *dead[level + 1])
         codes = total_UVK.shape[-1]
@@ -84,7 +152,7 @@ def beam_search(
         logp_UVl = _extend(logp_UVl, parent_UV, logp_UVK.flatten(1).gather(1, flat_UV))
     if votes is not None:
         score_UV, node_UV, sid_UVl, logp_UVl = _merged(
-            model, cache, trie, width, votes, (score_UV, node_UV, logp_UVl)
+            model, cache, trie, width, votes, (score_UV, node_UV, logp_UVl), within
         )
     return _beams(trie, width, score_UV, node_UV, sid_UVl, logp_UVl)
 
@@ -96,6 +164,7 @@ def _merged(
     width: int,
     votes: Votes,
     beams: tuple[Tensor, Tensor, Tensor],
+    within: SubCatalogue | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The best of the model's beams (score [U, V], leaf, logp by level) and the voted leaves, by their mixture."""
     score_UV, leaf_UV, logp_UVL = beams
@@ -104,6 +173,8 @@ def _merged(
     again_UV = (leaf_UV[:, :, None] == votes.leaf[:, None, :]).any(-1) | (score_UV == -torch.inf)
     leaf_UX = torch.cat([leaf_UV, votes.leaf.clamp_min(0)], 1)
     gone_UX = torch.cat([again_UV, votes.leaf < 0], 1)
+    if within is not None:
+        gone_UX = gone_UX | within.out(leaf_UX)
     level_UXL = torch.cat([logp_UVL.masked_fill(again_UV.unsqueeze(-1), 0.0), voted_UVL], 1)
     level_UXL = memory.levels(trie, leaf_UX, level_UXL)
     total_UX = level_UXL.sum(-1).masked_fill(gone_UX, -torch.inf)
@@ -122,7 +193,7 @@ def _extend(prefix_UVl: Tensor, parent_UV: Tensor, last_UV: Tensor) -> Tensor:
 
 def _beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, logp: Tensor) -> Beams:
     valid = score > -torch.inf
-    item = trie.tensor("item_of_leaf", 0, leaf.device)[leaf].masked_fill(~valid, -1)
+    item = trie.tensor("item_of_leaf", 0, leaf.device)[leaf].long().masked_fill(~valid, -1)
     sid = sid.masked_fill(~valid.unsqueeze(-1), -1)
     logp = logp.masked_fill(~valid.unsqueeze(-1), 0.0)
     missing = width - item.shape[1]  # the whole code space is smaller than the beam
@@ -133,23 +204,29 @@ def _beams(trie: Trie, width: int, score: Tensor, leaf: Tensor, sid: Tensor, log
     return Beams(item, sid, logp, valid)
 
 
-def _dead_nodes(trie: Trie, forbidden: Jagged, users: int, device: Any) -> dict[int, tuple[Tensor, Tensor]]:
-    """By level, the (user, node) pairs below which every item is forbidden: two tensors [D].
+def _dead_nodes(
+    trie: Trie, forbidden: Jagged, users: int, device: Any, within: SubCatalogue | None
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """By level, the (user, node) pairs below which every item that is `within` is forbidden: two tensors [D].
 
     Forbidden leaves are sorted, so those below one node are neighbours: counting them is a run length.
     The work is O(F log F) for F forbidden items, whatever the size of the catalogue.
     """
     user_F, leaf_F = _forbidden_leaves(trie, forbidden, users, device)
+    if within is not None:
+        there_F = ~within.out_of(user_F, leaf_F, users)
+        user_F, leaf_F = user_F[there_F], leaf_F[there_F]
     dead = {}
     for level in range(1, trie.levels + 1):
-        first = trie.tensor("first_leaf", level, device)
-        node_F = torch.searchsorted(first, leaf_F, right=True) - 1
-        nodes = len(first) - 1
+        node_F, nodes = trie.nodes_of(level, leaf_F), trie.n_nodes[level]
         pair, count = torch.unique_consecutive(user_F * nodes + node_F, return_counts=True)
-        node = pair % nodes
-        full = count == first[node + 1] - first[node]
+        user, node = pair // nodes, pair % nodes
+        size = trie.leaves_below(level, node)
+        if within is not None:
+            size = size - within.closed_below(level, user, node, users)
+        full = count == size
         if bool(full.any()):
-            dead[level] = (pair[full] // nodes, node[full])
+            dead[level] = (user[full], node[full])
     return dead
 
 
@@ -162,7 +239,7 @@ def _forbidden_leaves(trie: Trie, forbidden: Jagged, users: int, device: Any) ->
         )
     item = torch.as_tensor(forbidden.values).to(device).long()
     user = torch.repeat_interleave(offsets.diff())
-    leaf = trie.tensor("leaf_of_item", 0, device)[item]
+    leaf = trie.tensor("leaf_of_item", 0, device)[item].long()
     pair = torch.unique((user * trie.n_leaves + leaf)[leaf >= 0])
     return pair // trie.n_leaves, pair % trie.n_leaves
 
@@ -171,8 +248,7 @@ def _bury(
     total_UVK: Tensor, trie: Trie, level: int, node_UV: Tensor, user_D: Tensor, child_D: Tensor
 ) -> None:
     """Set the score of dead children to -inf, in place, wherever their parent is in the beam."""
-    first = trie.tensor("first_child", level, node_UV.device)
-    parent_D = torch.searchsorted(first, child_D, right=True) - 1
+    parent_D = trie.parents(level, child_D)
     code_D = trie.tensor("code", level, node_UV.device)[child_D].long()
     hit, beam = (node_UV[user_D] == parent_D.unsqueeze(-1)).nonzero(as_tuple=True)
     total_UVK[user_D[hit], beam, code_D[hit]] = -torch.inf

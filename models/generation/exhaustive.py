@@ -53,7 +53,7 @@ def with_votes(
     """The scores [U, I] of the model's mixture with its memory, from the model's own; the states are for votes by nearness."""
     if state_UD is not None:
         votes = votes.heard(model, state_UD, nearest_share(model))
-    item_UV = trie.tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)]
+    item_UV = trie.tensor("item_of_leaf", 0, scores_UI.device)[votes.leaf.clamp_min(0)].long()
     own_UV = scores_UI.gather(1, item_UV)
     memory = Memory.of(model, votes, own_UV)
     mixed_UI = scores_UI + torch.log1p(-memory.share)[:, None]

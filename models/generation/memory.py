@@ -94,9 +94,8 @@ class Memory:
 
     def _below(self, trie: Trie, level: int, leaf_UW: Tensor) -> Tensor:
         """Sum [U, W] of q over the voted leaves below the nodes of a level that lead to leaves."""
-        first = trie.tensor("first_leaf", level, leaf_UW.device)
-        node_UW = torch.searchsorted(first, leaf_UW.contiguous(), right=True)
-        node_UV = torch.searchsorted(first, self.votes.leaf, right=True)
+        node_UW = trie.nodes_of(level, leaf_UW)
+        node_UV = trie.nodes_of(level, self.votes.leaf)
         same_UWV = node_UW[:, :, None] == node_UV[:, None, :]
         return (same_UWV * self.q[:, None, :]).sum(-1)
 

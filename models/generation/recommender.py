@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nonet.embedding.reading import LocalReader, SparseReader
-from nonet.models.generation.beams import Beams, beam_search
+from nonet.models.generation.beams import Beams, SubCatalogue, beam_search
 from nonet.models.generation.corpus import Corpus
 from nonet.models.generation.exhaustive import score_items, with_votes
 from nonet.models.generation.votes import Voters, Votes
@@ -94,8 +94,15 @@ class Recommender:
         }
 
     @torch.no_grad()
-    def beams(self, batch: SampleBatch, width: int, users: np.ndarray, positions: np.ndarray) -> Beams:
-        """The `width` best items of each prompt, without those that are masked."""
+    def beams(
+        self,
+        batch: SampleBatch,
+        width: int,
+        users: np.ndarray,
+        positions: np.ndarray,
+        within: SubCatalogue | None = None,
+    ) -> Beams:
+        """The `width` best items of each prompt `within` a sub-catalogue, without those that are masked."""
         beams = beam_search(
             self.model,
             self.prefill(batch),
@@ -103,6 +110,7 @@ class Recommender:
             width,
             forbidden=masked(self.corpus.seq, users, positions),
             votes=self.votes(users, positions),
+            within=within,
         )
         return Beams(beams.item.cpu(), beams.sid.cpu(), beams.logp.cpu(), beams.valid.cpu())
 

@@ -1,9 +1,9 @@
 """The catalogue as a trie of semantic IDs, in CSR form, memory-mapped.
 
 Invariant: nodes of a level are numbered in lexicographic order of their prefix, so the children of a node and
-the leaves below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), about 28
-bytes an item plus 12 bytes an inner node: there is no [nodes, K] table; `children` builds the mask of a batch
-of nodes when it is asked for. A catalogue of fewer items (in stock, one category) is `Trie.build(sids, codes,
+the leaves below it are contiguous ranges, and every leaf is exactly one item. Memory is O(nodes), 12 bytes
+an item plus 8 to 12 bytes an inner node, all of it in mapped files: there is no [nodes, K] table; `children` builds
+the mask of a batch of nodes when it is asked for. A catalogue of fewer items (in stock, one category) is `Trie.build(sids, codes,
 items=...)` over the same dense item index.
 """
 
@@ -22,7 +22,8 @@ from torch import Tensor
 from nonet.atomic import write_whole
 from nonet.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, 2)  # 1: int64, and nothing of what lies below a node
 
 # Shapes: I items, L levels, K_l codes of level l, n_l nodes of level l (n_0 = 1, the root; n_L = leaves).
 
@@ -31,10 +32,11 @@ class Trie:
     """Legal semantic IDs of one catalogue version.
 
     codes         K of every level, the collision level included
-    first_child   per level l: [n_l + 1] int64; children of node p are nodes first_child[p] .. first_child[p +
+    first_child   per level l: [n_l + 1] int32; children of node p are nodes first_child[p] .. first_child[p +
     1] of level l + 1
     code          per level l: [n_{l+1}] int32, the code that leads to each node; ascending inside a parent
-    item_of_leaf  [n_L] int64 dense item index;  leaf_of_item [I] int64, -1 for items outside the catalogue
+    item_of_leaf  [n_L] int32 dense item index;  leaf_of_item [I] int32, -1 for items outside the catalogue
+    below         per level l < L - 1: [n_l + 1] int32, as `first_leaf` gives them; made here where left out
     version       hash of the content: equal catalogues have equal versions
     """
 
@@ -46,13 +48,14 @@ class Trie:
         item_of_leaf: np.ndarray,
         leaf_of_item: np.ndarray,
         version: str = "",
+        below: Sequence[np.ndarray] | None = None,
     ):
         self.codes = tuple(int(k) for k in codes)
         self.first_child, self.code = list(first_child), list(code)
         self.item_of_leaf, self.leaf_of_item = item_of_leaf, leaf_of_item
-        self.version = version or self._hash()
+        self._below = list(below) if below is not None else self._made_below()
+        self.version = version or self._hash(FORMAT)
         self._tensors: dict[tuple[str, int, str], Tensor] = {}
-        self._first_leaf: list[np.ndarray] | None = None
 
     @property
     def levels(self) -> int:
@@ -83,18 +86,40 @@ class Trie:
         ordered = sids[order]
         _refuse_duplicates(ordered, order)
         first_child, code = _levels(ordered)
-        leaf_of_item = np.full(len(sids), -1, np.int64)
-        leaf_of_item[order] = np.arange(len(order))
-        return cls(codes, first_child, code, order.astype(np.int64), leaf_of_item)
+        leaf_of_item = np.full(len(sids), -1, np.int32)
+        leaf_of_item[order] = np.arange(len(order), dtype=np.int32)
+        return cls(codes, first_child, code, order.astype(np.int32), leaf_of_item)
 
     def first_leaf(self, level: int) -> np.ndarray:
-        """[n_level + 1] int64: the leaves below node p are first_leaf[p] .. first_leaf[p + 1]."""
-        if self._first_leaf is None:
-            below = [np.arange(self.n_leaves + 1, dtype=np.int64)]
-            for first in reversed(self.first_child):
-                below.append(below[-1][first])
-            self._first_leaf = below[::-1]
-        return self._first_leaf[level]
+        """[n_level + 1] int32: the leaves below node p are first_leaf[p] .. first_leaf[p + 1]. Of the leaves themselves it
+        is made each time: `nodes_of` and `leaves_below` do without."""
+        if level == self.levels:
+            return np.arange(self.n_leaves + 1, dtype=np.int32)
+        return self.first_child[level] if level == self.levels - 1 else self._below[level]
+
+    def nodes_of(self, level: int, leaf: Tensor) -> Tensor:
+        """The node of a level that is on the way to each leaf, int64."""
+        if level == self.levels:
+            return leaf.long()
+        return _range_of(self.tensor("first_leaf", level, leaf.device), leaf)
+
+    def leaves_below(self, level: int, node: Tensor) -> Tensor:
+        """How many leaves lie below each node of a level, int64."""
+        if level == self.levels:
+            return torch.ones_like(node, dtype=torch.int64)
+        first = self.tensor("first_leaf", level, node.device)
+        return (first[node + 1] - first[node]).long()
+
+    def parents(self, level: int, child: Tensor) -> Tensor:
+        """The node of a level above each node of the next, int64."""
+        return _range_of(self.tensor("first_child", level, child.device), child)
+
+    def _made_below(self) -> list[np.ndarray]:
+        """`first_leaf` of all levels but the last two."""
+        below = [self.first_child[-1]]
+        for first in reversed(self.first_child[:-1]):
+            below.append(below[-1][first])
+        return below[:0:-1]
 
     def tensor(self, name: str, level: int, device: Any = "cpu") -> Tensor:
         """One array ("first_child", "code", "first_leaf", "item_of_leaf", "leaf_of_item") as a tensor on
@@ -114,7 +139,7 @@ class Trie:
         int64.
         """
         first = self.tensor("first_child", level, nodes_M.device)
-        start = first[nodes_M]
+        start = first[nodes_M].long()
         count = first[nodes_M + 1] - start
         row = torch.repeat_interleave(count)
         child = torch.arange(len(row), device=nodes_M.device) + (start - (count.cumsum(0) - count))[row]
@@ -125,8 +150,7 @@ class Trie:
         codes = []
         for above in range(level - 1, -1, -1):
             codes.append(self.tensor("code", above, nodes_M.device)[nodes_M].long())
-            first = self.tensor("first_child", above, nodes_M.device)
-            nodes_M = torch.searchsorted(first, nodes_M, right=True) - 1
+            nodes_M = self.parents(above, nodes_M)
         return torch.stack(codes[::-1], 1) if codes else nodes_M.new_empty(len(nodes_M), 0)
 
     def children(self, level: int, nodes: Tensor) -> Tensor:
@@ -144,7 +168,8 @@ class Trie:
         """Write .npy arrays, then meta.json: a folder without meta.json is not a catalogue."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, array in self._files().items():
+        below = {f"first_leaf-{level}": array for level, array in enumerate(self._below)}
+        for name, array in (self._files() | below).items():
             np.save(folder / f"{name}.npy", array)
         meta = {"format": FORMAT, "codes": list(self.codes), "n_items": self.n_items, "version": self.version}
         write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
@@ -169,11 +194,11 @@ class Trie:
             [mapped(f"first_child-{n}") for n in levels],
             [mapped(f"code-{n}") for n in levels],
         )
-        trie = cls(
-            meta["codes"], first_child, code, mapped("item_of_leaf"), mapped("leaf_of_item"), meta["version"]
-        )
+        items = mapped("item_of_leaf"), mapped("leaf_of_item")
+        below = [mapped(f"first_leaf-{n}") for n in levels[:-1]] if meta["format"] > 1 else None
+        trie = cls(meta["codes"], first_child, code, *items, meta["version"], below)
         trie._check_sizes(folder, meta["n_items"])
-        if verify and trie._hash() != trie.version:
+        if verify and trie._hash(meta["format"]) != trie.version:
             raise DataError(f"catalogue {folder}: content does not hash to {trie.version}. Build it again.")
         return trie
 
@@ -193,15 +218,20 @@ class Trie:
         files |= {f"code-{level}": array for level, array in enumerate(self.code)}
         return files | {"item_of_leaf": self.item_of_leaf, "leaf_of_item": self.leaf_of_item}
 
-    def _hash(self) -> str:
-        digest = hashlib.sha256(json.dumps([FORMAT, self.codes]).encode())
+    def _hash(self, form: int) -> str:
+        digest = hashlib.sha256(json.dumps([form, self.codes]).encode())
         for name, array in self._files().items():
             digest.update(f"{name}:{len(array)};".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tensors": {}, "_first_leaf": None}  # no torch object is ever pickled
+        return self.__dict__ | {"_tensors": {}}  # no torch object is ever pickled
+
+
+def _range_of(first: Tensor, place: Tensor) -> Tensor:
+    """Which of the ranges first[p] .. first[p + 1] holds each place, int64."""
+    return torch.searchsorted(first, place.to(first.dtype).contiguous(), right=True) - 1
 
 
 def _levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -215,7 +245,7 @@ def _levels(ordered: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
         starts = starts.copy()
         starts[1:] |= column[1:] != column[:-1]
         first_child.append(
-            np.concatenate([[0], np.cumsum(np.bincount(node[starts], minlength=parents))]).astype(np.int64)
+            np.concatenate([[0], np.cumsum(np.bincount(node[starts], minlength=parents))]).astype(np.int32)
         )
         code.append(column[starts].astype(np.int32))
         node = np.cumsum(starts) - 1
@@ -265,9 +295,9 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise DataError(f"catalogue {folder}: there is no meta.json. Run the tokenise stage first.") from None
     except ValueError as error:
         raise DataError(f"catalogue {folder}: meta.json is not JSON ({error}). Build it again.") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    if not isinstance(meta, dict) or meta.get("format") not in _READ:
         got = meta.get("format") if isinstance(meta, dict) else meta
         raise DataError(
-            f"catalogue {folder}: format {got!r}, this version reads format {FORMAT}. Build it again."
+            f"catalogue {folder}: format {got!r}, this version reads formats 1 and {FORMAT}. Build it again."
         )
     return meta

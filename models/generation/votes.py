@@ -93,7 +93,7 @@ class Voters:
     ) -> Votes:
         """The votes for each prompt; `hidden`: items that get none, by default those that the data's policy masks."""
         prompt, item, vote = self.cells(seq, users, positions)
-        leaf = self._trie.leaf_of_item[item]
+        leaf = self._trie.leaf_of_item[item].astype(np.int64)
         hidden = masked(seq, users, positions) if hidden is None else hidden
         n_items = len(self._transitions)
         barred = np.repeat(np.arange(len(users)), np.diff(hidden.offsets)) * n_items + hidden.values

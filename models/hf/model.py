@@ -8,6 +8,7 @@ rows, rating, type, time since the event before) is added to its last code: nobo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from torch.nn import functional
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.hf import lora
-from nonet.models.hf.backbone import Backbone, causal_lm, freeze
+from nonet.models.hf.backbone import Backbone, causal_lm, check_uni, freeze
 from nonet.models.hf.cache import HfCache, Nodes
+from nonet.models.hf.config import SIDS
 from nonet.models.hf.layout import Events, Layout, gaps
 from nonet.models.hf.text import layout_of
 from nonet.models.sid_decoder import GAPS, RATINGS, TYPES
+from nonet.plugins import heavy
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: B sequences, N events, S positions, T = B * S flat positions, M targets, U prompts, W nodes, L levels, K codes of a
@@ -57,6 +60,8 @@ class HfRecommender(nn.Module):
         )
         self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
         self.kind = nn.Embedding(TYPES, width)
+        self.options: Mapping[str, Any] = {}
+        self.tokenizer: Any = None
         self._first = [sum(self.codes[:level]) for level in range(self.levels)]
         self.caches = True
         self.draw()
@@ -86,6 +91,10 @@ class HfRecommender(nn.Module):
     def targets(self, batch: SampleBatch) -> Tensor:
         return batch.sid[batch.loss_mask.values]
 
+    def alignment_loss(self, sid_nL: Tensor, texts: Sequence[str]) -> Tensor:
+        """Summed nats of items' codes after their words, and of their words after their codes (`align.py`)."""
+        return heavy("nonet.models.hf.align:alignment_loss")(self, sid_nL, texts)
+
     def target_positions(self, batch: SampleBatch, ahead: int = 1) -> Tensor:
         return self.layout.events(batch).asked(ahead)[batch.loss_mask.values]
 
@@ -103,7 +112,7 @@ class HfRecommender(nn.Module):
                 "model.use: hf writes codes as tokens, which follow the state before them: set ahead: 1 in the stage"
             )
         for level, choice in enumerate(choices):
-            yield self._logits(state_TD.index_select(0, position_MA[choice, 0] + level), level)[:, None]
+            yield self.code_logits(state_TD.index_select(0, position_MA[choice, 0] + level), level)[:, None]
 
     # --- answering ----------------------------------------------------------------------------------------------
 
@@ -120,17 +129,17 @@ class HfRecommender(nn.Module):
     def step(self, cache: HfCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
         if not level:
             nodes = codes.shape[1] if isinstance(codes, Tensor) else 1
-            return self._logits(cache.state, 0)[:, None].expand(-1, nodes, -1)
+            return self.code_logits(cache.state, 0)[:, None].expand(-1, nodes, -1)
         prefix_UWl = (codes if isinstance(codes, Tensor) else torch.stack(list(codes), -1))[..., :level]
         if cache.kept is None:
-            return self._logits(self._again(cache, prefix_UWl), level)
+            return self.code_logits(self._again(cache, prefix_UWl), level)
         if (after := self._after(cache, prefix_UWl)) is not None:
-            return self._logits(after, level)
+            return self.code_logits(after, level)
         few = max(1, _MOST // level)
         parts = [
             self._from_root(cache, part, keep=prefix_UWl.shape[1] <= few) for part in prefix_UWl.split(few, 1)
         ]
-        return self._logits(torch.cat(parts, 1), level)
+        return self.code_logits(torch.cat(parts, 1), level)
 
     def _from_root(self, cache: HfCache, prefix_UWl: Tensor, *, keep: bool) -> Tensor:
         """States [U, W, D] after prefixes, of which each is a chain of its own behind the history."""
@@ -145,7 +154,7 @@ class HfRecommender(nn.Module):
         place_UQ = cache.lengths[:, None] + depth
         assert cache.kept is not None
         state_UQD, kept = self.backbone.go_on(
-            self._tokens(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
+            self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
         )
         history = cache.x.shape[1]
         places = (history + torch.arange(width * level, device=device)).view(width, level)
@@ -169,7 +178,7 @@ class HfRecommender(nn.Module):
         places_UWl = torch.cat([above_UWl, own_W.expand(users, -1)[..., None]], -1)
         seen_UWN.scatter_(2, places_UWl, True)
         place_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
-        x_UWD = self._tokens(prefix_UWl[..., -1:], level - 1)[:, :, 0]
+        x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
         state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
         cache.nodes = Nodes(prefix_UWl, places_UWl, kept)
         return state_UWD
@@ -182,14 +191,14 @@ class HfRecommender(nn.Module):
         states = []
         for w in range(width):
             index = at_l[..., None].expand(-1, -1, room.shape[-1])
-            x_USD = room.scatter(1, index, self._tokens(prefix_UWl[:, w : w + 1])[:, 0].to(room.dtype))
+            x_USD = room.scatter(1, index, self.embed_codes(prefix_UWl[:, w : w + 1])[:, 0].to(room.dtype))
             state_USD = self.backbone.read(x_USD)
             states.append(state_USD[torch.arange(users, device=room.device), at_l[:, -1]])
         return torch.stack(states, 1)
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
-    def _logits(self, state: Tensor, level: int) -> Tensor:
+    def code_logits(self, state: Tensor, level: int) -> Tensor:
         """Logits [..., K] of a level's codes."""
         part = slice(self._first[level], self._first[level] + self.codes[level])
         if self.out is None:
@@ -197,7 +206,7 @@ class HfRecommender(nn.Module):
         bias = None if self.out.bias is None else self.out.bias[part]
         return self.backbone.capped(functional.linear(state, self.out.weight[part], bias))
 
-    def _tokens(self, codes: Tensor, level: int = 0) -> Tensor:
+    def embed_codes(self, codes: Tensor, level: int = 0) -> Tensor:
         """Codes [..., l] of the levels from `level` as the first layer reads them [..., l, D]."""
         first = torch.tensor(self._first[level : level + codes.shape[-1]], device=codes.device)
         return self.token(codes + first) * self.backbone.scale
@@ -212,7 +221,7 @@ class HfRecommender(nn.Module):
             frame_SD = frame_SD.index_copy(0, there, self.backbone.embed(word_S[there]).to(frame_SD.dtype))
         x_TD = frame_SD.expand(sequences, -1, -1).flatten(0, 1)
         event_ND, user_BD = self._known(batch, rows, events)
-        token_NLD = self._tokens(batch.sid)
+        token_NLD = self.embed_codes(batch.sid)
         token_NLD = torch.cat([token_NLD[:, :-1], token_NLD[:, -1:] + event_ND[:, None]], 1)
         x_TD = x_TD.index_copy(0, events.starts(), user_BD)
         x_TD = x_TD.index_copy(0, events.codes().flatten(), token_NLD.flatten(0, 1))
@@ -277,6 +286,8 @@ def build(
     """The recommender of options, its own weights drawn from `seed`; codes: K of every level; features: sparse feature -> width
     of its rows. Raises ConfigError."""
     backbone = Backbone(causal_lm(options, seed))
+    if options.get("attention") == "uni":
+        check_uni(backbone)
     layout = layout_of(options, len(codes), backbone.words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -284,5 +295,8 @@ def build(
             freeze(backbone.model)
             lora.add(backbone.model, options["lora"])
         model = HfRecommender(backbone, layout, codes, features, tied=options.get("tied"))
+    model.options = dict(options)
+    if options.get("path") and (Path(options["path"]) / SIDS).is_file():
+        heavy("nonet.models.hf.export:known_rows")(model, Path(options["path"]))
     model.choose_caching()
     return model

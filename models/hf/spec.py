@@ -54,9 +54,11 @@ class HfModel(StrictModel):
     ] = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     attention: Annotated[
-        Literal["uni", "sdpa", "eager"],
-        Field(description="attn_implementation: transformers' own, or uni_attention"),
-    ] = "sdpa"
+        Literal["uni", "sdpa", "eager"] | None,
+        Field(
+            description="attn_implementation: uni_attention, or what transformers has; by default it chooses"
+        ),
+    ] = None
     tied: Annotated[
         bool | None,
         Field(
@@ -96,7 +98,10 @@ class HfSpec(ModelSpec):
     options: ClassVar[type[StrictModel]] = HfModel
     build: ClassVar[str] = "nonet.models.hf.model:build"
     features: ClassVar[tuple[str, ...]] = ("item", "user")
+    blocks: ClassVar[bool] = False
     ahead: ClassVar[int] = 1
+    aligns: ClassVar[bool] = True
+    exports: ClassVar[str] = "nonet.models.hf.export:write_folder"
 
     def size(self, options: Options, around: Surroundings) -> ModelSize:
         path = options.get("path")
@@ -131,7 +136,11 @@ class HfSpec(ModelSpec):
             yield f"model.path: {path} (a folder on this machine is read)"
 
     def _check_stages(self, scenario: Any) -> None:
+        from nonet.models.hf.text import read_tokenizer
+
         for name, stage in scenario.stages.items():
+            if stage.kind.aligns:
+                read_tokenizer(scenario.model.options(), f"stages.{name}")
             if (getattr(stage, "ahead", None) or 1) > 1:
                 raise ConfigError(
                     f"stages.{name}.ahead: {stage.ahead} with model.use: hf, whose codes are tokens that follow each other; "

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import Recommender, policy_of_leaves
+from nonet.models.generation import Recommender, SubCatalogue, policy_of_leaves
 from nonet.models.policy.walk import Walk
 from nonet.samples.batches import event_at, masked
 from nonet.types import Jagged, SampleBatch
@@ -75,12 +75,16 @@ class Drawing:
         users: np.ndarray,
         positions: np.ndarray,
         noise: Sequence[np.random.Generator],
+        within: SubCatalogue | None = None,
     ):
+        self._within = within
         self._asked, self._batch, self._users, self._positions = asked, batch, users, positions
         self._noise, self.trie = noise, asked.corpus.trie
         self._votes, self._cache = asked.votes(users, positions), asked.prefill(batch)
         self.device = self._cache.state.device
         self._hidden = masked(asked.corpus.seq, users, positions)
+        if within is not None:
+            self._hidden = _and_all(self._hidden, within.out_items(len(users)))
 
     @torch.no_grad()
     def drawn(self, width: int, options: Mapping[str, Any]) -> DrawnBeams:
@@ -101,7 +105,7 @@ class Drawing:
         """The leaf [U] that each prompt's user took next."""
         seq = self._asked.corpus.seq
         item_U = torch.from_numpy(seq.item[event_at(seq, self._users, self._positions)]).to(self.device)
-        return self.trie.tensor("leaf_of_item", 0, self.device)[item_U.long()]
+        return self.trie.tensor("leaf_of_item", 0, self.device)[item_U.long()].long()
 
     def _sure(self, target_U: Tensor | None) -> _Group:
         """What is in every group: the target, or nothing."""
@@ -122,8 +126,8 @@ class Drawing:
     def _top(self, width: int, sure: _Group) -> _Group:
         """The most likely items behind those that are sure, `width` in all."""
         target = sure.leaf.shape[1]
-        beams = self._asked.beams(self._batch, width, self._users, self._positions)
-        leaf_I = self.trie.tensor("leaf_of_item", 0, self.device)
+        beams = self._asked.beams(self._batch, width, self._users, self._positions, self._within)
+        leaf_I = self.trie.tensor("leaf_of_item", 0, self.device).long()
         item_UW = beams.item.to(self.device)
         leaf_UW = leaf_I[item_UW.clamp_min(0)].masked_fill(item_UW < 0, -1)
         if not target:
@@ -205,7 +209,7 @@ class Drawing:
             torch.arange(width, device=self.device) < order_UM.shape[1]
         )
         leaf = group.leaf.gather(1, order_UW)
-        item = self.trie.tensor("item_of_leaf", 0, self.device)[leaf].masked_fill(~valid, -1)
+        item = self.trie.tensor("item_of_leaf", 0, self.device)[leaf].long().masked_fill(~valid, -1)
         sid = self.trie.prefixes(self.trie.levels, leaf.flatten()).unflatten(0, leaf.shape)
         deep = order_UW.unsqueeze(-1).expand(-1, -1, self.trie.levels)
         levels = [
@@ -234,6 +238,13 @@ def _once_each(leaf_UF: Tensor) -> Tensor:
     again_UF = torch.zeros_like(sorted_UF, dtype=torch.bool)
     again_UF[:, 1:] = sorted_UF[:, 1:] == sorted_UF[:, :-1]
     return sorted_UF.masked_fill(again_UF, -1)
+
+
+def _and_all(hidden: Jagged, items: Sequence[np.ndarray]) -> Jagged:
+    """The masked items of each prompt, and these of it."""
+    rows = [np.union1d(hidden[row], items[row]) for row in range(len(hidden))]
+    offsets = np.cumsum([0, *map(len, rows)])
+    return Jagged(np.concatenate(rows) if rows else np.empty(0, np.int64), offsets)
 
 
 def _pairs(hidden: Jagged, leaf_of_item: np.ndarray, leaves: int) -> Tensor:

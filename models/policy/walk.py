@@ -102,10 +102,7 @@ class Walk:
         assert self._memory is not None
         votes, q_UX = self._memory.votes, self._memory.q.double()
         leaf_UX = votes.leaf.clamp_min(0).contiguous()
-        above_UX, below_UX = (
-            torch.searchsorted(self._trie.tensor("first_leaf", at, self._device), leaf_UX, right=True) - 1
-            for at in (level, level + 1)
-        )
+        above_UX, below_UX = (self._trie.nodes_of(at, leaf_UX) for at in (level, level + 1))
         code_UX = self._trie.tensor("code", level, self._device)[below_UX].long()
         here_UVX = (node_UV[:, :, None] == above_UX[:, None, :]) & (votes.leaf >= 0)[:, None, :]
         out = torch.zeros(child_UVK.shape, dtype=torch.float64, device=self._device)

@@ -6,13 +6,17 @@ each list count. Categories are the item table's; without them diversity and cal
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 
 from nonet.types import Jagged
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 # Shapes: P prompts, k places of a list, I items, C categories.
 
@@ -31,21 +35,26 @@ class Categories:
     @classmethod
     def of(cls, names: Iterable[Sequence[str]]) -> Categories | None:
         """From the category names of each item, the 256 most frequent ones; None where there are none."""
-        number: dict[str, int] = {}
-        met, lengths = array("i"), array("q", [0])
-        for row in names:
-            met.extend(number.setdefault(name, len(number)) for name in row)
-            lengths.append(len(row))
-        if not number:
+        return cls.of_column(pa.array([list(row) for row in names], pa.list_(pa.string())))
+
+    @classmethod
+    def of_column(cls, column: Any) -> Categories | None:
+        """The same from an Arrow column of lists of names [I]; a null is an item without."""
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        coded = pc.list_flatten(column).dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        if not names:
             return None
+        met = coded.indices.to_numpy()
+        lengths = pc.list_value_length(column).fill_null(0).to_numpy()
         often = np.bincount(met)
-        chosen = sorted(number, key=lambda name: (-often[number[name]], name))[:_MOST]
-        place = np.full(len(number), -1, np.int16)
-        place[[number[name] for name in chosen]] = np.arange(len(chosen))
-        code, row = place[np.frombuffer(met, np.int32)], np.repeat(np.arange(len(lengths) - 1), lengths[1:])
+        chosen = sorted(range(len(names)), key=lambda code: (-often[code], names[code]))[:_MOST]
+        place = np.full(len(names), -1, np.int16)
+        place[chosen] = np.arange(len(chosen))
+        code, row = place[met], np.repeat(np.arange(len(lengths)), lengths)
         there = code >= 0
         cell = np.unique(row[there] * len(chosen) + code[there])
-        first = np.searchsorted(cell // len(chosen), np.arange(len(lengths)))
+        first = np.searchsorted(cell // len(chosen), np.arange(len(lengths) + 1))
         return cls(first, (cell % len(chosen)).astype(np.int16), len(chosen))
 
     def shares(self, items: np.ndarray) -> np.ndarray:

@@ -15,17 +15,22 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import torch
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.hf import check_encoder, encode
+from nonet.models.tokenizer.text_sources import encoders, name_of, texts
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN, Pairs, Sequences, best_neighbours
 from nonet.suggest import did_you_mean
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 # Shapes: I items, F features (words, or items), D width of a block, n nonzeros.
 WEIGHTS = {
@@ -47,7 +52,7 @@ _SMOOTH = 0.75  # exponent of the context counts: keeps PMI from preferring rare
 _OVERSAMPLE, _POWER = 10, 4  # of the randomised SVD
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
-Spec = str | Mapping[str, float] | Sequence[str | Mapping[str, float]]
+Spec = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,14 @@ def item_vectors(
     """Vectors [I, D] float32 of every item, the sources of `spec` side by side.
 
     spec: names or {name: weight}, one or a list. A name is `cooccurrence`, a column of the items table, or a .npy or
-    .parquet file beside the scenario. `dim` bounds the width of what goes through an SVD.
+    .parquet file beside the scenario; {use: hf, path, columns} a text encoder. `dim` bounds the width of what an SVD makes.
     """
     blocks = []
     for name, weight in weights_of(spec).items():
-        block = _source(name, items, seq, dim=dim, seed=seed, folder=folder)
+        if name in (by_name := encoders(spec)):
+            block = encode(by_name[name], texts(items, by_name[name]["columns"]), folder)
+        else:
+            block = _source(name, items, seq, dim=dim, seed=seed, folder=folder)
         if not np.isfinite(block).all():
             bad = int((~np.isfinite(block).all(1)).sum())
             raise DataError(
@@ -103,8 +111,14 @@ def item_vectors(
 
 def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
     """Raises ConfigError or DataError for a source of `item_vectors` that is nowhere, before anything is computed."""
+    by_name = encoders(spec)
     for name in weights_of(spec):
-        _kind(name, items, folder)
+        if name in by_name:
+            check_encoder(by_name[name], folder)
+            for column in by_name[name]["columns"]:
+                _kind(column, items, folder)
+        else:
+            _kind(name, items, folder)
 
 
 def weights_of(spec: Spec) -> dict[str, float]:
@@ -112,6 +126,8 @@ def weights_of(spec: Spec) -> dict[str, float]:
     weights: dict[str, float] = {}
     for entry in [spec] if isinstance(spec, str | Mapping) else spec:
         named = {entry: WEIGHTS.get(entry, 1.0)} if isinstance(entry, str) else entry
+        if "use" in named:
+            named = {name_of(named): named.get("weight", 1.0)}
         for name, weight in named.items():
             if not weight > 0:
                 raise ConfigError(
@@ -225,6 +241,8 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
     kind = column.type
     if pa.types.is_floating(kind) or pa.types.is_integer(kind):
         return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
+    if _of_vectors(kind):
+        return _vectors(name, column)
     blocks = (column.slice(at, _DOCUMENTS).to_pylist() for at in range(0, len(column), _DOCUMENTS))
     values = (value for block in blocks for value in block)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -232,8 +250,33 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return svd(tfidf([str(word).lower() for word in value or ()] for value in values), dim, seed, name)
     raise DataError(
-        f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, or a number."
+        f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, a vector (list of floats), or a number."
     )
+
+
+def _of_vectors(kind: pa.DataType) -> bool:
+    """Whether a column holds a vector an item: an image's or a text's, from wherever."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type)
+
+
+def _vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
+    """Vectors [I, D] of a column of lists; an item without one gets their mean, which says nothing. Raises DataError."""
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    there = np.isfinite(lengths) & (lengths > 0)
+    if not there.any():
+        raise DataError(f"tokenizer.vectors: column {name!r} has no vector in any row.")
+    widths = np.unique(lengths[there]).astype(int)
+    if len(widths) != 1:
+        raise DataError(
+            f"tokenizer.vectors: column {name!r} has vectors of {widths[0]} to {widths[-1]} numbers; they must be equally long."
+        )
+    given = pc.list_flatten(column.filter(pa.array(there))).cast(pa.float32())
+    block = np.empty((len(column), widths[0]), np.float32)
+    block[there] = given.to_numpy(zero_copy_only=False).reshape(-1, widths[0])
+    block[~there] = block[there].mean(0)
+    return block
 
 
 def _file(path: Path, items: pa.Table) -> np.ndarray:

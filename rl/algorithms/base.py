@@ -101,6 +101,7 @@ class Algorithm:
     counted          (valid_UW, advantage_UW, levels) -> what its sums are divided by, over a rank's part of a mini-batch
     more             names of what its losses report besides
     weighted         whether its advantage takes draws: how a group was drawn
+    corrects         what `mismatch.correct` may weigh of it: "token", "sequence"
     """
 
     options: type[StrictModel]
@@ -114,6 +115,7 @@ class Algorithm:
     counted: Callable[[Any, Any, int], float] = tokens
     more: tuple[str, ...] = ()
     weighted: bool = False
+    corrects: tuple[str, ...] = ("sequence",)
 
 
 @dataclass(frozen=True, slots=True)

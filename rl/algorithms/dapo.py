@@ -52,5 +52,11 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
 
 
 SPEC = Algorithm(
-    Dapo, advantage, loss, has_kl, oversample=lambda options: options["oversample"], weighted=True
+    Dapo,
+    advantage,
+    loss,
+    has_kl,
+    oversample=lambda options: options["oversample"],
+    weighted=True,
+    corrects=("token", "sequence"),
 )

@@ -90,4 +90,5 @@ SPEC = Algorithm(
     needs_target=lambda options: options["chosen"] == "target",
     counted=pairs,
     more=("preferred", "margin"),
+    corrects=(),
 )

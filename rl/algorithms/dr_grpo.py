@@ -42,4 +42,4 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
     return clipped(policy, options)
 
 
-SPEC = Algorithm(DrGrpo, advantage, loss, has_kl, weighted=True)
+SPEC = Algorithm(DrGrpo, advantage, loss, has_kl, weighted=True, corrects=("token", "sequence"))

@@ -63,4 +63,4 @@ def clipped(policy: Policy, options: Options, level: str = "token") -> PolicyLos
     )
 
 
-SPEC = Algorithm(Grpo, advantage, loss, has_kl, weighted=True)
+SPEC = Algorithm(Grpo, advantage, loss, has_kl, weighted=True, corrects=("token", "sequence"))

@@ -66,5 +66,11 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
 
 
 SPEC = Algorithm(
-    Ppo, advantage, loss, has_kl, value_rate=lambda options: options["value_lr"], more=("value_error",)
+    Ppo,
+    advantage,
+    loss,
+    has_kl,
+    value_rate=lambda options: options["value_lr"],
+    more=("value_error",),
+    corrects=(),
 )

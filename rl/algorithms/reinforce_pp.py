@@ -49,4 +49,4 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
     return clipped(policy, options)
 
 
-SPEC = Algorithm(ReinforcePp, advantage, loss, has_kl, weighted=True)
+SPEC = Algorithm(ReinforcePp, advantage, loss, has_kl, weighted=True, corrects=("token", "sequence"))

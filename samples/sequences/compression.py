@@ -3,8 +3,8 @@
 The event that stays is the first. It says how many it stands for (`count`), the seconds from the first to the last of them
 (`span`) and their kinds (`kinds`), all as of the user's next event: what came at or after that is not in it, so that no sample
 sees what is not older than itself. `expand` gives back every row as it was: the repeats are kept beside, with their places.
-Periods are those of the clock: with 1d, days of UTC. Samples are strict: they see no event of their
-own second.
+Periods are those of the clock: with 1d, days of UTC. Count and span are int32: eight bytes an event. Samples are strict: they
+see no event of their own second.
 """
 
 # Shapes: R rows of the log, H events that stay, U users.
@@ -78,8 +78,8 @@ def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = N
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     at = place[stays]
-    events = log.take(pa.array(stays)).append_column(COUNT, pa.array(count[at]))
-    events = events.append_column(SPAN, pa.array((last - time[order])[at]))
+    events = log.take(pa.array(stays)).append_column(COUNT, pa.array(count[at].astype(np.int32)))
+    events = events.append_column(SPAN, pa.array((last - time[order])[at].astype(np.int32)))
     if "event" in log.column_names:
         events = events.append_column(KINDS, _kinds(log["event"], order, head, heads | seen, at))
     rows = np.sort(order[repeat])

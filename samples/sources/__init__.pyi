@@ -1,5 +1,6 @@
 from ._prompts import RlPrompts as RlPrompts
 from ._prompts import kept_out as kept_out
+from ._rl_targets import RlTargets as RlTargets
 from ._states import has_states as has_states
 from ._states import read_state as read_state
 from ._states import write_state as write_state

@@ -3,10 +3,13 @@ from .reward import RewardWorker as RewardWorker
 from .rollout import Rollout as Rollout
 from .settings import CHUNK_TOKENS as CHUNK_TOKENS
 from .settings import RunSetup as RunSetup
+from .settings import SceneSetup as SceneSetup
 from .settings import StageSetup as StageSetup
 from .tokenizer import DataSetup as DataSetup
 from .tokenizer import KnownRun as KnownRun
 from .tokenizer import Tokeniser as Tokeniser
 from .tokenizer import facts_of as facts_of  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tokenizer import keep as keep
 from .tokenizer import sequences_of as sequences_of  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tokenizer import write_sids as write_sids
 from .trainer import Trainer as Trainer

@@ -103,7 +103,9 @@ class MemoryFit:
     def _answer(self, users: np.ndarray, positions: np.ndarray, batch: Any, rows: Any) -> Held:
         trie, votes = self.corpus.trie, self.voters.votes(self.corpus.seq, users, positions).to(self.device)
         target = self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
-        leaf_U1 = torch.from_numpy(np.asarray(trie.leaf_of_item)[target])[:, None].to(self.device)
+        leaf_U1 = torch.from_numpy(np.asarray(trie.leaf_of_item)[target].astype(np.int64))[:, None].to(
+            self.device
+        )
         cache = self.model.prefill(on(batch, self.device), rows)
         leaf_UV, transitions_UV, nearest_UV = votes.both(self.model, cache.state)
         heard = Votes(leaf_UV, transitions_UV)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from nonet.models.generation import Corpus, Voters, Votes, on, policy_log_prob
 from nonet.models.policy import catalogue_log_prob, divergence, entropy
 from nonet.plugins import heavy
 from nonet.random import rng
-from nonet.rl import Advantages, Critic, Draws, PolicyLoss
+from nonet.rl import Advantages, Critic, Draws, PolicyLoss, corrected, corrections, mismatch_record, stops
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
@@ -34,7 +34,7 @@ from nonet.workers.runtime import Membership
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
-_READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance")
+_READ = ("user", "position", "item", "sid", "valid", "logp", "weight", "chance", "weights_version", "scene")
 _PLACES = 4096  # that items are counted in: exact for as many, an estimate of more
 _WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figures are taken of
 
@@ -42,7 +42,8 @@ _WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figur
 @dataclass(frozen=True)
 class PolicyUpdate:
     """What an RL step works on; `reference`: what the policy is held to, None where its algorithm needs none; `voters`: of the
-    model's memory, None without one; `critic`: the value head of algorithms that have one."""
+    model's memory, None without one; `critic`: the value head of algorithms that have one; `versions`: models as they were
+    published, by version, where `mismatch` is measured; the newest is the model itself."""
 
     run: RunSetup
     stage: StageSetup
@@ -54,6 +55,7 @@ class PolicyUpdate:
     voters: Voters | None
     device: str
     critic: Critic | None = None
+    versions: Mapping[int, Any] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -72,23 +74,64 @@ class PolicyUpdate:
         self.model.eval()
         beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
         beams["valid"], scores, scored = _scored(beams["valid"], scores)
-        advantage, valid_UW = self._advantages(beams, scores)
+        apart, weight = self._mismatch(beams) if self.stage.mismatch else ({}, None)
+        advantage, valid_UW = self._advantages(beams, scores, weight)
         watched = self._watched(beams)
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
         norm, totals, counts = 0.0, None, 0.0
-        for part in self._minibatches(step, len(valid_UW)):
+        held = bool(apart) and stops(apart, self.stage.mismatch)
+        for part in self._minibatches(step, len(valid_UW)) if not held else ():
             count, sums = self._minibatch(step, _rows(beams, part), _part(advantage, part), valid_UW[part])
             norm = self._stepped(lr)
             counts, totals = counts + count, sums if totals is None else totals + sums
         self.sparse.stop()
-        assert totals is not None
+        if totals is None:
+            totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
         flat = float(advantage.small_groups + advantage.flat_groups)
         missed = float((~self._taken(beams)).all(1).sum())
         asked = float(len(valid_UW))
         facts = self.member.total(flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked)
         record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
-        record |= self._breadth(beams)
+        apart |= {"mismatch/stopped": float(held)} if apart else {}
+        record |= self._by_scene(beams, scores, record) | self._breadth(beams) | apart
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
+
+    def _mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
+        """What is reported of rollout and trainer under the same weights, and what each beam, or level, weighs for it. From here
+        on `logp` of the beams is the trainer's."""
+        rollout_UWL, options = beams["logp"], self.stage.mismatch
+        beams["logp"] = self._same_version(beams)
+        asked = (
+            torch.from_numpy(beams["logp"]),
+            torch.from_numpy(rollout_UWL),
+            torch.from_numpy(beams["valid"]),
+        )
+        found = corrections(*asked, options["correct"], options["cap"])
+        return mismatch_record(
+            self.member.total(*found.sums.tolist()), rollout_UWL.shape[-1]
+        ), found.weight_UW
+
+    @torch.no_grad()
+    def _same_version(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """Log-probabilities [U, W, L] of the beams under the weights that made them, as this trainer computes them."""
+        out = np.zeros_like(beams["logp"])
+        made = beams.get("weights_version", np.full(len(out), -1))
+        parts = [
+            np.flatnonzero(made == version)[part]
+            for version in np.unique(made)
+            for part in bounded(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
+        ]
+        share = Share([self._prompts(_rows(beams, part)) for part in parts], self.run.features, self.device)
+        rows = share.frozen_rows(self.sparse)
+        for part, chunk in zip(parts, share, strict=True):
+            some, batch, spread = _rows(beams, part), on(chunk.batch, self.device), chunk.spread(rows)
+            model = self.versions.get(int(made[part[0]]), self.model) if len(part) else self.model
+            sid_UWL = torch.from_numpy(some["sid"]).to(self.device)
+            cache = model.prefill(batch, spread)
+            out[part] = (
+                policy_log_prob(model, cache, sid_UWL, self.corpus.trie, self._votes(some)).cpu().numpy()
+            )
+        return out
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
         """Places of this rank's prompts, a mini-batch at a time; in order where a pass is one."""
@@ -175,18 +218,64 @@ class PolicyUpdate:
         return record
 
     def _advantages(
-        self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]
+        self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], weight: Tensor | None = None
     ) -> tuple[Advantages, Tensor]:
-        """Advantages of this rank's whole share, and which of its beams are valid [U, W]."""
+        """Advantages of this rank's whole share, and which of its beams are valid [U, W]. `weight`: what corrects for rollouts
+        that compute otherwise; an item's goes into how the group was drawn, where it says so."""
         valid_UW = torch.from_numpy(beams["valid"])
         rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
         drawn = {}
         if self.algorithm.weighted and "weight" in beams:
-            weight, chance = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
-            drawn = {"draws": Draws(weight, chance)}
+            share, chance = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
+            if weight is not None and weight.ndim == 2:
+                share, weight = share.double() * weight, None
+            drawn = {"draws": Draws(share, chance)}
         compute = heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
         options = self.stage.algorithm
-        return compute(rewards, self.stage.weights, valid_UW, options, self._sum, **drawn), valid_UW
+        found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
+        return replace(found, value=corrected(found.value, weight)), valid_UW
+
+    def _weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What each reward counts; where there are scenes, for each prompt [U, 1]."""
+        setup = self.run.scenes.get(self.stage.name)
+        if setup is None or not setup.names or "scene" not in beams:
+            return self.stage.weights
+        return {
+            name: torch.from_numpy(setup.weights_of(name, weight, beams["scene"]))[:, None]
+            for name, weight in self.stage.weights.items()
+        }
+
+    def _by_scene(
+        self, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray], record: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Of each scene: prompts, share of groups without what their user took, mean rewards, and what they count together;
+        `reward` of all is then the mean of what they count in their scenes."""
+        setup = self.run.scenes.get(self.stage.name)
+        if setup is None or not setup.names or "scene" not in beams:
+            return {}
+        scene_U, titles = beams["scene"], (*setup.names, "others")
+        missed_U = np.logical_not(self._taken(beams).any(1))
+        means = {name: np.mean(np.where(beams["valid"], score, 0), 1) for name, score in scores.items()}
+        sums = [
+            float(values[scene_U == index].sum())
+            for index in range(len(titles))
+            for values in (np.ones(len(scene_U)), missed_U, *means.values())
+        ]
+        totals, found, whole = self.member.total(*sums), {}, 0.0
+        for index, title in enumerate(titles):
+            count, missed, *rewards = totals[index * (2 + len(means)) : (index + 1) * (2 + len(means))]
+            if not count:
+                continue
+            own = {
+                name: setup.weights_of(name, weight, np.array([index]))[0]
+                for name, weight in self.stage.weights.items()
+            }
+            reward = sum(own[name] * value for name, value in zip(means, rewards, strict=True))
+            whole += reward
+            values = {"prompts": count, "no_hit": missed / count, "reward": reward / count}
+            values |= {f"reward.{name}": value / count for name, value in zip(means, rewards, strict=True)}
+            found |= {f"scene.{title}.{name}": value for name, value in values.items()}
+        return found | {"reward": whole / max(1.0, record["prompts"] - record.get("unscored", 0.0))}
 
     def _prompts(self, beams: Mapping[str, Any]) -> Callable[[], SampleBatch]:
         """How the prompts that these beams answer are made a batch."""

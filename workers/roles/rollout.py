@@ -7,11 +7,13 @@ was published is the version it has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
+import torch
 from ray.exceptions import RayTaskError
 from torch import Tensor
 
@@ -19,13 +21,14 @@ from nonet.embedding import SliceMap
 from nonet.embedding.reading import Answer, LocalReader, Published, RemoteReader, ReplicaReader, join_updates
 from nonet.errors import StaleVersion
 from nonet.models import build_model
-from nonet.models.generation import Recommender
+from nonet.models.generation import Recommender, SubCatalogue
 from nonet.models.policy import Drawing, is_drawn
 from nonet.random import rng
 from nonet.rl import to_wire
-from nonet.samples.batches import bounded, event_at, prompts_at, rl_events, seen
+from nonet.samples.batches import bounded, event_at, listable_events, prompts_at, rl_events, seen
+from nonet.samples.sequences import VALID
 from nonet.samples.sources import RlPrompts, kept_out
-from nonet.types import Jagged, Rollouts
+from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import Incoming
 from nonet.workers.devices import claim
 from nonet.workers.devices import tensors_of as buffers_of
@@ -40,6 +43,7 @@ class Rollout(DistributeWorker):
         self.run = run
         self._version, self._absent = -1, 0
         self._kept_out: np.ndarray | None = None
+        self._within: dict[str, SubCatalogue | None] = {}  # by stage
         self._prompts: tuple[tuple[str, int], RlPrompts] | None = None
 
     @method(folders=Replicate)
@@ -123,9 +127,27 @@ class Rollout(DistributeWorker):
         """
         seq = self._corpus.seq
         users, positions = prompts_at(seq, rl_events(seq, np.isin(seq.user, self._held_out())))
+        return self._drawn(users, positions, most, "probe")
+
+    @method(collect="first", users=Replicate, positions=Replicate)
+    def scene_of(self, stage: str, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """The scene [U] of each prompt of a stage."""
+        return self._scenes(stage, event_at(self._corpus.seq, users, positions))[0]
+
+    @method(collect="first")
+    def validation_prompts(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Validation events as prompts, (users, positions), at most so many, drawn by the seed."""
+        seq = self._corpus.seq
+        users, positions = prompts_at(seq, listable_events(seq, VALID))
+        return self._drawn(users, positions, most, "validation reward")
+
+    def _drawn(
+        self, users: np.ndarray, positions: np.ndarray, most: int | None, word: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """These prompts, or `most` of them drawn by the seed and a word."""
         if most is None or len(users) <= most:
             return users, positions
-        drawn = np.sort(rng(self.run.seed, "probe").permutation(len(users))[:most])
+        drawn = np.sort(rng(self.run.seed, word).permutation(len(users))[:most])
         return users[drawn], positions[drawn]
 
     @method(collect="first")
@@ -207,18 +229,11 @@ class Rollout(DistributeWorker):
         """What `generate` gives for one chunk."""
         corpus = self._corpus
         batch = self._recommender.batch(users, positions, stage)
-        drawn: dict[str, Any] = {}
-        if is_drawn(draw):
-            noise = [rng(self.run.seed, stage, step, uid, "rollout") for uid in batch.uid]
-            beams = Drawing(self._recommender, batch, users, positions, noise).drawn(width, draw)
-            if draw.get("correct", True):
-                drawn = {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
-            if beams.sampling_logp is not None:
-                drawn["sampling_logp"] = beams.sampling_logp.numpy()
-        else:
-            beams = self._recommender.beams(batch, width, users, positions)
-        item = beams.item.numpy()
         events = event_at(corpus.seq, users, positions)
+        scene, within = self._scenes(stage, events)
+        with lowered(draw.get("precision", "fp32"), self._recommender.device):
+            beams, drawn = self._beams(batch, users, positions, stage, step, width, draw, within)
+        item = beams.item.numpy()
         history = seen(corpus.seq, users, positions)
         rollouts = Rollouts(
             uid=np.array(batch.uid, dtype=np.str_),
@@ -230,7 +245,7 @@ class Rollout(DistributeWorker):
             valid=beams.valid.numpy(),
             target=Jagged(corpus.item_id[corpus.seq.item[events]], np.arange(len(users) + 1)),
             history=Jagged(corpus.item_id[history.values], history.offsets),
-            scene=np.zeros(len(users), np.int64),
+            scene=scene,
             weights_version=self._version,
             catalogue_version=corpus.trie.version,
             step=step,
@@ -238,6 +253,41 @@ class Rollout(DistributeWorker):
         )
         asked = {"user": np.asarray(users), "position": np.asarray(positions)}
         return to_wire(rollouts) | asked | {"time": np.asarray(corpus.seq.time[events])}
+
+    def _scenes(self, stage: str, events: np.ndarray) -> tuple[np.ndarray, SubCatalogue | None]:
+        """The scene [U] of each prompt, by the event it asks about, and what may be recommended there."""
+        setup = self.run.scenes.get(stage)
+        if setup is None:
+            return np.zeros(len(events), np.int64), None
+        scene = setup.of(self._corpus.seq, events)
+        if stage not in self._within:
+            allowed_CI = setup.allowed(self._corpus.items)
+            self._within[stage] = None if allowed_CI is None else SubCatalogue(self._corpus.trie, allowed_CI)
+        within = self._within[stage]
+        return scene, None if within is None else within.of(scene)
+
+    def _beams(
+        self,
+        batch: SampleBatch,
+        users: np.ndarray,
+        positions: np.ndarray,
+        stage: str,
+        step: int,
+        width: int,
+        draw: Mapping[str, Any],
+        within: SubCatalogue | None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Beams, or draws with what they say of how they were drawn."""
+        if not is_drawn(draw):
+            return self._recommender.beams(batch, width, users, positions, within), {}
+        noise = [rng(self.run.seed, stage, step, uid, "rollout") for uid in batch.uid]
+        beams = Drawing(self._recommender, batch, users, positions, noise, within).drawn(width, draw)
+        drawn: dict[str, Any] = {}
+        if draw.get("correct", True):
+            drawn = {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
+        if beams.sampling_logp is not None:
+            drawn["sampling_logp"] = beams.sampling_logp.numpy()
+        return beams, drawn
 
     def device_tensors(self) -> Iterable[Tensor]:
         """The model, which is the trainer's where they are fused."""
@@ -271,6 +321,13 @@ class Rollout(DistributeWorker):
         if self._kept_out is None:
             self._kept_out = kept_out(self._corpus.seq, self.run.seed)
         return self._kept_out
+
+
+def lowered(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """What a rollout computes in: matrices in bf16, sums of chances in fp32; or all in fp32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def _ask(host: Any, timeout_s: float, table: str, keys: np.ndarray, version: int, wire: str) -> Answer:

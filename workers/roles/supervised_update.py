@@ -75,6 +75,24 @@ class SupervisedUpdate:
         }
         return grads, {"loss": loss, "events": total} | ({"nearest_loss": near} if read.also else {})
 
+    def aligned(self, step: int) -> dict[str, float]:
+        """Add the gradients of this rank's items of a step, of a stage that aligns words and codes; the mean loss of an item."""
+        if not self.stage.align:
+            return {}
+        draw, items = rng(self.run.seed, self.stage.name, step, "align"), len(self.corpus.items)
+        drawn = draw.choice(items, min(int(self.stage.align["items"]), items), replace=False, shuffle=False)
+        mine = np.sort(drawn)[self.member.rank :: self.member.n_trainers]
+        nats = 0.0
+        if len(mine):
+            texts = self.corpus.items[self.stage.align["column"]].take(mine).to_pylist()
+            sid_nL = torch.from_numpy(self.corpus.sids[mine].astype(np.int64)).to(self.device)
+            with self.precision.cast(self.device):
+                loss = self.dense.model.alignment_loss(sid_nL, [str(text or "") for text in texts])
+            counted = loss * (float(self.stage.align["weight"]) / len(drawn))
+            self.dense.backward(self.precision.scaled(counted))
+            nats = float(loss.detach())
+        return {"align_loss": self.member.total(nats)[0] / len(drawn)}
+
     def _losses(
         self, read: Share, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
+from nonet.errors import DataError
 from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.random import key
@@ -33,6 +34,7 @@ from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
 from nonet.samples.sources import (
     Counted,
     RlPrompts,
+    RlTargets,
     SampleRequest,
     Samples,
     has_states,
@@ -84,6 +86,8 @@ from nonet.workers.runtime import (
 # Batches in flight where rows travel: `bench embedding` hides 80 % of the shorter side with three.
 IN_FLIGHT = 3
 
+_APART = 3
+
 # Shapes: U prompts, W beams, L levels, N events, M unique keys, D width.
 
 
@@ -103,6 +107,8 @@ class Trainer(DistributeWorker):
         self._opened: tuple[StageSetup, Samples] | None = None
         self._prompts: tuple[StageSetup, RlPrompts] | None = None
         self._update: SupervisedUpdate | None = None
+        self._versions: dict[int, Any] = {}
+        self._apart = 0  # steps in a row that were not learned from, for rollouts computed otherwise
         self._meter = Meter()
         self._computes: tuple[StageSetup, Precision] | None = None
         self._near = False  # whether nearest items vote by the rows of the stage under way
@@ -157,7 +163,8 @@ class Trainer(DistributeWorker):
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the reference and the value head."""
         self._opened = self._prompts = self._update = self._computes = None
-        self._near = False
+        self._near, self._apart = False, 0
+        self._versions = {}
         self.dense.learning = learning_of(stage.optimizer)
         self.dense.restart()
         self._reference = self._frozen() if needs_reference(stage) else None
@@ -192,9 +199,11 @@ class Trainer(DistributeWorker):
         beams: Mapping[str, Any],
         scores: Mapping[str, np.ndarray],
         weights: Mapping[str, float] | None = None,
+        version: int | None = None,
     ) -> dict[str, float]:
         """One RL step on this rank's share of the prompts: beams (Rollouts on the wire) and scores [U, W] by reward, a row of
-        NaN where a prompt has none: it is left out. `weights`: what rewards count now, by default what the stage says.
+        NaN where a prompt has none: it is left out. `weights`: what rewards count now, by default what the stage says;
+        `version`: what the weights of before the step were published as, where `mismatch` is measured.
 
         Its record: loss, kl, clipped, ratio, what its algorithm reports besides, flat_groups, no_hit (share of groups without
         what their user took next), prompts, exact entropy and kl_exact of a few prompts, each reward's mean score a beam as
@@ -213,15 +222,35 @@ class Trainer(DistributeWorker):
             self._voters,
             self.device,
             self._critic,
+            self._as_published(stage, version),
             self._meter,
         )
         self._meter.taken()
         record = policy.step(step, beams, scores)
+        self._check_apart(record)
         record |= self._measured(stage)
         self._move_reference(stage, step)
         self._near = self._near and stage.sparse_lr is None
         self._prompts_of(stage).applied(step, beams["user"], beams["position"])
         return record
+
+    def _as_published(self, stage: StageSetup, version: int | None) -> dict[int, Any]:
+        """Models by the version that they were published as, back to the oldest that beams may come from."""
+        stale = int(stage.mismatch.get("staleness", 0))
+        if version is None or not stale:
+            return {}
+        self._versions[version] = self._frozen()
+        self._versions = {each: model for each, model in self._versions.items() if each >= version - stale}
+        return self._versions
+
+    def _check_apart(self, record: Mapping[str, float]) -> None:
+        """Raise DataError where rollout and trainer were too far apart in so many steps in a row."""
+        self._apart = self._apart + 1 if record.get("mismatch/stopped") else 0
+        if self._apart >= _APART:
+            raise DataError(
+                f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats a level in {_APART} steps in a row, more than "
+                "mismatch.stop_at_kl: nothing was learned from them. Do both read the same weights and rows? Else raise it"
+            )
 
     @method(collect="sum", beams=Shard, away=True)
     def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
@@ -399,6 +428,7 @@ class Trainer(DistributeWorker):
             grads, sums = self._supervised(stage).gradients(
                 read, rows, lambda number: self._draw_dropout(stage, step, number)
             )
+            sums |= self._supervised(stage).aligned(step)
         grads, record = self._stepped(stage, step, sums["loss"], sums["events"], read.keys, grads)
         return grads, sums | record
 
@@ -507,7 +537,9 @@ class Trainer(DistributeWorker):
     def _samples(self, stage: StageSetup) -> Samples:
         """The source of the samples, opened for the stage under way."""
         if self._opened is None or self._opened[0] != stage:
-            self._opened = stage, open_source(self.run.source, self._request(stage))
+            request = self._request(stage)
+            opened = RlTargets(request) if stage.rl_targets else open_source(self.run.source, request)
+            self._opened = stage, opened
         return self._opened[1]
 
     def _prompts_of(self, stage: StageSetup) -> RlPrompts:

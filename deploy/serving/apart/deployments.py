@@ -39,7 +39,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
             "ray_actor_options": {
                 "num_cpus": deployed.cpus,
                 "resources": dict(deployed.resources),
-                "runtime_env": {"env_vars": dict(environment)},
+                **({"runtime_env": {"env_vars": dict(environment)}} if environment else {}),
                 **resources,
             },
         }
@@ -66,7 +66,7 @@ class FeaturesService:
         opened = OpenRun.of(run)
         self._features = Features.of(opened, settings.block)
         if settings.follow:
-            Follower(opened).start()
+            Follower(opened, self._features.renew).start()
 
     def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`."""
@@ -116,11 +116,12 @@ def _app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine:
     from nonet.deploy.serving.service import Metrics, Service, make_app
 
     opened = OpenRun.of(run)
-    items = Items(opened.corpus)
+    newest = opened.catalogues.newest()
+    items = Items(newest, Items(opened.corpus))
     service = Service(
         RemoteFeatures(features, items),
         RemoteEngines(opened, engine),
-        Fallback(opened.corpus, items),
+        Fallback(newest, items),
         settings.service(),
         Metrics(),
     )

@@ -11,10 +11,11 @@ from typing import Any
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
 from nonet.deploy.serving.features.artifacts import artifacts_of
+from nonet.deploy.serving.features.catalogues import Catalogues
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import UserEvents
-from nonet.workers.registry import Contents, Registry, Version, model_of
+from nonet.workers.registry import Contents, Registry, Version, counts_of, model_of, registry_beside
 from nonet.workers.roles import RunSetup
 
 
@@ -48,6 +49,11 @@ class OpenRun:
         return Corpus.load(self.folders)
 
     @cached_property
+    def catalogues(self) -> Catalogues:
+        """The versions of its catalogue."""
+        return Catalogues(self.folder, self.folders, self.corpus)
+
+    @cached_property
     def events(self) -> UserEvents | None:
         """The store of users' events that the scenario names (`data.sequences`), those appended since among them."""
         stored = self.setup.stored
@@ -56,7 +62,7 @@ class OpenRun:
     @cached_property
     def registry(self) -> Registry:
         """Its published versions."""
-        return Registry(self.beside / "registry")
+        return registry_beside(self.beside)
 
     def newest_commit(self) -> tuple[Path, Manifest]:
         """The newest whole commit. Raises ConfigError where there is none."""
@@ -73,17 +79,19 @@ class OpenRun:
             "step": manifest.step,
             "commit": _name(manifest),
         }
-        return Contents.of_commit(commit, self.setup, self.folders, self.corpus.trie.version, source)
+        newest = self.catalogues.newest()
+        return Contents.of_commit(commit, self.setup, newest.folders, newest.trie.version, source)
 
     def recommender(self, version: Version, device: str = "cpu") -> Recommender:
         """A version ready to be asked, its rows read where they lie. Raises CheckpointError where it does not fit the run."""
-        if version.catalogue != self.corpus.trie.version:
+        corpus = self.catalogues.of(version.catalogue)
+        if corpus is None:
             raise CheckpointError(
-                f"version {version.number} is of catalogue {version.catalogue}, the run has {self.corpus.trie.version}"
+                f"version {version.number} is of catalogue {version.catalogue}, which {self.folder.id} does not have"
             )
         dense, counts = self.registry.files(version)
         rows = self.registry.rows(version.number, self.setup.specs())
-        return model_of(dense, counts, rows, self.setup, self.corpus, device)
+        return model_of(dense, counts, rows, self.setup, corpus, device)
 
     def publish_newest(self) -> Version:
         """Publish the newest commit, unless it was; the version. The first of a run is full, the next are made from the one
@@ -96,6 +104,14 @@ class OpenRun:
         earlier = [v.number for v in versions if v.source.get("step", 0) < manifest.step]
         base = earlier[-1] if earlier else None
         return self.registry.publish(self.contents(commit, manifest), base=base)
+
+    def publish_catalogue(self) -> None:
+        """Publish what answers over the newest catalogue, unless that was published; nothing where no version answers."""
+        newest, serving = self.catalogues.newest(), self.registry.serving
+        if serving.default is None or newest is self.corpus:
+            return
+        counts = {} if self.setup.memory is None else counts_of(newest.folders)
+        self.registry.renew(serving.default, newest.trie.version, counts)
 
 
 def _name(manifest: Manifest) -> str:

@@ -19,12 +19,17 @@ from nonet.atomic import make_folder, write_whole
 from nonet.deploy.serving.features import Features, Histories, OpenRun
 from nonet.embedding.reading import Layer, MappedRows, whole
 from nonet.errors import ConfigError, DataError
+from nonet.models import MODELS, build_model
 from nonet.models.generation import Corpus
 from nonet.models.inference import Engine, usual_columns
+from nonet.plugins import heavy
+from nonet.workers import load_weights
 from nonet.workers.registry import COUNTS, model_of
 from nonet.workers.roles import RunSetup
 
 FORMAT = 1
+OWN_FORM = "transformers"
+"""The folder of an export that a Hugging Face model is in, as transformers reads it."""
 _KEPT = ("seed", "history", "model", "tables", "features", "memory")
 _EXAMPLE = '''"""Recommend from this folder. It needs the packages torch, pyarrow and nonet, and no Ray."""
 
@@ -65,6 +70,13 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     shutil.copyfile(
         Path(opened.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
+    if (write := MODELS.get(opened.setup.model["use"]).exports) != "":
+        model = build_model(
+            opened.setup.model, opened.corpus.codes, opened.setup.feature_dims(), opened.setup.seed
+        )
+        load_weights(model, dense)
+        make_folder(target / OWN_FORM)
+        heavy(write)(model, opened.setup.model, opened.setup.seed, target / OWN_FORM)
     setup = {name: value for name, value in asdict(opened.setup).items() if name in _KEPT}
     usual = {name: value.item() for name, value in usual_columns(seq).items()}
     body = {"format": FORMAT, "run": opened.folder.id, "version": number, "setup": setup, "usual": usual}

@@ -12,20 +12,12 @@ import urllib.request
 import numpy as np
 import pytest
 import yaml
-from served_run import ServedRun
 
 from nonet.deploy.serving.apart import apart, write_manifest
 from nonet.deploy.serving.service import Scaling, ServeConfig, Services
 from nonet.errors import ConfigError
 
 NAMES = ("Access", "Features", "Engine")
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    made = ServedRun(tmp_path_factory.mktemp("served"))
-    made.commit(6)
-    return made
 
 
 @pytest.fixture(scope="module")

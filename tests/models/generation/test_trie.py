@@ -85,7 +85,7 @@ def test_save_and_load_give_the_same_trie_mapped_from_disk(make_sids, tmp_path):
     assert (loaded.version, loaded.codes, loaded.n_items) == (trie.version, CODES, 70)
     assert all(isinstance(array, np.memmap) for array in loaded._files().values())
     meta = json.loads((tmp_path / "catalogue" / "meta.json").read_text())
-    assert meta == {"format": 1, "codes": list(CODES), "n_items": 70, "version": trie.version}
+    assert meta == {"format": 2, "codes": list(CODES), "n_items": 70, "version": trie.version}
 
 
 def test_version_follows_the_content(make_sids):

@@ -9,12 +9,13 @@ import pytest
 import torch
 from ring_world import Ring
 
+from nonet.models.generation import corpus
+from nonet.models.generation.corpus_items import read_items
 from nonet.models.generation.exhaustive import top_items
 from nonet.models.ranking.lists import Categories, ListQuality
 from nonet.samples.batches.prompt_rows import event_at, masked, prompts, seen
 from nonet.samples.sequences.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation import evaluator as evaluators
-from nonet.workers.roles.evaluation import ranker
 from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 from nonet.workers.roles.evaluation.ranker import EvaluateSetup
@@ -81,20 +82,22 @@ def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path)
 @pytest.mark.parametrize("metrics", [METRICS, (*METRICS, "coverage", "coverage@20")])
 def test_the_first_ten_of_each_test_list_are_looked_at_whatever_the_metrics(ring, tmp_path, metrics):
     evaluator = _evaluator(ring.world().run, ring, tmp_path, metrics)
-    result, corpus = evaluator.baseline("popularity"), ring.corpus()
-    users, positions = prompts(corpus.seq, TEST)
-    occurs = np.bincount(corpus.seq.item[corpus.seq.split == TRAIN], minlength=len(corpus.items))
-    names = [row or [] for row in corpus.items["categories"].to_pylist()]
+    result, there = evaluator.baseline("popularity"), ring.corpus()
+    users, positions = prompts(there.seq, TEST)
+    occurs = np.bincount(there.seq.item[there.seq.split == TRAIN], minlength=len(there.items))
+    names = [row or [] for row in there.items["categories"].to_pylist()]
     by_hand = ListQuality(occurs, 10, Categories.of(names))
     scores = torch.from_numpy(np.tile(occurs.astype(np.float32), (len(users), 1)))
-    lists = top_items(scores, 10, masked(corpus.seq, users, positions), evaluator.ranker.tie)
-    by_hand.add(lists.numpy(), seen(corpus.seq, users, positions))
+    lists = top_items(scores, 10, masked(there.seq, users, positions), evaluator.ranker.tie)
+    by_hand.add(lists.numpy(), seen(there.seq, users, positions))
     assert result["lists"] == pytest.approx(by_hand.summary())
     assert {"coverage@10", "diversity@10", "calibration@10"} <= set(result["lists"])
 
 
 def test_items_without_categories_leave_diversity_and_calibration_out(ring, tmp_path, monkeypatch):
-    monkeypatch.setattr(ranker, "_categories", lambda corpus: [[] for _ in range(len(corpus.items))])
+    monkeypatch.setattr(
+        corpus, "read_items", lambda folders: read_items(folders).drop_columns(["categories"])
+    )
     lists = _evaluator(ring.world().run, ring, tmp_path).baseline("popularity")["lists"]
     assert set(lists) == {"coverage@10", "gini@10", "novelty@10"}
 

@@ -27,6 +27,7 @@ from nonet.models.ranking import (
     Scoreboard,
     Shared,
     SparseScores,
+    half_width,
     list_depth,
     of_events,
     paired,
@@ -34,7 +35,7 @@ from nonet.models.ranking import (
     rank_of_target_np,
     tie_order,
 )
-from nonet.samples.batches import event_at, masked, seen, some_prompts
+from nonet.samples.batches import drawn_prompts, event_at, masked, seen
 from nonet.samples.sequences import TEST, VALID, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers.roles import RunSetup
@@ -52,7 +53,6 @@ ALONE = "model alone"
 EXHAUSTIVE_ITEMS = 25_000
 _CHUNK = 256
 _CELLS = 1 << 26  # of scores [P, I] at once
-_ROWS = 1 << 16  # items read at once
 _LISTED = 10  # first items of a list that say what lists are like
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
@@ -105,7 +105,9 @@ class Ranker:
         self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
         self.tie = tie_order(self._occurs, run.seed)
         self._segments = Segments(self._occurs, self.tie)
-        self._categories = Categories.of(_categories(corpus))
+        items = corpus.items
+        there = "categories" in items.column_names
+        self._categories = Categories.of_column(items["categories"]) if there else None
         self.forget_votes()
         self.ask_about(corpus)
 
@@ -113,7 +115,9 @@ class Ranker:
         """Rank the held-out events of this corpus, over the same items."""
         self.corpus = corpus
         users, seed = self._ask.users, self._run.seed
-        self.prompts = {name: some_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()}
+        drawn = {name: drawn_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()}
+        self.prompts = {name: each[:2] for name, each in drawn.items()}
+        self._tested = drawn["test"][2]
 
     @property
     def scores_all(self) -> bool:
@@ -158,11 +162,28 @@ class Ranker:
         if whole.quality is not None:
             users, positions = self.prompts["test"]
             facts = self._segments.facts(self.corpus.seq, users, self.target(users, positions))
+            scenes = self._scenes(users, positions)
+            facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
             answer |= {"lists": whole.quality.summary(), "segments": facts}
+        if sampled := self._sampled(ranks):
+            answer["sampled"] = sampled
         if whole.weights is not None:
             gain = self.paired(ranks["test.exhaustive"], ranks[f"test.{ALONE}"])
             answer["memory"] = {**whole.weights, "gain": gain}
         return answer, ranks
+
+    def _sampled(self, ranks: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Where users were drawn: how many, of how many, and what each metric of test is known to, +- at 95 %; else nothing."""
+        user = self.prompts["test"][0]
+        drawn = len(np.unique(user))
+        key = next((key for key in ("test.exhaustive", "test.beam") if key in ranks), None)
+        if key is None or drawn == self._tested:
+            return {}
+        known = {
+            name: half_width(per_event(name, ranks[key]), user, self._tested)
+            for name in of_events(self._ask.metrics)
+        }
+        return {"users": drawn, "of": self._tested, "half_width": known}
 
     def paired(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
         """{metric: {diff, low, high}} of two rankings of the test events."""
@@ -271,9 +292,18 @@ class Ranker:
         if mask is not None:
             groups["target"] = mask[event_at(self.corpus.seq, users, positions)]
         groups |= self._segments.groups(self.corpus.seq, users, self.target(users, positions))
+        groups |= self._scenes(users, positions)
         asked = {name: member[events] for name, member in groups.items()}
         names = self._ask.metrics if metrics is None else metrics
         return Scoreboard(names, len(self.corpus.items), asked), users[events], positions[events]
+
+    def _scenes(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """The events [P] of each scene of the run's RL stages."""
+        events, found = event_at(self.corpus.seq, users, positions), {}
+        for setup in self._run.scenes.values():
+            scene = setup.of(self.corpus.seq, events)
+            found |= {f"{setup.column} {name}": scene == index for index, name in enumerate(setup.names)}
+        return found
 
     @contextmanager
     def _ties_shuffled(self, recommender: Recommender | None) -> Iterator[None]:
@@ -312,15 +342,3 @@ class Ranker:
 def _parts(events: int, items: int = 1) -> Iterator[slice]:
     step = max(1, min(_CHUNK, _CELLS // items))
     return (slice(start, start + step) for start in range(0, events, step))
-
-
-def _categories(corpus: Corpus) -> Iterator[list[str]]:
-    """The category names of each item; none where the item table has no such column."""
-    for at in range(0, len(corpus.items), _ROWS):
-        block = corpus.items.slice(at, _ROWS)
-        there = "categories" in block.column_names
-        yield from (
-            (row or [] for row in block["categories"].to_pylist())
-            if there
-            else ([] for _ in range(len(block)))
-        )

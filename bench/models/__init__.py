@@ -1,0 +1,5 @@
+"""Benches of models: Hugging Face architectures through what a run does with them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,208 @@
+"""`make zoo`: every architecture made tiny, its weights drawn, taken through what a run does; the table in docs/models.md.
+
+A tick is earned by a run of its own on one batch of histories. What raises, or answers otherwise, is a cross with its reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.bench.models.architectures import NAMES, config_of
+from nonet.errors import ConfigError
+from nonet.models import build_model
+from nonet.models.generation import Trie, beam_search, log_prob
+from nonet.models.hf import write_folder
+from nonet.models.sid_decoder import sid_loss
+from nonet.types import Jagged, SampleBatch
+
+# Shapes: B sequences, N events, U prompts, W beams, L levels.
+CODES, _BEAMS, _SEED = (8, 8, 8), 16, 5
+_LENGTHS = (4, 0, 7, 2)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
+
+
+def zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
+    """A row an architecture; with `write` also the table of docs/models.md."""
+    torch.set_num_threads(1)
+    chosen = NAMES if names == "all" else names.split(",")
+    animals = [_Animal(kind) for kind in chosen]
+    rows = [animal.row() for animal in animals]
+    if write:
+        _write(rows)
+    whole = sum(all(row[what] == "yes" for what in TESTS) for row in rows)
+    return {"rows": rows, "ratio": {"architectures": len(rows), "with every tick": whole}}
+
+
+class _Animal:
+    """One architecture."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        sids = np.stack(list(itertools.product(*map(range, CODES))))
+        self.sids = np.random.default_rng(_SEED).permutation(sids)[:120]
+        self.trie = Trie.build(self.sids, CODES)
+        self.batch = _batch(self.sids)
+
+    def row(self) -> dict[str, Any]:
+        """What it can, and why not."""
+        row: dict[str, Any] = {"architecture": self.kind, "cache": "-"}
+        reasons: dict[str, str] = {}
+        for what, test in TESTS.items():
+            try:
+                said = test(self)
+            except Exception as error:  # of whatever kind an architecture raises
+                said = " ".join(str(error).split())[:200]
+                said = said if isinstance(error, ConfigError) else f"{type(error).__name__}: {said}"
+            row[what] = "no" if said else "yes"
+            if said:
+                reasons.setdefault(said, what)
+            if said and what == "SIDs":
+                row |= dict.fromkeys(TESTS, "no")
+                break
+        else:
+            row["cache"] = "keys and values" if self.model().caches else "read again"
+        row["reason"] = "; ".join(f"{what}: {said}" for said, what in reasons.items())
+        return row
+
+    def model(self, **options: Any) -> Any:
+        """A new one, the same every time."""
+        config = config_of(self.kind)
+        return build_model({"use": "hf", "config": config, **options}, CODES, {}, _SEED).eval()
+
+    def learned(self, model: Any, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+        """Losses of steps, before each."""
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss, count = sid_loss(model, self.batch, {}, self.trie)
+            (loss / count).backward()
+            optimizer.step()
+            losses.append(float(loss.detach()) / count)
+        return losses
+
+
+def _adds(animal: _Animal) -> str:
+    with torch.no_grad():
+        states = animal.model().states(animal.batch, {})
+    return "" if bool(states.isfinite().all()) else "its states are not finite"
+
+
+def _finetunes(animal: _Animal) -> str:
+    model = animal.model()
+    losses = animal.learned(model, torch.optim.AdamW(model.parameters(), lr=3e-3), 6)
+    return (
+        ""
+        if losses[-1] < losses[0]
+        else f"the loss goes from {losses[0]:.3f} to {losses[-1]:.3f} in six steps"
+    )
+
+
+@torch.no_grad()
+def _beams(animal: _Animal) -> str:
+    model = animal.model()
+    beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
+    twice = [len(set(row)) < _BEAMS for row in beams.item.tolist()]
+    return "a beam is not legal, or there twice" if not bool(beams.valid.all()) or any(twice) else ""
+
+
+@torch.no_grad()
+def _agrees(animal: _Animal) -> str:
+    model = animal.model()
+    beams = beam_search(model, model.prefill(animal.batch, {}), animal.trie, _BEAMS)
+    apart = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())
+    model.caches = False
+    again = float((log_prob(model, animal.batch, {}, beams.sid, animal.trie) - beams.logp).abs().max())
+    return "" if max(apart, again) <= 1e-5 else f"they are {max(apart, again):.1g} apart"
+
+
+@torch.no_grad()
+def _uni(animal: _Animal) -> str:
+    usual, uni = animal.model(), animal.model(attention="uni")
+    before, states = (each.states(animal.batch, {}) for each in (usual, uni))
+    apart, scale = float((before - states).abs().max()), float(before.abs().max())
+    return "" if apart <= 1e-4 * max(1.0, scale) else f"states are {apart:.1g} apart"
+
+
+@torch.no_grad()
+def _saves(animal: _Animal) -> str:
+    """transformers reads what was written, and says of codes what we say."""
+    from transformers import AutoModelForCausalLM
+
+    model = animal.model()
+    options = {"config": config_of(animal.kind)}
+    with tempfile.TemporaryDirectory() as folder:
+        body = write_folder(model, options, _SEED, Path(folder))
+        whole = AutoModelForCausalLM.from_pretrained(folder).eval()
+    offsets = body["first"] + torch.tensor([sum(CODES[:level]) for level in range(len(CODES))])
+    history = animal.batch.sid[: _LENGTHS[0]] + offsets
+    ids = torch.cat([torch.tensor([body["start"]]), history.flatten()])[None]
+    theirs = whole(ids, use_cache=False).logits[0, -1, body["first"] : body["first"] + CODES[0]].float()
+    ours = model.step(model.prefill(animal.batch, {}), [], 0)[0, 0]
+    apart = float((theirs - ours).abs().max())
+    return "" if apart <= 1e-4 * max(1.0, float(ours.abs().max())) else f"logits are {apart:.1g} apart"
+
+
+def _resumes(animal: _Animal) -> str:
+    """Two steps, a commit of weights and moments, and two more are four steps, bit for bit."""
+    straight, stopped = animal.model(), animal.model()
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (straight, stopped)]
+    animal.learned(straight, optimizers[0], 4)
+    animal.learned(stopped, optimizers[1], 2)
+    resumed = animal.model()
+    resumed.load_state_dict(stopped.state_dict())
+    optimizer = torch.optim.AdamW(resumed.parameters(), lr=1e-3)
+    optimizer.load_state_dict(copy.deepcopy(optimizers[1].state_dict()))
+    animal.learned(resumed, optimizer, 2)
+    pairs = zip(straight.state_dict().items(), resumed.state_dict().values(), strict=True)
+    other = [name for (name, a), b in pairs if not torch.equal(a, b)]
+    return f"{len(other)} weights differ, first {other[0]}" if other else ""
+
+
+TESTS: dict[str, Callable[[_Animal], str]] = {
+    "SIDs": _adds, "finetune": _finetunes, "legal beam": _beams, "log-probability": _agrees, "uni": _uni, "save, load": _saves,
+    "resume": _resumes,
+}  # fmt: skip
+
+
+def _batch(sids: np.ndarray) -> SampleBatch:
+    draw = torch.Generator().manual_seed(_SEED)
+    cuts = torch.tensor([0, *itertools.accumulate(_LENGTHS)])
+    events = int(cuts[-1])
+    item = torch.randint(0, len(sids), (events,), generator=draw)
+    zero = torch.zeros(events, dtype=torch.int64)
+    sid: Tensor = torch.from_numpy(sids)[item].long()
+    return SampleBatch(
+        item=Jagged(item, cuts), sid=sid, time=Jagged(zero, cuts), event=Jagged(zero, cuts), context={},
+        loss_mask=Jagged(torch.ones(events, dtype=torch.bool), cuts), target=None, uid=[str(b) for b in range(len(_LENGTHS))],
+    )  # fmt: skip
+
+
+def _write(rows: Sequence[dict[str, Any]]) -> None:
+    """Put the table between the marks of the page. Raises ConfigError where there are none."""
+    from importlib.metadata import version
+
+    heads = ["architecture", *TESTS, "cache", "why not"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in rows:
+        ticks = ["✓" if row[what] == "yes" else "✗" for what in TESTS]
+        reason = re.sub(r"[|`<>]", "", row["reason"])
+        lines.append("| " + " | ".join([row["architecture"], *ticks, row["cache"], reason]) + " |")
+    whole = sum(all(row[what] == "yes" for what in TESTS) for row in rows)
+    said = f"transformers {version('transformers')}: {len(rows)} architectures, {whole} with every tick."
+    text = PAGE.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ConfigError(f"{PAGE} has no place for the table: {BEGIN} ... {END}")
+    PAGE.write_text(f"{before}{BEGIN}\n{said}\n\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")

@@ -1,0 +1,187 @@
+"""The catalogue's trie: legal children beside dictionaries and loops, a million beams, and ten million items with collisions."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.timing import Times
+
+_LEVELS, _CODES, _USERS, _BEAMS = 3, 256, 64, 32
+_SECTIONS = ("children", "beams", "size")
+
+
+def trie(
+    sections: str = "children,beams,size", items: int = 1_000_000, large: int = 10_000_000, rounds: int = 5
+) -> dict[str, Any]:
+    """A row a section. `children`: a look-up of 64 users x 32 beams at every level; `beams`: a million beams of a small catalogue
+    with masks, how many are illegal or double; `size`: a trie of `large` items built, saved, and opened by a second process."""
+    made = {"children": lambda: _children(items, rounds), "beams": _beams, "size": lambda: _size(large)}
+    found = {name: made[name]() for name in _SECTIONS if name in sections.split(",")}
+    rows = [{"section": name, **row} for name, row in found.items()]
+    ratio = {
+        f"{name}: {key}": value for name, row in found.items() for key, value in row.items() if key in _TOLD
+    }
+    return {"rows": rows, "ratio": ratio}
+
+
+_TOLD = ("times as fast as dictionaries", "illegal", "doubled", "build_s", "MB", "open_s", "private_MB")
+
+
+def _sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Random ids [I, levels + 1], the last telling items of one tuple apart."""
+    from nonet.models.tokenizer import resolve
+
+    codes_IL = np.random.default_rng(seed).integers(0, codes, (items, levels)).astype(np.int32)
+    number = resolve(codes_IL)
+    return np.concatenate([codes_IL, number[:, None]], 1), (*(codes,) * levels, int(number.max()) + 1)
+
+
+def _children(items: int, rounds: int) -> dict[str, Any]:
+    """Children by code of 2,048 prefixes at each of three levels: the trie's one call, and a dictionary of prefixes."""
+    import torch
+
+    from nonet.models.generation import Trie
+
+    drawn = np.random.default_rng(0).integers(0, _CODES, (items, _LEVELS)).astype(np.int32)
+    sids, codes = np.unique(drawn, axis=0), (_CODES,) * _LEVELS
+    made = Trie.build(sids, codes)
+    following: dict[tuple[int, ...], list[int]] = {}
+    for level in range(_LEVELS):
+        for prefix in np.unique(sids[:, : level + 1], axis=0).tolist():
+            following.setdefault(tuple(prefix[:-1]), []).append(prefix[-1])
+    picks = np.random.default_rng(1).integers(0, len(sids), _USERS * _BEAMS)
+    nodes = [made.nodes_of(level, torch.from_numpy(picks)) for level in range(_LEVELS)]
+    prefixes = [[tuple(row) for row in sids[picks, :level].tolist()] for level in range(_LEVELS)]
+    ours, theirs, same = [], [], True
+    torch.set_num_threads(1)
+    for _ in range(rounds):
+        with Times() as taken:
+            legal = [made.children(level, nodes[level].view(_USERS, _BEAMS)) >= 0 for level in range(_LEVELS)]
+        ours.append(taken.last_s)
+        with Times() as taken:
+            masks = []
+            for level in range(_LEVELS):
+                mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
+                for row, prefix in enumerate(prefixes[level]):
+                    for code in following[prefix]:
+                        mask[row, code] = True
+                masks.append(mask)
+        theirs.append(taken.last_s)
+        same &= all(torch.equal(a.flatten(0, 1), b) for a, b in zip(legal, masks, strict=True))
+    by_list = []
+    for _ in range(rounds):  # a list a prefix, put into the mask at once: the kinder loop
+        with Times() as taken:
+            for level in range(_LEVELS):
+                mask = torch.zeros(_USERS * _BEAMS, _CODES, dtype=torch.bool)
+                for row, prefix in enumerate(prefixes[level]):
+                    mask[row, following[prefix]] = True
+        by_list.append(taken.last_s)
+    own = float(np.median(ours))
+    return {
+        "items": len(sids),
+        "ms": 1000 * own,
+        "times as fast as dictionaries": float(np.median(theirs)) / own,
+        "times as fast as a list a prefix": float(np.median(by_list)) / own,
+        "same": same,
+    }
+
+
+def _beams() -> dict[str, Any]:
+    """A million beams of random scores over 20,000 items, half of them with masks: none may be illegal, masked or double."""
+    import torch
+
+    from nonet.models.generation import Trie, beam_search
+    from nonet.types import Jagged
+
+    sids, codes = _sids(20_000, 32, 3, 2)
+    made, wide, users = Trie.build(sids, codes), 100, 250
+    illegal = doubled = seen = 0
+    for step in range(40):
+        noise = torch.Generator().manual_seed(step)
+        draw = np.random.default_rng(step)
+        model = _Noise(codes, noise)
+        hidden = None
+        if step % 2:
+            rows = [np.sort(draw.choice(20_000, 50, replace=False)) for _ in range(users)]
+            hidden = Jagged(np.concatenate(rows), np.arange(users + 1) * 50)
+        found = beam_search(model, _Cache(torch.zeros(users, 1)), made, wide, forbidden=hidden)  # type: ignore[arg-type]
+        item, valid = found.item.numpy(), found.valid.numpy()
+        right = (sids[np.maximum(item, 0)] == found.sid.numpy()).all(-1)
+        illegal += int((valid & ~right).sum())
+        if hidden is not None:
+            masked = np.stack([np.isin(item[user], hidden[user]) for user in range(users)])
+            illegal += int((valid & masked).sum())
+        ordered = np.sort(np.where(valid, item, -1 - np.arange(wide)), 1)
+        doubled += int((ordered[:, 1:] == ordered[:, :-1]).sum())
+        seen += int(valid.sum())
+    return {"beams": seen, "illegal": float(illegal), "doubled": float(doubled)}
+
+
+class _Cache:
+    def __init__(self, state: Any):
+        self.state = state
+
+
+class _Noise:
+    """A model whose logits are drawn anew at every step."""
+
+    def __init__(self, codes: tuple[int, ...], noise: Any):
+        self._codes, self._noise = codes, noise
+
+    def step(self, cache: Any, prefix_UVl: Any, level: int) -> Any:
+        import torch
+
+        return torch.randn(*prefix_UVl.shape[:2], self._codes[level], generator=self._noise)
+
+
+def _size(items: int) -> dict[str, Any]:
+    """Seconds to build, bytes on disk; seconds and private bytes of a second process that opens it and walks to 1,000 leaves."""
+    from nonet.models.generation import Trie
+
+    sids, codes = _sids(items, _CODES, _LEVELS, 3)
+    with Times() as built:
+        made = Trie.build(sids, codes)
+    with tempfile.TemporaryDirectory() as folder:
+        made.save(folder)
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(1) as pool:
+            opened, private = pool.apply(_opened, (folder, items))
+    return {
+        "items": items,
+        "codes": str(codes),
+        "build_s": built.last_s,
+        "MB": size / 1e6,
+        "open_s": opened,
+        "private_MB": private / 1e6,
+    }
+
+
+def _opened(folder: str, items: int) -> tuple[float, int]:
+    """Seconds to open, and what this process has for itself alone after walking."""
+    import torch
+
+    from nonet.models.generation import Trie
+
+    torch.zeros(1)
+    before = _private()
+    with Times() as taken:
+        trie = Trie.load(folder)
+        leaf = torch.arange(0, trie.n_leaves, max(1, trie.n_leaves // 1000))
+        trie.prefixes(trie.levels, leaf)
+        for level in range(trie.levels):
+            trie.children(level, trie.nodes_of(level, leaf[:1]))
+    assert len(trie.leaf_of_item) == items
+    return taken.last_s, _private() - before
+
+
+def _private() -> int:
+    """Bytes of this process that no other shares, and that no file is behind."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    rows = dict(line.split(":", 1) for line in text.splitlines()[1:] if ":" in line)
+    return int(rows["Anonymous"].split()[0]) * 1024

@@ -1,0 +1,142 @@
+"""Compressed events beside the log as it is: how many fewer, whether they expand to the same rows, and what ranking loses.
+
+Two logs: the shipped MovieLens ratings with repeats that make up 30 % of it (seeded), and, where `data` names its folder,
+`train_full.tsv` of Yoochoose's clicks. Each is run twice, as it is and with `data.events`, in processes of their own; recall is
+paired over the test events that both runs have.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from nonet.controller.record import find_run
+from nonet.controller.scenario import yaml
+from nonet.deploy.after import Tested
+from nonet.models.ranking import paired, per_event
+from nonet.random import rng
+from nonet.samples.sequences import compress, expand
+from nonet.samples.tables import read_interactions, read_items
+
+_SHARE = 0.3
+_METRICS = ("recall@10", "ndcg@10")
+_PERIOD = "1d"
+
+
+def compression(seeds: list[int], data: str = "", epochs: int = 3, by: str = "item") -> dict[str, Any]:
+    """data: a folder with Yoochoose's train_full.tsv, or nothing; epochs of pretraining in each run; by: item or category."""
+    with tempfile.TemporaryDirectory(prefix="nonet-bench-compression-") as name:
+        folder = Path(name)
+        logs = {"movielens, 30 % repeats": repeated(seeds[0])}
+        if data:
+            logs["yoochoose"] = _yoochoose(Path(data) / "train_full.tsv")
+        rows = [
+            _measured(folder / f"log-{number}", name, log, items, by, seeds[0], epochs)
+            for number, (name, (log, items)) in enumerate(logs.items())
+        ]
+    ratio = {f"{row['log']}: rows / events": row["rows"] / row["events"] for row in rows}
+    return {"rows": rows, "ratio": ratio}
+
+
+def repeated(seed: int) -> tuple[pa.Table, pa.Table]:
+    """The shipped ratings and items; three rows of ten say again, within a minute, what a user has rated."""
+    log = read_interactions(
+        "builtin:movielens-small/interactions.parquet", only=["user_id", "item_id", "timestamp"]
+    ).select(["user_id", "item_id", "timestamp"])
+    dice = rng(seed, "bench", "repeats")
+    again = log.take(pa.array(np.sort(dice.integers(0, len(log), int(len(log) * _SHARE / (1 - _SHARE))))))
+    later = again["timestamp"].to_numpy() + dice.integers(1, 60, len(again))
+    again = again.set_column(2, "timestamp", pa.array(later, log.schema.field(2).type))
+    both = pa.concat_tables([log, again]).sort_by([("timestamp", "ascending")]).combine_chunks()
+    return both, read_items("builtin:movielens-small/items.parquet")
+
+
+def _yoochoose(path: Path) -> tuple[pa.Table, pa.Table]:
+    """Clicks by session, to the second, and the items that they name."""
+    clicks = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t"))
+    log = pa.table(
+        {
+            "user_id": clicks["SessionId"],
+            "item_id": clicks["ItemId"],
+            "timestamp": pa.array(clicks["Time"].to_numpy().astype(np.int64)),
+        }
+    )
+    items = np.unique(log["item_id"].to_numpy())
+    return log, pa.table({"item_id": items, "title": [f"item {item}" for item in items.tolist()]})
+
+
+def _measured(
+    folder: Path, name: str, log: pa.Table, items: pa.Table, by: str, seed: int, epochs: int
+) -> dict[str, Any]:
+    folder.mkdir()
+    pq.write_table(log, folder / "interactions.parquet")
+    pq.write_table(items, folder / "items.parquet")
+    made = compress(log, 86_400, by, items)
+    facts = made.facts()
+    for kind, events in (("as it is", None), ("compressed", {"compress": _PERIOD, "by": by})):
+        scenario = _scenario(folder, events, "categories" in items.column_names, seed, epochs)
+        path = folder / f"{kind}.yaml"
+        path.write_text(yaml.dump(scenario))
+        _run(path, folder / kind)
+    return {
+        "log": name,
+        "rows": facts["rows"],
+        "events": facts["events"],
+        "rows / events": facts["rows"] / facts["events"],
+        "bytes before / after": facts["bytes_before"] / facts["bytes_after"],
+        "expands to the same rows": expand(made).equals(log.combine_chunks()),
+        **_paired(folder),
+    }
+
+
+def _scenario(folder: Path, events: Any, categories: bool, seed: int, epochs: int) -> dict[str, Any]:
+    data = {"interactions": str(folder / "interactions.parquet"), "items": str(folder / "items.parquet")}
+    sources = ["categories", "cooccurrence"] if categories else ["cooccurrence"]
+    return {
+        "name": "compression",
+        "seed": seed,
+        "data": {
+            **data,
+            **({"events": events} if events else {}),
+            "history": 30,
+            "keep": {"user_events": 3},
+            "split": {"use": "leave_last_out", "test": 1, "valid": 1},
+        },
+        "tokenizer": {"use": "rq_kmeans", "vectors": sources, "codes": 64, "dim": 32},
+        "model": {"use": "sid_decoder", "width": 64, "layers": 2, "heads": 4, "memory": "on"},
+        "sparse": {"tables": {"item": {"dim": 32}, **({"count": {"dim": 8}} if events else {})}},
+        "stages": {"pretrain": {"epochs": epochs, "lr": 3e-3}},
+        "evaluate": {"metrics": list(_METRICS), "width": 20},
+    }
+
+
+def _run(scenario: Path, run: Path) -> None:
+    command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
+    result = subprocess.run([*command, "--run-dir", str(run)], capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"the run failed:\n{(result.stdout + result.stderr)[-4000:]}")
+
+
+def _paired(folder: Path) -> dict[str, Any]:
+    """Metrics of both runs' last stage over the test events that both have, and compressed minus plain with its interval."""
+    plain, packed = (Tested.of(find_run(str(folder / kind))) for kind in ("as it is", "compressed"))
+    place = {event: at for at, event in enumerate(plain.events)}
+    pairs = [(place[event], at) for at, event in enumerate(packed.events) if event in place]
+    here, there = np.array(pairs).T
+    ranks = plain.ranks(plain.last_stage())[here], packed.ranks(packed.last_stage())[there]
+    row: dict[str, Any] = {"test events of both": len(pairs)}
+    for metric in _METRICS:
+        values = [per_event(metric, each) for each in ranks]
+        difference = paired(values[1], values[0], plain.user[here], plain.seed)
+        row[f"{metric} as it is"], row[f"{metric} compressed"] = (float(each.mean()) for each in values)
+        row[f"{metric} difference"] = json.dumps({key: round(value, 4) for key, value in difference.items()})
+    return row

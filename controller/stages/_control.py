@@ -1,0 +1,159 @@
+"""The control of an RL stage: finetuning that goes on, from the same commit, with the events that RL learns from.
+
+It may compute as much as RL did, is validated as finetuning is, and its best commit is ranked beside RL's. So what RL gains by
+seeing more events is not taken for what it gains by learning from rewards. It lies in RUN/controls/<stage>, and no later stage
+goes on from it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.plan import model_size
+from nonet.controller.record import Recorder, control_name, find_run
+from nonet.controller.scenario import Scenario, ValidationRule, load_scenario, validation_rule
+from nonet.controller.session import Session
+from nonet.controller.setup import stage_setups
+from nonet.controller.stages.supervised import CHUNK_STEPS
+from nonet.errors import ConfigError
+from nonet.workers.roles import StageSetup
+
+_DECODE, _TRAIN, _LOOK = 2.0, 6.0, 2.0  # flops a parameter and position: a rollout, a step, a reference
+_PATIENCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What is trained, from which commit, and how it is validated."""
+
+    setup: StageSetup
+    start: Path
+    rule: ValidationRule
+
+
+def control_of(session: Session, name: str) -> Control | None:
+    """The control of an RL stage; None where it wants none, or no supervised stage came before it."""
+    body, before = session.scenario.stages[name], _before(session, name)
+    if not getattr(body, "control", False) or before is None or not session.stages[name].steps:
+        return None
+    source, supervised, start = before
+    facts = session.facts["data"]
+    setups = stage_setups(source, facts["users"], facts["trained_events"])
+    setup, rl = setups[supervised], session.stages[name]
+    users = min(setup.users, facts["users"])
+    steps = _steps(session, name, users)
+    setup = replace(
+        setup,
+        name=control_name(name),
+        first=rl.first,
+        steps=steps,
+        users=users,
+        target=None,
+        rl_targets=True,
+        epochs=steps * users / max(1, facts["users"]),
+    )
+    rule = validation_rule(source, supervised) or ValidationRule("ndcg@10")
+    return Control(setup, start, replace(rule, patience=_PATIENCE, every=None))
+
+
+def train_control(
+    session: Session, control: Control, recorder: Recorder, stopped: Callable[[], bool]
+) -> Path | None:
+    """Train it; the folder of its best commit. None when asked to stop: it begins again then. The trainer is left with it."""
+    setup, top = control.setup, session.run.path / "controls" / control.setup.name
+    shutil.rmtree(top, ignore_errors=True)
+    session.trainer.ensure_on_device(setup)
+    session.groups.load(control.start, None)
+    session.trainer.begin(setup)
+    recorder.begin(setup.name, setup.steps, 0)
+    points = control.rule.points(setup.steps, setup.epochs)
+    judged = _Judged(session, control.rule)
+    for step in range(0, setup.steps, CHUNK_STEPS):
+        if stopped():
+            return None
+        stop = min(step + CHUNK_STEPS, setup.steps)
+        began = time.perf_counter()
+        records = session.trainer.train(setup, step, stop)
+        events = sum(record["events"] for record in records)
+        shown = {"loss": sum(record["loss"] * record["events"] for record in records) / max(1.0, events)}
+        shown |= {"lr": records[-1]["lr"], "rows/s": events / (time.perf_counter() - began)}
+        recorder.step(setup.name, stop, shown)
+        if any(step < point <= stop for point in points):
+            judged.ask(setup.name, stop, session.save_aside(top / f"step-{stop:06d}"))
+            if judged.over():
+                break
+    step, folder, value = judged.best()
+    for other in top.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    text = f"{setup.name}: finetuning continued on RL's events, best at step {step} of {setup.steps}"
+    recorder.event("note", text=f"{text} by {control.rule.metric} of validation ({value:.4f})")
+    return folder
+
+
+class _Judged:
+    """Commits of a control as the evaluator finds them."""
+
+    def __init__(self, session: Session, rule: ValidationRule):
+        self._session, self._rule = session, rule
+        self._asked: list[tuple[int, Path, Any]] = []
+        self._values: list[float] = []
+
+    def ask(self, name: str, step: int, folder: Path) -> None:
+        self._asked.append((step, folder, self._session.evaluator.validate(name, str(folder))))
+
+    def over(self) -> bool:
+        """Whether nothing has become better, by all answers but the newest: that one may still be under way."""
+        self._settle(len(self._asked) - 1)
+        return self._rule.over(self._values)
+
+    def best(self) -> tuple[int, Path, float]:
+        """(step, folder, value) of the best one; waits for all."""
+        self._settle(len(self._asked))
+        index = self._rule.best(self._values) or 0
+        return *self._asked[index][:2], self._values[index]
+
+    def _settle(self, count: int) -> None:
+        for _, _, future in self._asked[len(self._values) : count]:
+            self._values.append(self._value(future.get(self._session.deadlines.evaluate)))
+
+    def _value(self, answer: Mapping[str, Any]) -> float:
+        nats = self._rule.metric == "nats"
+        value = answer["nats"] if nats else answer["metrics"].get(self._rule.metric)
+        return float("nan") if value is None else value
+
+
+def _before(session: Session, name: str) -> tuple[Scenario, str, Path] | None:
+    """The supervised stage that came last before an RL stage, the scenario it is of, and the commit that RL began from."""
+    names = list(session.stages)
+    earlier = names[: names.index(name)]
+    start, source = session.start_of(name), session.scenario
+    if start is None:
+        return None
+    if not earlier:
+        init = session.scenario.init
+        try:
+            source, _ = load_scenario(find_run(init.source if init else "").scenario)
+        except ConfigError:  # the source is gone; its commit is what the run began with
+            return None
+        named = list(source.stages)
+        earlier = named[: named.index(session.facts["init"]["stage"]) + 1]
+    supervised = [each for each in earlier if source.stages[each].kind.validates]
+    return (source, supervised[-1], start) if supervised else None
+
+
+def _steps(session: Session, name: str, users: int) -> int:
+    """Steps of so many users that compute as much as RL's stage does: rollouts, updates and looks at its reference."""
+    scenario, body, rl = session.scenario, session.scenario.stages[name], session.stages[name]
+    size, facts = model_size(scenario), session.facts["data"]
+    mean = min(scenario.data.history, facts["trained_events"] / max(1, facts["users"]))
+    history = 1 + mean * size.positions_an_event
+    passes = int(rl.algorithm.get("epochs", 1))
+    looks = _LOOK if body.kind.keeps_reference(body) else 0.0
+    prompt = (history + body.kind.width(body) * size.levels) * (_DECODE + passes * (_TRAIN + looks))
+    return max(CHUNK_STEPS, round(rl.steps * rl.users * prompt / (_TRAIN * users * history)))

@@ -1,0 +1,44 @@
+"""Alignment stages: a supervised stage that also teaches a language model what semantic ids mean, before finetuning.
+
+After LC-Rec (Zheng et al. 2024): of some items a step, their words are asked for their codes and their codes for their words,
+beside the histories of the step. `stages: {align: {use: align, epochs: 1, items: 64}}`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from nonet.controller.scenario import StageOptions
+from nonet.controller.stages.supervised import Supervised, SupervisedKind
+from nonet.options import Positive, Rate
+
+
+class Align(Supervised):
+    """As a supervised stage."""
+
+    kind_name: ClassVar[str] = "align"
+    items: Annotated[Positive, Field(description="a step, over the whole job, drawn by the seed")] = 64
+    weight_of_items: Annotated[Rate, Field(description="what their mean loss counts beside a target's")] = 1.0
+    column: Annotated[str, Field(description="of the items: their words")] = "title"
+
+
+class AlignKind(SupervisedKind):
+    """Words and codes of items, beside the histories of users."""
+
+    options: ClassVar[type[StageOptions]] = Align
+    aligns: ClassVar[bool] = True
+
+    def claims(self, keys: set[str]) -> bool:
+        return False
+
+    def item_columns(self, body: Align) -> tuple[str, ...]:
+        return (body.column,)
+
+    def lengths(self, body: Align, users: int, events: int) -> dict[str, Any]:
+        align = {"items": body.items, "weight": body.weight_of_items, "column": body.column}
+        return super().lengths(body, users, events) | {"align": align}
+
+
+SPEC = AlignKind()

@@ -1,0 +1,210 @@
+"""Items that come and go after a run: `nonet items add` makes a new version of its catalogue, without training.
+
+Items that are there keep their semantic ids and their places in the dense index, so weights and rows mean what they meant. New
+items are coded by the run's codebooks, as a warm start does it, and stand behind. Withdrawn ones leave the trie and keep their
+ids for the day they come back. Versions stand in RUN/catalogues.json; `RunFolder.artifacts` gives the newest, which whoever
+answers reads; training and its resume go on with the first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from nonet.controller.record import CATALOGUES, RunFolder, find_run
+from nonet.controller.scenario import load_scenario
+from nonet.controller.setup import run_setup
+from nonet.errors import ConfigError, DataError
+from nonet.models.generation import Corpus, Trie
+from nonet.models.tokenizer import KnownSids, item_vectors
+from nonet.samples.sequences import Transitions
+from nonet.samples.tables import as_numbers, keys_in, read_items
+from nonet.workers.roles import keep, write_sids
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+# Shapes: I items that are there, M with the new ones, L levels.
+
+
+def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[str, Any]:
+    """A new version of a run's catalogue: the record that RUN/catalogues.json has of it. `new`: a table of items; `withdraw`: ids
+    that may no longer be recommended. Raises ConfigError and DataError; then nothing has changed."""
+    folder = find_run(run)
+    scenario, beside = load_scenario(folder.scenario)
+    if not scenario.model.spec.makes_lists:
+        raise ConfigError(f"{folder.id} scores events and has no catalogue")
+    if new is not None and scenario.tokenizer.use != "rq_kmeans":
+        raise ConfigError(
+            f"items add: the semantic ids of {folder.id} come from a file, so there are no codebooks to code new items by; "
+            "give them ids in that file and start a run with init: {from: RUN}"
+        )
+    artifacts = folder.artifacts()
+    corpus = run_setup(scenario).corpus(artifacts)
+    known, ids = corpus.items, corpus.item_id
+    there = np.asarray(corpus.trie.leaf_of_item) >= 0
+    table = _new_rows(new, known, ids, there) if new is not None else known.slice(0, 0)
+    back = np.isin(ids, _ids(table, ids)) & ~there
+    table = table.filter(pa.array(~np.isin(_ids(table, ids), ids[back])))
+    out = _places(withdraw, ids, there)
+    if not (len(table) or back.any() or len(out)):
+        raise ConfigError("items add: nothing changes; give a table of items, or --withdraw ID")
+    items = pa.concat_tables([known, _numbered(table, len(known))]).combine_chunks()
+    allowed = np.concatenate([there | back, np.ones(len(table), bool)])
+    allowed[out] = False
+    root, seq = folder.path / "artifacts", corpus.seq
+    if len(table):
+        key = np.concatenate(
+            [seq.keys_of_items(np.arange(len(known))), keys_in("item", as_numbers(table["item_id"]))]
+        )
+        tokens = KnownSids(key[: len(known)], corpus.sids, corpus.codes, f"run {folder.id}")
+        options = scenario.tokenizer.options()
+        vectors = item_vectors(
+            items, seq, options["vectors"], dim=options["dim"], seed=scenario.seed, folder=beside
+        )
+        sids = tokens.extend(vectors, key)
+    else:
+        key, sids = None, corpus.sids
+    made = _written(root, artifacts, items, key, sids, corpus, np.flatnonzero(allowed))
+    record = {
+        "version": Trie.load(Path(made["catalogue"]["path"])).version,
+        "at": time.time(),
+        "artifacts": made,
+        "items": int(allowed.sum()),
+        "added": len(table),
+        "put back": int(back.sum()),
+        "withdrawn": len(out),
+    }
+    return _noted(folder, record)
+
+
+def _noted(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
+    versions = (folder.read_json(CATALOGUES) or {"versions": []})["versions"]
+    record = {"number": len(versions) + 1, **record}
+    folder.write_json(CATALOGUES, {"versions": [*versions, record]})
+    return record
+
+
+def _written(
+    root: Path,
+    artifacts: dict[str, str],
+    items: pa.Table,
+    key: np.ndarray | None,
+    sids: np.ndarray,
+    corpus: Corpus,
+    allowed: np.ndarray,
+) -> dict[str, dict[str, str]]:
+    """The artifacts of a version, by kind; those that do not change are the ones before."""
+    made = {kind: {"kind": kind, "path": path, "sha256": ""} for kind, path in artifacts.items()}
+    if key is not None:
+        before = Path(artifacts["sequences"])
+        made["sequences"] = keep(root, "sequences", lambda to: _with_items(before, to, items, key))
+        made["sids"] = keep(root, "sids", lambda to: write_sids(to, sids))
+        longer = _longer(corpus.transitions, len(items)) if "transitions" in artifacts else None
+        if longer is not None:
+            made["transitions"] = keep(root, "transitions", longer.save)
+    trie = Trie.build(sids, corpus.codes, items=allowed)
+    made["catalogue"] = keep(root, "catalogue", trie.save)
+    return made
+
+
+def _with_items(before: Path, to: Path, items: pa.Table, key: np.ndarray) -> None:
+    """Sequences as they are, over more items: their files are linked, not copied, where the file system can."""
+    for path in sorted(each for each in before.rglob("*") if each.is_file()):
+        place = to / path.relative_to(before)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.name in ("items.parquet", "item_keys.npy"):
+            continue
+        try:
+            os.link(path, place)
+        except OSError:
+            shutil.copyfile(path, place)
+    pq.write_table(items, to / "items.parquet")
+    np.save(to / "item_keys.npy", key)
+
+
+def _longer(transitions: Transitions, items: int) -> Transitions:
+    """Transitions with new items, which nothing has led to yet."""
+    more = items - len(transitions)
+    return Transitions(
+        np.concatenate([transitions.row, np.full(more, transitions.row[-1])]),
+        np.asarray(transitions.item),
+        np.asarray(transitions.count),
+        occurs=np.concatenate([transitions.occurs, np.zeros(more, np.float32)]),
+        options=transitions.options,
+        until=transitions.until,
+    )
+
+
+def _new_rows(path: str, known: pa.Table, ids: np.ndarray, there: np.ndarray) -> pa.Table:
+    """The table with the run's columns: those that it lacks are empty. Raises where an item is there already, or comes twice."""
+    raw = read_items(path)
+    columns = []
+    for field in known.schema:
+        if field.name in raw.column_names:
+            try:
+                columns.append(raw[field.name].cast(field.type))
+            except pa.ArrowException as error:
+                raise DataError(
+                    f"items {path}: {field.name} is {raw[field.name].type}, the run's is {field.type}: {error}"
+                ) from None
+        else:
+            columns.append(pa.chunked_array([pa.nulls(len(raw), field.type)]))
+    table = pa.table(columns, schema=known.schema)
+    own = _ids(table, ids)
+    twice, count = np.unique(own, return_counts=True)
+    if (count > 1).any():
+        raise DataError(
+            f"items {path}: {int((count > 1).sum())} items come twice, the first is {twice[count > 1][0]}"
+        )
+    if len(same := own[np.isin(own, ids[there])]):
+        raise DataError(
+            f"items {path}: {len(same)} of {len(own)} items are in the catalogue already, the first is {same[0]}; "
+            "leave them out: items that are there keep their ids"
+        )
+    return table
+
+
+def _numbered(table: pa.Table, first: int) -> pa.Table:
+    """New rows with their places in the dense index, and no events."""
+    for name, values in (
+        ("item", np.arange(first, first + len(table))),
+        ("events", np.zeros(len(table), np.int64)),
+    ):
+        at = table.schema.get_field_index(name)
+        if at >= 0:
+            table = table.set_column(
+                at, table.schema.field(at), pa.array(values).cast(table.schema.field(at).type)
+            )
+    title = table.schema.get_field_index("title")
+    if title >= 0:
+        filled = pc.coalesce(table["title"], table["item_id"].cast(pa.string()))
+        table = table.set_column(
+            title, table.schema.field(title), filled.cast(table.schema.field(title).type)
+        )
+    return table
+
+
+def _ids(table: pa.Table, ids: np.ndarray) -> np.ndarray:
+    """Ids of rows, as those of the run are kept."""
+    return np.array(table["item_id"].to_pylist(), dtype=ids.dtype if ids.dtype.kind != "U" else np.str_)
+
+
+def _places(withdraw: Sequence[str], ids: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Where items to be withdrawn stand in the dense index. Raises ConfigError for one that is not in the catalogue."""
+    names = ids.astype(str)
+    order = np.argsort(names, kind="stable")
+    at = np.minimum(np.searchsorted(names, np.array(withdraw, dtype=np.str_), sorter=order), len(names) - 1)
+    places = order[at] if len(withdraw) else np.empty(0, np.int64)
+    for name, place in zip(withdraw, places.tolist(), strict=True):
+        if names[place] != name or not there[place]:
+            raise ConfigError(f"items add --withdraw: {name!r} is not in the catalogue of this run")
+    return np.unique(places)

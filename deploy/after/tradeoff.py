@@ -1,0 +1,260 @@
+"""`nonet tradeoff RUN KEY=0,0.1,0.3`: an RL stage of a finished run once a value of one of its keys, and the curve that makes.
+
+Each point begins with the commit that the run's stage began with, so what differs is that key alone. What a point gives is
+measured on validation, and the point that is chosen is chosen there: the highest of the rewards that the key moves, among points
+that keep `least` of the metric before the stage. Test and held-out users are told beside it, and decide nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from nonet.atomic import make_folder, write_whole
+from nonet.controller.record import RunFolder, Validations, find_run, new_run
+from nonet.controller.scenario import load_scenario, make_scenario, put, validation_rule, yaml
+from nonet.deploy.report import tick_labels, ticks
+from nonet.deploy.run import api
+from nonet.errors import ConfigError
+from nonet.plugins import Files
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 340, 70, 50
+_STYLE = """
+svg { background: #fff; font: 12px system-ui, sans-serif } text { fill: #1a1f27 } .tick { fill: #5d6673; font-size: 11px }
+.grid { stroke: #dfe3e8 } .line { fill: none; stroke: #2459c4; stroke-width: 2 } .dot { fill: #2459c4 }
+.best { fill: #14713f } .floor { stroke: #b3261e; stroke-dasharray: 4 3 } .head { font-weight: 600 }
+"""
+
+
+def trade_off(
+    run: str, sweep: str, *, run_dir: Path | None = None, least: float = 0.98, changes: Sequence[str] = ()
+) -> tuple[Path, dict[str, Any]]:
+    """Run every point that FOLDER does not hold yet; the folder, and the curve, also in tradeoff.json, .svg and report.html."""
+    source = find_run(run)
+    scenario, _ = load_scenario(source.scenario)
+    path, values = _sweep(sweep)
+    stage, reward = _moved(path, scenario)
+    before = list(scenario.stages)[: list(scenario.stages).index(stage)]
+    start = {"from": str(source.path), "stage": before[-1]} if before else None
+    if start is None:
+        raise ConfigError(
+            f"tradeoff: {stage} is the first stage of {source.id}: there is no commit that it begins with"
+        )
+    folder = run_dir or new_run(f"{scenario.name}-tradeoff").path
+    make_folder(folder)
+    points = []
+    for value in values:
+        place = RunFolder((folder / f"{path.rsplit('.', 2)[-2]}-{value:g}").absolute())
+        if place.read_json("report.json") is None:
+            given = _point(source, scenario, stage, start, {path: value}, changes)
+            if list(place.checkpoints.glob("step-*")):
+                api.resume(place.path, given=given)
+            else:
+                api.run(given, run_dir=place.path, command=f"nonet tradeoff {run} {sweep}")
+        points.append(_measured(place, stage, value))
+    curve = _curve(points, path, reward, least)
+    write_whole(folder / "tradeoff.json", f"{json.dumps(curve, indent=1)}\n".encode())
+    write_whole(folder / "tradeoff.svg", picture(curve).encode())
+    write_whole(folder / "report.html", _page(curve, source.id).encode())
+    return folder, curve
+
+
+def curve_text(curve: Mapping[str, Any]) -> str:
+    """The curve as a table, and what was chosen."""
+    metric, reward = curve["metric"], curve["reward"]
+    head = f"{curve['key'].rsplit('.', 2)[-2]:>10}{reward:>14}{metric:>12}{'recall@10, test':>18}{reward + ', held out':>22}"
+    lines = [f"{curve['key']}, by validation: {metric} before {curve['before']:.4f}", head]
+    for point in curve["points"]:
+        mark = " *" if point["value"] == curve["chosen"] else ""
+        test, held = point["test"].get("recall@10"), point["held_out"].get(reward)
+        lines.append(
+            f"{point['value']:>10g}{point['rewards'][reward]:>14.4f}{point['metric']:>12.4f}"
+            f"{test if test is not None else math.nan:>18.4f}{held[1] if held else math.nan:>22.4f}{mark}"
+        )
+    lines.append(
+        f"* chosen on validation: the most {reward} with {curve['least']:.0%} of {metric} kept"
+        if curve["chosen"] is not None
+        else f"no point keeps {curve['least']:.0%} of {metric}"
+    )
+    lines.append(
+        f"{reward} {'rises' if curve['monotone'] else 'does not rise'} with its weight at every point"
+    )
+    return "\n".join(lines)
+
+
+def _sweep(text: str) -> tuple[str, list[float]]:
+    path, equals, values = text.partition("=")
+    try:
+        numbers = sorted({float(value) for value in values.split(",")})
+    except ValueError:
+        numbers = []
+    if not equals or len(numbers) < 2:
+        raise ConfigError(
+            f"tradeoff wants KEY=A,B,C of two numbers or more, such as stages.rl.rewards.novelty.weight=0,0.1,0.3; got {text!r}"
+        )
+    return path, numbers
+
+
+def _moved(path: str, scenario: Any) -> tuple[str, str]:
+    """(stage, reward) that a key belongs to. Raises ConfigError."""
+    parts = path.split(".")
+    if (
+        len(parts) != 5
+        or parts[0] != "stages"
+        or parts[2] != "rewards"
+        or parts[4] not in ("weight", "at_least")
+    ):
+        raise ConfigError(
+            f"tradeoff: {path}: a weight or a floor can be swept: stages.<stage>.rewards.<name>.weight or .at_least"
+        )
+    stage, reward = parts[1], parts[3]
+    body = scenario.stages.get(stage)
+    if body is None or reward not in getattr(body, "rewards", {}):
+        known = [
+            f"stages.{name}.rewards.{each}"
+            for name, one in scenario.stages.items()
+            for each in getattr(one, "rewards", {})
+        ]
+        raise ConfigError(
+            f"tradeoff: the run has no {'.'.join(parts[:4])}; it has {', '.join(known) or 'no rewards'}"
+        )
+    if validation_rule(scenario, stage) is None:
+        raise ConfigError(
+            f"tradeoff: stages.{stage} is not validated: it wants data.split.valid, and best: other than last"
+        )
+    return stage, reward
+
+
+def _point(
+    source: RunFolder,
+    scenario: Any,
+    stage: str,
+    start: Mapping[str, str],
+    values: Mapping[str, Any],
+    changes: Sequence[str],
+) -> api.ScenarioFile:
+    """The scenario of one point: the stage alone, from the commit it began with, to its end."""
+    whole = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
+    whole["stages"] = {stage: whole["stages"][stage]}
+    whole["init"] = dict(start)
+    whole.pop("settings", None)
+    put(whole, f"stages.{stage}.best", {"by": "reward", "least": 0.0}, "tradeoff")
+    put(whole, f"stages.{stage}.control", False, "tradeoff")
+    put(whole, "evaluate.baselines", [{"use": "popularity"}], "tradeoff")
+    for change in changes:
+        path, _, text = change.partition("=")
+        put(whole, path.strip(), yaml.parse(text, f"--set {path}"), f"--set {path}")
+    for path, value in values.items():
+        put(whole, path, value, "tradeoff")
+    return api.ScenarioFile(make_scenario(whole, scenario.name, Files(str(source.sources))), source.sources)
+
+
+def _measured(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
+    """A point: rewards and metric of validation at the step that went on, of test and held-out users, and the metric before."""
+    scenario, _ = load_scenario(run.scenario)
+    rule, kept = validation_rule(scenario, stage), Validations(run, stage)
+    assert rule is not None
+    assert kept.end is not None
+    step = kept.end["best"]
+    entry = next(each for each in kept.history if each["step"] == step)
+    rewards: dict[str, float] = {}
+    for line in run.metrics.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        name = record["name"].partition("validation reward.")[2]
+        if name and record["stage"] == stage and record["step"] == step:
+            rewards[name] = record["value"]
+    report = run.read_json("report.json") or {}
+
+    def of(answer: Mapping[str, Any]) -> float:
+        return answer["nats"] if rule.metric == "nats" else answer["metrics"][rule.metric]
+
+    return {
+        "value": value,
+        "step": step,
+        "rewards": rewards,
+        "metric": of(entry),
+        "before": of(kept.start) if kept.start else math.nan,
+        "name": rule.metric,
+        "lower": rule.lower,
+        "test": report["stages"][stage],
+        "held_out": report.get("rewards", {}),
+    }
+
+
+def _curve(points: Sequence[dict[str, Any]], path: str, reward: str, least: float) -> dict[str, Any]:
+    before, lower = points[0]["before"], points[0]["lower"]
+    kept = [
+        point
+        for point in points
+        if (point["metric"] * least <= before if lower else point["metric"] >= least * before)
+    ]
+    best = max(kept, key=lambda point: point["rewards"][reward], default=None)
+    given = [point["rewards"][reward] for point in points]
+    return {
+        "key": path,
+        "reward": reward,
+        "metric": points[0]["name"],
+        "before": before,
+        "least": least,
+        "chosen": best and best["value"],
+        "monotone": all(a < b for a, b in pairwise(given)),
+        "points": list(points),
+    }
+
+
+def picture(curve: Mapping[str, Any]) -> str:
+    """Reward against metric, a dot a point, as one SVG file; the floor of the choice dashed, the chosen dot green."""
+    points, reward = curve["points"], curve["reward"]
+    xs, ys = [point["rewards"][reward] for point in points], [point["metric"] for point in points]
+    floor = curve["least"] * curve["before"]
+    low_x, high_x, low_y, high_y = min(xs), max(xs), min(*ys, floor), max(*ys, curve["before"])
+    wide, high = (high_x - low_x) or 1.0, (high_y - low_y) or 1.0
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        right, top = _WIDTH - _LEFT - 50, _HEIGHT - _BOTTOM - 50
+        return round(_LEFT + 20 + (x - low_x) / wide * right, 1), round(30 + (high_y - y) / high * top, 1)
+
+    parts = []
+    for y, text in zip(ticks(low_y, high_y), tick_labels(ticks(low_y, high_y)), strict=True):
+        at = place(low_x, y)[1]
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4}" text-anchor="end">{text}</text>')
+    for x, text in zip(ticks(low_x, high_x), tick_labels(ticks(low_x, high_x)), strict=True):
+        parts.append(
+            f'<text class="tick" x="{place(x, low_y)[0]}" y="{_HEIGHT - 28}" text-anchor="middle">{text}</text>'
+        )
+    at = place(low_x, floor)[1]
+    parts.append(f'<line class="floor" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{at}" y2="{at}"/>')
+    parts.append(
+        f'<text class="tick" x="{_WIDTH - 20}" y="{at - 5}" text-anchor="end">{curve["least"]:.0%} of before</text>'
+    )
+    line = " ".join(f"{x},{y}" for x, y in map(place, xs, ys))
+    parts.append(f'<polyline class="line" points="{line}"/>')
+    for point, x, y in zip(points, xs, ys, strict=True):
+        across, down = place(x, y)
+        kind = "best" if point["value"] == curve["chosen"] else "dot"
+        parts.append(f'<circle class="{kind}" cx="{across}" cy="{down}" r="5"/>')
+        parts.append(f'<text x="{across + 8}" y="{down - 6}">{point["value"]:g}</text>')
+    title = escape(
+        f"{curve['metric']} of validation against {reward}, by {curve['key'].rsplit('.', 2)[-2]}'s weight"
+    )
+    parts.append(f'<text class="head" x="{_LEFT}" y="16">{title}</text>')
+    parts.append(
+        f'<text class="tick" x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(reward)}, mean a beam</text>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">'
+        f"<style>{_STYLE}</style>{''.join(parts)}</svg>\n"
+    )
+
+
+def _page(curve: Mapping[str, Any], run: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(curve["key"])}</title>'
+        f"<h1>Trade-off of {escape(run)}</h1>{picture(curve)}<pre>{escape(curve_text(curve))}</pre></html>\n"
+    )

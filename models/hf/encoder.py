@@ -1,0 +1,79 @@
+"""Text encoders as makers of item vectors: the last states of a transformers model, one vector a text.
+
+`tokenizer: {vectors: [{use: hf, path: models/bge-small, columns: [title, categories]}, cooccurrence]}`. Texts of like length go
+together, at most 64 at once; a text's vector depends on nothing but its words, up to the padding's rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.errors import ConfigError
+from nonet.models.hf.config import folder_keys
+from nonet.models.hf.text import read_tokenizer
+
+# Shapes: I texts, b of them at once, S words of the longest, D width.
+_AT_ONCE, _WORDS = 64, 256
+
+
+def check_encoder(options: Mapping[str, Any], folder: Path) -> None:
+    """Raises ConfigError where there is no model or no tokenizer to read."""
+    path = str(folder / options["path"])
+    _told(lambda: folder_keys(path))
+    _told(lambda: read_tokenizer({"path": path}, "a text encoder"))
+
+
+@torch.no_grad()
+def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np.ndarray:
+    """Vectors [I, D] float32. options: path (beside the scenario), pool: mean of a text's states, its last or its first.
+
+    Raises ConfigError.
+    """
+    check_encoder(options, folder)
+    path = str(folder / options["path"])
+    from transformers import AutoModel
+
+    tokenizer = read_tokenizer({"path": path}, "a text encoder")
+    try:
+        model: Any = AutoModel.from_pretrained(path, local_files_only=True, dtype=torch.float32).eval()
+    except Exception as error:  # each of its models raises its own
+        line = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"tokenizer.vectors: {path} cannot be read: {type(error).__name__}: {line}"
+        ) from error
+    words = [tokenizer(text or " ", truncation=True, max_length=_WORDS).input_ids or [0] for text in texts]
+    order = sorted(range(len(words)), key=lambda at: len(words[at]))
+    out = np.empty((len(words), int(model.config.get_text_config().hidden_size)), np.float32)
+    for start in range(0, len(order), _AT_ONCE):
+        some = order[start : start + _AT_ONCE]
+        out[some] = _pooled(model, [words[at] for at in some], str(options.get("pool", "mean"))).numpy()
+    return out
+
+
+def _pooled(model: Any, words: Sequence[Sequence[int]], pool: str) -> Tensor:
+    most = max(map(len, words))
+    ids_bS = torch.zeros(len(words), most, dtype=torch.int64)
+    for at, each in enumerate(words):
+        ids_bS[at, : len(each)] = torch.tensor(each)
+    lengths_b = torch.tensor([len(each) for each in words])
+    there_bS = torch.arange(most) < lengths_b[:, None]
+    state_bSD = model(input_ids=ids_bS, attention_mask=there_bS.long()).last_hidden_state.float()
+    if pool == "first":
+        return state_bSD[:, 0]
+    if pool == "last":
+        return state_bSD[torch.arange(len(words)), lengths_b - 1]
+    return (state_bSD * there_bS[..., None]).sum(1) / lengths_b[:, None]
+
+
+def _told(check: Any) -> None:
+    """What a check of `model.path` refuses, as a matter of the tokenizer's vectors."""
+    try:
+        check()
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.path:", "tokenizer.vectors:")) from None

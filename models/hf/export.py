@@ -1,0 +1,117 @@
+"""An HF run as a folder that transformers reads: weights with differences merged, codes as words, and what stands beside them.
+
+`AutoModelForCausalLM.from_pretrained(folder)` gives the backbone with START and the codes as rows behind the words, in the input
+and in the output. `nonet.json` says where they are. What a run knows of events besides codes (sparse rows, ratings, gaps) has
+no place in a language model: its weights are `nonet.safetensors`, and a plain transformers model answers without them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nonet.errors import ConfigError
+from nonet.models.hf import lora
+from nonet.models.hf.backbone import causal_lm
+from nonet.models.hf.config import SIDS, text_config
+from nonet.models.hf.model import HfRecommender
+from nonet.models.hf.text import START_TOKEN, has_tokenizer, read_tokenizer, sid_token, tokenizer_folder
+
+BESIDE = "nonet.safetensors"
+
+
+@torch.no_grad()
+def language_model(
+    model: HfRecommender, options: Mapping[str, Any], seed: int, first: int | None = None
+) -> Any:
+    """The whole transformers model of a recommender that was built from `options` and `seed`. Row `first` (behind the words by
+    default) is START, the codes of all levels follow."""
+    whole = causal_lm(dict(options) | {"attention": None}, seed)
+    learned = copy.deepcopy(model.backbone.model)
+    lora.merge(learned)
+    own = learned.state_dict()
+    missing, _ = whole.load_state_dict(own, strict=False)
+    buffers = {name: value for name, value in learned.named_buffers() if name in missing}
+    whole.load_state_dict(buffers, strict=False)  # what was frozen is a buffer there
+    first = model.backbone.words if first is None else first
+    tokens = 1 + len(model.token.weight)
+    tied, codes_tied = model.backbone.tied, model.out is None
+    whole.resize_token_embeddings(max(model.backbone.words, first + tokens), mean_resizing=False)
+    if tied and not codes_tied:
+        text_config(whole.config).tie_word_embeddings = whole.config.tie_word_embeddings = False
+        whole.get_output_embeddings().weight = nn.Parameter(whole.get_input_embeddings().weight.clone())
+    reads, writes = whole.get_input_embeddings(), whole.get_output_embeddings()
+    rows = slice(first + 1, first + tokens)
+    reads.weight[first] = (model.start / model.backbone.scale).to(reads.weight.dtype)
+    reads.weight[rows] = model.token.weight.to(reads.weight.dtype)
+    if not tied or not codes_tied:
+        out = model.token if model.out is None else model.out
+        writes.weight[first] = 0
+        writes.weight[rows] = out.weight.to(writes.weight.dtype)  # type: ignore[operator]
+        if getattr(writes, "bias", None) is not None and model.out is not None and model.out.bias is not None:
+            writes.bias[rows] = model.out.bias.to(writes.bias.dtype)
+    whole.generation_config = type(whole.generation_config)()  # nothing that a backbone brought
+    return whole
+
+
+def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, folder: Path) -> dict[str, Any]:
+    """Write config, safetensors, tokenizer (where the backbone has one) and `nonet.json`; what that says."""
+    from safetensors.torch import save_file
+
+    tokenizer = read_tokenizer(options, "an export") if has_tokenizer(tokenizer_folder(options)) else None
+    first = model.backbone.words
+    if tokenizer is not None:
+        names = [
+            START_TOKEN,
+            *(sid_token(level, code) for level, size in enumerate(model.codes) for code in range(size)),
+        ]
+        first = len(tokenizer)
+        if tokenizer.add_tokens(names) != len(names):
+            raise ConfigError(
+                f"{len(names)} words for codes collide with those of a tokenizer of {first}: they are there already"
+            )
+        tokenizer.save_pretrained(folder)
+    language_model(model, options, seed, first).save_pretrained(folder)
+    beside = {
+        name: value.contiguous()
+        for name, value in model.state_dict().items()
+        if not name.startswith("backbone.") and name.partition(".")[0] not in ("token", "start", "out")
+    }
+    save_file(beside, folder / BESIDE)
+    layout = {"head": list(model.layout.head), "lead": list(model.layout.lead)}
+    body = {
+        "codes": list(model.codes),
+        "start": first,
+        "first": first + 1,
+        **layout,
+        "prompt": options.get("prompt"),
+    }
+    (folder / SIDS).write_text(json.dumps(body, indent=1), encoding="utf-8")
+    return body
+
+
+def known_rows(model: HfRecommender, folder: Path) -> None:
+    """Take the rows of START and the codes over from the words of a folder that was exported. Raises ConfigError where its codes
+    are others."""
+    body = json.loads((folder / SIDS).read_text(encoding="utf-8"))
+    if list(body["codes"]) != list(model.codes):
+        raise ConfigError(
+            f"model.path: {folder} was exported with codes {body['codes']} a level, this run has {list(model.codes)}: the "
+            "vocabularies collide. Use its tokenizer's semantic ids (tokenizer: {use: file}), or the backbone before it"
+        )
+    first, tokens = int(body["first"]), len(model.token.weight)
+    with torch.no_grad():
+        words = model.backbone.model.get_input_embeddings().weight
+        model.start.copy_(words[first - 1] * model.backbone.scale)
+        model.token.weight.copy_(words[first : first + tokens])
+        if model.out is not None:
+            out = words if model.backbone.writes is None else model.backbone.writes.weight
+            model.out.weight.copy_(out[first : first + tokens])  # type: ignore[index]
+            if model.out.bias is not None and model.backbone.writes is not None:
+                model.out.bias.copy_(model.backbone.writes.bias[first : first + tokens])  # type: ignore[index]

@@ -1,0 +1,34 @@
+"""Text encoders among the sources of item vectors: which there are, what they are called, and what items say to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+
+def encoders(spec: Any) -> dict[str, Mapping[str, Any]]:
+    """Text encoders among the sources, by the name that `weights_of` gives them."""
+    entries = [spec] if isinstance(spec, str | Mapping) else spec
+    return {
+        name_of(each): {"columns": ["title"], **each}
+        for each in entries
+        if isinstance(each, Mapping) and "use" in each
+    }
+
+
+def name_of(encoder: Mapping[str, Any]) -> str:
+    return f"{encoder['use']} {encoder['path']} of {', '.join(encoder.get('columns', ['title']))}"
+
+
+def texts(items: pa.Table, columns: Sequence[str]) -> list[str]:
+    """What each item says in these columns."""
+    parts = [
+        [
+            " ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+            for value in items[column].to_pylist()
+        ]
+        for column in columns
+    ]
+    return [" ".join(filter(None, each)) for each in zip(*parts, strict=True)]

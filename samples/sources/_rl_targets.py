@@ -1,0 +1,83 @@
+"""What RL stages are asked about, as supervised targets: the events held out for RL of the users that RL trains on.
+
+Finetuning that goes on with them has seen what RL has seen, which is what makes it RL's control. A window is a few such events
+and the history before them, so each is a target exactly once an epoch and sees what RL's prompt of it sees.
+"""
+
+# Shapes: N events, R user rows, B windows.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nonet.samples.sources._prompts import kept_out
+from nonet.samples.sources.base import SampleRequest
+
+if TYPE_CHECKING:
+    from nonet.types import SampleBatch
+
+_TAUGHT = 2  # at least 1 / 2 of a window is history
+
+
+class RlTargets:
+    """Of one stage, `rows` users a global step over all ranks; it opens like any source and keeps no state."""
+
+    def __init__(self, request: SampleRequest):
+        self.ask = request
+
+    @property
+    def schema(self) -> Mapping[str, str]:
+        return {"item": "int64 an event", "user": "int64 a sequence"}
+
+    @property
+    def rows(self) -> int:
+        """Of an epoch: users with such events."""
+        return len(self._users)
+
+    @cached_property
+    def target(self) -> np.ndarray:
+        """Which of all events [N] are targets, bool."""
+        from nonet.samples.batches import rl_events
+
+        seq = self.ask.events()
+        target = np.zeros(len(seq.item), bool)
+        target[rl_events(seq, ~np.isin(seq.user, kept_out(seq, self.ask.seed)))] = True
+        return target
+
+    @cached_property
+    def _users(self) -> np.ndarray:
+        return np.unique(self.ask.events().user_of(np.flatnonzero(self.target)))
+
+    def windows(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """User row, first and past-the-last event of each window [B], users in order."""
+        seq, most = self.ask.events(), max(1, self.ask.history // _TAUGHT)
+        parts: list[tuple[int, int, int]] = []
+        for user in users.tolist():
+            begin, end = int(seq.offsets[user]), int(seq.offsets[user + 1])
+            taught = begin + np.flatnonzero(self.target[begin:end])
+            for events in np.split(taught, np.flatnonzero(np.diff((taught - taught[0]) // most)) + 1):
+                first = int(events[0]) - (self.ask.history - most)
+                parts.append((user, max(begin, first), int(events[-1]) + 1))
+        row, block, stop = np.array(parts, np.int64).reshape(-1, 3).T
+        return row, block, stop
+
+    def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
+        from nonet.samples.batches import bounded, step_rows, window_batch, window_positions
+
+        ask, seq = self.ask, self.ask.events()
+        assert ask.sids_IL is not None  # models that roll out have semantic ids
+        epoch, picks = step_rows(self.rows, min(ask.rows, self.rows), ask.seed, ask.stage, step)
+        row, block, stop = self.windows(self._users[picks[rank::world]])
+        make = partial(window_batch, seq, ask.sids_IL, stage=ask.stage, epoch=epoch, target=self.target)
+        parts = bounded(window_positions(seq, (row, block, stop)), ask.chunk)
+        return [partial(make, (row[part], block[part], stop[part])) for part in parts]
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        pass

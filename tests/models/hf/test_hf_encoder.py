@@ -1,0 +1,57 @@
+"""Text encoders: a vector a text, whatever stands beside it; mistakes in one line."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+
+from backbones import folder_of
+
+from nonet.errors import ConfigError, DataError
+from nonet.models.hf.encoder import encode
+from nonet.models.tokenizer.vectors import check_sources, item_vectors
+
+ITEMS = pa.table(
+    {
+        "item_id": [1, 2, 3],
+        "title": ["old films", "old films", "red house next"],
+        "kinds": [["new"], ["blue", "red"], None],
+    }
+)
+
+
+def test_a_text_has_the_vector_that_it_has_alone(tmp_path):
+    folder_of(tmp_path / "encoder")
+    texts = ["old films a user liked", "red", "", "old house old house next"]
+    for pool in ("mean", "last", "first"):
+        options = {"use": "hf", "path": "encoder", "pool": pool}
+        together = encode(options, texts, tmp_path)
+        alone = np.concatenate([encode(options, [text], tmp_path) for text in texts])
+        assert together.shape == (4, 32)
+        np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert not np.allclose(together[0], together[1])
+
+
+def test_items_of_the_same_words_have_the_same_vector(tmp_path):
+    folder_of(tmp_path / "encoder")
+    entry = {"use": "hf", "path": "encoder"}
+    vectors = item_vectors(ITEMS, None, [entry], dim=8, seed=0, folder=tmp_path)
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
+    assert not np.allclose(vectors[0], vectors[2])
+    both = item_vectors(
+        ITEMS, None, [{**entry, "columns": ["title", "kinds"], "weight": 2.0}], dim=8, seed=0, folder=tmp_path
+    )
+    assert not np.allclose(both[0], both[1])
+    assert (both**2).sum(1).mean() == pytest.approx(4.0, rel=1e-4)
+
+
+def test_an_encoder_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"tokenizer\.vectors: .*encoder has no config"):
+        check_sources([{"use": "hf", "path": "encoder"}], ITEMS, tmp_path)
+    folder_of(tmp_path / "bare", tokenizer=False)
+    with pytest.raises(ConfigError, match="a text encoder needs a tokenizer"):
+        check_sources([{"use": "hf", "path": "bare"}], ITEMS, tmp_path)
+    folder_of(tmp_path / "encoder")
+    with pytest.raises(DataError, match="Did you mean 'title'"):
+        check_sources([{"use": "hf", "path": "encoder", "columns": ["titel"]}], ITEMS, tmp_path)
