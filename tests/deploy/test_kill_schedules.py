@@ -90,7 +90,9 @@ def applied(run):
 def schedule(folder, run, server, seed):
     """Run to the end, whatever a seed breaks at which steps; (lost prompts by reward, quarantined by the journal)."""
     draw = np.random.default_rng(seed)
-    kinds = draw.permutation([draw.choice(FAULTS[:2]), draw.choice(FAULTS[2:])]).tolist()  # a process is broken once a session
+    kinds = draw.permutation(
+        [draw.choice(FAULTS[:2]), draw.choice(FAULTS[2:])]
+    ).tolist()  # a process is broken once a session
     faults = dict(zip(draw.choice(STEPS, 2, replace=False).tolist(), kinds, strict=True))
     even = f"even: {{use: 'http://127.0.0.1:{server.port}/x', timeout_s: 1}}"
     rewards = f"{{hit: {{}}, later: {{use: 'own.py:later', timeout_s: 2}}, {even}}}"
