@@ -22,7 +22,7 @@ _ALONE, _MERGED = 4096, 64
 
 
 def batch(run: str, rounds: int, users: int = 100_000) -> Result:
-    """Users a second of `nonet recommend --users` over so many users (a run's own, again where it has fewer), by a process a core,
+    """Users a second of `nonet recommend --users` over so many users (a run's own, again where it has fewer), a process a core,
     against the engine's own rate times these; and the largest process by chunk, over fewer users."""
     workers = os.cpu_count() or 1
     made, engine = opened(run)

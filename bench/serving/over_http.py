@@ -1,7 +1,7 @@
 """Over HTTP: a served run beside an empty answer of Ray Serve and Hugging Face behind `@serve.batch`, all behind one proxy.
 
-Load is open: requests come when they come, from Zipf users, by connections of one asyncio loop in this process. So generator, proxy
-and replicas share the machine's cores.
+Load is open: requests come when they come, from Zipf users, by connections of one asyncio loop in this process. So generator,
+proxy and replicas share the machine's cores.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from fastapi import FastAPI, Request
 
 from nonet.bench.serving.hugging_face import MOST, WAIT_S, HuggingFace
 from nonet.bench.serving.load import Load, best_rates, drive, median
@@ -127,7 +128,7 @@ def _best(systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: 
 
 
 def _greedy(callers: Callers, others: Callable[[int], Future[Any]], users: list[Any], rounds: int) -> Result:
-    """p99 of others with and without a caller at ten times its limit; its answers by status, and refusals that say when to come."""
+    """p99 of others with and without a caller at ten times its limit, and that caller's answers by status."""
     answers: Counter[str] = Counter()
     p99: dict[str, list[float]] = {"before": [], "beside": []}
 
@@ -158,8 +159,6 @@ def _greedy(callers: Callers, others: Callable[[int], Future[Any]], users: list[
 
 
 def _deploy_others(serve: Any, run: str) -> None:
-    from fastapi import FastAPI, Request
-
     def build_empty() -> Any:
         app = FastAPI()
         body = {"items": [{"item": place, "score": -1.5} for place in range(10)], "version": 1}
@@ -194,7 +193,7 @@ def _deploy_others(serve: Any, run: str) -> None:
         async def answers(self, users: list[Any]) -> list[Any]:
             return [beams.tolist() for beams in self._model.generate([self._items[user] for user in users])]
 
-        async def __call__(self, request: Any) -> Any:
+        async def __call__(self, request: Request) -> Any:
             return await self.answers((await request.json())["user"])
 
     empty = serve.deployment(serve.ingress(build_empty)()).options(

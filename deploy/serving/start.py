@@ -50,7 +50,7 @@ def serve_run(
 
 @contextmanager
 def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[Any]:
-    """Ray Serve with the application of a run's folder, which answers; both end with the block. Raises PlacementError, ConfigError."""
+    """Ray Serve with the application of a run's folder, which answers; both end with the block."""
     serve, environment, proxy = _start(settings, host, port)
     try:
         _deploy(serve, bound(serve, str(run), settings, host, environment))
