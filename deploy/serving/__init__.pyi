@@ -7,4 +7,5 @@ from .start import serving as serving
 from .top import watch as watch
 from .versions import describe_versions as describe_versions
 from .versions import promote_version as promote_version
+from .versions import publish_commit as publish_commit
 from .versions import rollback_version as rollback_version
