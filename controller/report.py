@@ -100,10 +100,10 @@ def _data(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beyond(results: Mapping[str, Any]) -> dict[str, Any]:
-    """By subject: what its lists are like, a memory's weights and gain. Of all: what the segments are."""
+    """By subject: what its lists are like, a memory's weights and gain, what drawn users leave open. Of all: the segments."""
     parts = {
         part: {name: result[part] for name, result in results.items() if part in result}
-        for part in ("lists", "memory", "segments")
+        for part in ("lists", "memory", "segments", "sampled")
     }
     return parts | {"segments": next(iter(parts["segments"].values()), {})}
 

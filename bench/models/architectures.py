@@ -36,21 +36,23 @@ _TINY: dict[str, Any] = {
 _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 256},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2},
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "attn_layer_indices": [1]},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "attn_layer_indices": [1], "layer_types": None},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
               "use_mamba_kernels": False, "mamba_d_state": 8},
     "zamba2": {"mamba_headdim": 8, "n_mamba_heads": 8, "mamba_d_state": 8, "layers_block_type": ["mamba", "hybrid"],
                "hybrid_layer_ids": [1], "num_mem_blocks": 1, "attention_head_dim": 16, "use_mamba_kernels": False},
-    "lfm2": {"block_ff_dim": 64, "conv_dim": WIDTH, "layer_types": ["conv", "full_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
                    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
     "minimax": {"layer_types": ["linear_attention", "full_attention"]},
-    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "num_hidden_layers": 2},
+    "recurrent_gemma": {"num_hidden_layers": 3, "layer_types": None},
     "dbrx": {"ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
-             "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0}},
+             "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False},
     "llama4_text": {"num_local_experts": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 256},
     "jetmoe": {"num_key_value_heads": 2, "kv_channels": 8, "num_experts_per_tok": 2},
+    "deepseek_v2": {"num_key_value_heads": HEADS}, "deepseek_v3": {"num_key_value_heads": HEADS},
+    "minicpm3": {"num_key_value_heads": HEADS}, "dots1": {"n_shared_experts": 1},
     "gptj": {"rotary_dim": 4}, "codegen": {"rotary_dim": 4},
     "doge": {"num_experts": 4}, "biogpt": {"scale_embedding": False},
 }  # fmt: skip
@@ -67,4 +69,5 @@ def config_of(kind: str) -> dict[str, Any]:
         del chosen[name]  # another name of the same
     if (types := getattr(usual, "layer_types", None)) and "layer_types" in known:
         chosen["layer_types"] = [types[0], "full_attention" if "full_attention" in types else types[-1]]
-    return {"model_type": kind, **chosen, **_OWN.get(kind, {})}
+    chosen |= _OWN.get(kind, {})
+    return {"model_type": kind, **{name: value for name, value in chosen.items() if value is not None}}

@@ -62,7 +62,8 @@ class _Animal:
             try:
                 said = test(self)
             except Exception as error:  # of whatever kind an architecture raises
-                said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+                said = " ".join(str(error).split())[:200]
+                said = said if isinstance(error, ConfigError) else f"{type(error).__name__}: {said}"
             row[what] = "no" if said else "yes"
             if said:
                 reasons.setdefault(said, what)
@@ -128,8 +129,8 @@ def _agrees(animal: _Animal) -> str:
 @torch.no_grad()
 def _uni(animal: _Animal) -> str:
     usual, uni = animal.model(), animal.model(attention="uni")
-    apart = float((usual.states(animal.batch, {}) - uni.states(animal.batch, {})).abs().max())
-    scale = float(usual.states(animal.batch, {}).abs().max())
+    before, states = (each.states(animal.batch, {}) for each in (usual, uni))
+    apart, scale = float((before - states).abs().max()), float(before.abs().max())
     return "" if apart <= 1e-4 * max(1.0, scale) else f"states are {apart:.1g} apart"
 
 
@@ -146,7 +147,7 @@ def _saves(animal: _Animal) -> str:
     offsets = body["first"] + torch.tensor([sum(CODES[:level]) for level in range(len(CODES))])
     history = animal.batch.sid[: _LENGTHS[0]] + offsets
     ids = torch.cat([torch.tensor([body["start"]]), history.flatten()])[None]
-    theirs = whole(ids).logits[0, -1, body["first"] : body["first"] + CODES[0]].float()
+    theirs = whole(ids, use_cache=False).logits[0, -1, body["first"] : body["first"] + CODES[0]].float()
     ours = model.step(model.prefill(animal.batch, {}), [], 0)[0, 0]
     apart = float((theirs - ours).abs().max())
     return "" if apart <= 1e-4 * max(1.0, float(ours.abs().max())) else f"logits are {apart:.1g} apart"

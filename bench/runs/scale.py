@@ -103,10 +103,15 @@ def _prepared(data: dict[str, str], folder: Path, events: int) -> dict[str, Any]
     return _preparation(facts, events) | {"peak RSS_GB": round(peak / 1e9, 2)}
 
 
-def _run(scenario: Path, run: Path) -> list[tuple[float, int]]:
-    """Run it to its end; (unix seconds, PSS of all its processes) about twice a second."""
+Sample = tuple[
+    float, int, dict[str, int]
+]  # unix seconds, PSS of all processes together, and by what they are
+
+
+def _run(scenario: Path, run: Path) -> list[Sample]:
+    """Run it to its end; its processes' memory about twice a second."""
     command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
-    samples: list[tuple[float, int]] = []
+    samples: list[Sample] = []
     with (run.parent / "scale.log").open("w") as log:
         process = subprocess.Popen([*command, "--run-dir", str(run)], stdout=log, stderr=log)
     over = threading.Event()
@@ -120,22 +125,23 @@ def _run(scenario: Path, run: Path) -> list[tuple[float, int]]:
     return samples
 
 
-def _sample(pid: int, over: threading.Event, samples: list[tuple[float, int]]) -> None:
+def _sample(pid: int, over: threading.Event, samples: list[Sample]) -> None:
     while not over.wait(0.5):
-        total = 0
+        parts: dict[str, int] = {}
         try:
             root = psutil.Process(pid)
             for process in (root, *root.children(recursive=True)):
                 try:
-                    total += process.memory_full_info().pss
+                    name = (process.cmdline() or [process.name()])[0].rpartition("/")[2]
+                    parts[name] = parts.get(name, 0) + process.memory_full_info().pss
                 except psutil.Error:
                     continue
         except psutil.Error:
             return
-        samples.append((time.time(), total))
+        samples.append((time.time(), sum(parts.values()), parts))
 
 
-def _measured(run: Path, samples: list[tuple[float, int]], events: int) -> dict[str, Any]:
+def _measured(run: Path, samples: list[Sample], events: int) -> dict[str, Any]:
     wall = json.loads((run / "results" / "wall.json").read_text())
     report = json.loads((run / "report.json").read_text())
     prepared = os.stat(run / "results" / "tokenise.json").st_mtime
@@ -148,10 +154,11 @@ def _measured(run: Path, samples: list[tuple[float, int]], events: int) -> dict[
     row["first steps after preparation_s"] = round(min(steps) - prepared, 1)
     cuts = [0.0, prepared, max(steps), float("inf")]
     for phase, start, stop in zip(_PHASES, cuts, cuts[1:], strict=False):
-        row[f"{phase} PSS_GB"] = round(
-            max((pss for t, pss in samples if start <= t < stop), default=0) / 1e9, 2
-        )
-    row["PSS_GB"] = round(max(pss for _, pss in samples) / 1e9, 2)
+        peak = max((sample for sample in samples if start <= sample[0] < stop), key=lambda each: each[1])
+        row[f"{phase} PSS_GB"] = round(peak[1] / 1e9, 2)
+        largest = sorted(peak[2].items(), key=lambda part: -part[1])[:6]
+        row[f"{phase} largest"] = ", ".join(f"{name} {pss / 1e9:.2f}" for name, pss in largest)
+    row["PSS_GB"] = round(max(pss for _, pss, _ in samples) / 1e9, 2)
     scores = {**report["baselines"], **report["stages"]}
     return row | {f"{name} recall@10": round(values["recall@10"], 4) for name, values in scores.items()}
 

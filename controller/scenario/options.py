@@ -57,6 +57,19 @@ class Compress(StrictModel):
     ] = "item"
 
 
+class Labels(StrictModel):
+    """What happened later to events, such as purchases after clicks (`nonet.samples.sequences.labelled`)."""
+
+    path: Annotated[
+        str, Field(description="a table of user_id, item_id and timestamp, named as in the interactions")
+    ]
+    within: Annotated[Seconds, Field(ge=1, description="how long after its event a label counts")]
+    name: Annotated[
+        Word,
+        Field(description="the column that events get: 1, 0, or not known where the window is not over"),
+    ] = "label"
+
+
 def _check_address(use: str) -> None:
     try:
         check_address(use)
@@ -141,6 +154,10 @@ class Data(StrictModel):
     keep: Keep = Keep()
     where: str | None = None
     events: Compress | None = None
+    labels: Annotated[
+        Labels | None,
+        Field(description="labels that come later than their events, as a column of the events"),
+    ] = None
     join: dict[Word, Join] = {}
     sequences: Annotated[
         StoredIn | None,

@@ -37,6 +37,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield "storage (runs live in a local folder)"
     if data.events and data.prepare == "disk":
         yield "data.events with data.prepare: disk"
+    if data.labels and data.prepare == "disk":
+        yield "data.labels with data.prepare: disk"
     if data.events and not scenario.model.spec.makes_lists:
         yield f"data.events with model.use: {scenario.model.use}"
     if data.join and not scenario.model.spec.makes_lists:

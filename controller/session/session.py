@@ -55,6 +55,7 @@ from nonet.controller.session.preparation_progress import told_of_rows
 from nonet.controller.session.stage_validation import StageValidation, stage_validation
 from nonet.controller.session.steering import Steering
 from nonet.controller.setup import (
+    as_begun,
     data_setup,
     deadlines,
     following,
@@ -100,7 +101,9 @@ class Session:
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
         check_runnable(loaded)
-        if not resume:
+        if resume:
+            loaded = as_begun(loaded, run) if run is not None else loaded
+        else:
             loaded = starting_from(loaded, from_run, stage) if from_run is not None else settled(loaded)
         self.scenario, self.folder = with_values(loaded)[0], folder or beside
         self.deadlines = deadlines(loaded)

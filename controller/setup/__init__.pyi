@@ -1,4 +1,5 @@
 from . import preflight as preflight
+from .from_run import as_begun as as_begun
 from .from_run import settled as settled
 from .from_run import starting_from as starting_from
 from .from_run import warm_start as warm_start

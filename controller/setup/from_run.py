@@ -67,6 +67,23 @@ def _with_files(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"data": data})
 
 
+def as_begun(scenario: Scenario, run: RunFolder) -> Scenario:
+    """The scenario as it was `settled` when its run began: a resumed run keeps its files and the run that it started from.
+
+    Keys that do not depend on the moment are left as they are, so that another scenario is still found out.
+    """
+    if not run.scenario.exists():
+        return scenario
+    begun, _ = load_scenario(run.scenario)
+    source, there = scenario.data.source, begun.data.source.options()
+    given = source.options()
+    moving = {name for name, value in source.spec.pin(given).items() if value != given.get(name)}
+    files = {name: there[name] for name in moving if name in there}
+    data = scenario.data.model_copy(update={"source": source.model_copy(update=files)})
+    init = begun.init if scenario.init is not None else None
+    return scenario.model_copy(update={"data": data, "init": init})
+
+
 def warm_start(scenario: Scenario) -> WarmStart | None:
     """What `init` names, checked against the scenario; None without it. Raises ConfigError that says what differs."""
     named = settled(scenario).init

@@ -179,9 +179,8 @@ def _check_columns(reward_columns: Sequence[tuple[str, str]], there: Sequence[st
 
 def _check_stage_columns(scenario: Scenario, there: Sequence[str]) -> None:
     for name, body in scenario.stages.items():
-        for column in body.kind.item_columns(body):
-            if column not in there:
-                raise ConfigError(
-                    f"stages.{name}.column: items have no column {column!r}; they have {', '.join(there)}."
-                    f"{did_you_mean(column, there)}"
-                )
+        for column in set(body.kind.item_columns(body)) - set(there):
+            raise ConfigError(
+                f"stages.{name}.column: items have no column {column!r}; they have {', '.join(there)}."
+                f"{did_you_mean(column, there)}"
+            )

@@ -11,7 +11,7 @@ from nonet.controller.scenario import LIBRARY, Scenario, bound, document, load_s
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import stored_sequences, targets
 from nonet.errors import ConfigError
-from nonet.samples.sequences import MASK
+from nonet.samples.sequences import MASK, LabelSetup
 from nonet.workers.roles import DataSetup, KnownRun
 
 
@@ -35,7 +35,17 @@ def data_setup(scenario: Scenario, folder: Path, known: KnownRun | None = None) 
         prepare=data.prepare,
         stored=stored_sequences(scenario),
         compress=(data.events.compress, data.events.by) if data.events else None,
+        labels=_labels(scenario, folder),
     )
+
+
+def _labels(scenario: Scenario, folder: Path) -> LabelSetup | None:
+    """Labels that come later; events that have none yet are history for models of lists, and left out for click models."""
+    labels = scenario.data.labels
+    if labels is None:
+        return None
+    path = _beside(scenario, folder, "labels.path", labels.path)
+    return LabelSetup(path, labels.within, labels.name, not scenario.model.spec.makes_lists)
 
 
 def _beside(scenario: Scenario, folder: Path, key: str, path: str) -> str:

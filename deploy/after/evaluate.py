@@ -125,6 +125,7 @@ def _other_data(evaluator: Evaluator, scenario: Scenario, folder: RunFolder, dat
     path = data / _INTERACTIONS if data.is_dir() else data
     setup = data_setup(scenario, folder.path)
     interactions, _ = read_tables(str(path), None, dict(setup.columns))
+    interactions = setup.labelled(interactions)
     items = evaluator.corpus.items
     known = pc.is_in(
         interactions["item_id"].cast(pa.string()),

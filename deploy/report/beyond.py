@@ -29,6 +29,19 @@ def list_table(report: Report) -> Table:
     return Table(["", *measures], rows, "What lists are like")
 
 
+def sampled_note(report: Report) -> str:
+    """How many users were ranked and what that leaves uncertain; "" where all were."""
+    sampled = _part(report, "sampled")
+    if not sampled:
+        return ""
+    facts: Mapping[str, Any] = list(sampled.values())[-1]
+    known = ", ".join(f"{metric} ± {number(width)}" for metric, width in facts["half_width"].items())
+    return (
+        f"{facts['users']:,} of {facts['of']:,} tested users were ranked, drawn by the seed; the mean over all of them lies, at "
+        f"95 %, within {known} of the last row."
+    )
+
+
 def list_note(report: Report) -> str:
     """How to read `list_table`."""
     sorts = " ".join(measure for values in _part(report, "lists").values() for measure in values)

@@ -50,6 +50,7 @@ def page(
             tables.score_table(report, "valid", search, f"Validation, {search}")
             for search in ("exhaustive", "beam")
         ],
+        sampled=beyond.sampled_note(report),
         repeats=repeats_text(report.get("data") or {}),
         forest=Markup(forest_plot(shown)) if shown else "",
         differences=tables.difference_table(paired),

@@ -12,7 +12,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 
 APP = "nonet"
+_LOOK_S = 0.05
 Say = Callable[[str], None]
 
 
@@ -37,25 +42,37 @@ def serve_run(
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
     _check_port(host, port)
-    serve = _start(settings, host, port)
-    try:
-        _deploy(serve, bound(serve, str(folder.path), settings, host))
+    with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
         _until_interrupted()
+
+
+@contextmanager
+def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[Any]:
+    """Ray Serve with the application of a run's folder, which answers; both end with the block."""
+    serve, environment, proxy = _start(settings, host, port)
+    try:
+        _deploy(serve, bound(serve, str(run), settings, host, environment))
+        proxy.result()
+        yield serve
     finally:
         _stop(serve)
 
 
-def bound(serve: Any, run: str, settings: ServeConfig, host: str) -> Any:
-    """The application: a replica that is all services, or a deployment for each. Raises ConfigError."""
+def bound(
+    serve: Any, run: str, settings: ServeConfig, host: str, environment: Mapping[str, str] | None = None
+) -> Any:
+    """The application: a replica that is all services, or a deployment for each. environment: what replicas have in theirs beside
+    Ray's own, by default `replica_environment`. Raises ConfigError."""
+    environment = replica_environment() if environment is None else environment
     local = host in ("127.0.0.1", "localhost", "::1")
     if settings.services is not None:
         from nonet.deploy.serving.apart import apart
         from nonet.deploy.serving.features import OpenRun
 
         OpenRun.of(run).publish_newest()  # engines start from what is published
-        return apart(serve, run, settings, local, replica_environment())
+        return apart(serve, run, settings, local, environment)
 
     def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself
         return one_process(run, settings, local)
@@ -64,7 +81,7 @@ def bound(serve: Any, run: str, settings: ServeConfig, host: str) -> Any:
     return deployment.options(
         name="Nonet",
         max_ongoing_requests=4096,
-        ray_actor_options={"num_cpus": settings.cpus, "runtime_env": {"env_vars": replica_environment()}},
+        ray_actor_options={"num_cpus": settings.cpus, **_runtime_env(environment)},
         health_check_period_s=2,
     ).bind()
 
@@ -94,7 +111,6 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
 
     torch.set_num_threads(settings.threads)
     opened = OpenRun.of(run)
-    corpus = opened.corpus
     features = Features.of(opened, settings.block)
     engines = Engines(
         opened,
@@ -103,18 +119,22 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
         queue=settings.queue,
         state_bytes=settings.state_bytes,
     )
-    service = Service(features, engines, Fallback(corpus, features.items), settings.service(), Metrics())
+    service = Service(
+        features, engines, Fallback(opened.catalogues.newest(), features.items), settings.service(), Metrics()
+    )
     return make_app(service, local=local)
 
 
 def _deploy(serve: Any, app: Any) -> None:
-    """Run it; the replica publishes the newest commit. Raises PlacementError with what stopped the replica."""
-    try:
-        serve.run(app, name=APP, route_prefix="/")
-    except RuntimeError as error:  # Serve tells no more; the status has the replica's own words
-        deployments = serve.status().applications[APP].deployments.values()
-        words = [line for each in deployments for line in each.message.splitlines() if "Error:" in line]
-        raise PlacementError(words[-1].strip() if words else str(error)) from None
+    """Run it. Raises PlacementError with what stopped the replica."""
+    target = serve.RunTarget(app, name=APP, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)  # its own wait looks once a second
+    while (now := serve.status().applications[APP]).status != "RUNNING":
+        if now.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            told = [each.message for each in now.deployments.values()]  # the replica's own words
+            words = [line for message in told for line in message.splitlines() if "Error:" in line]
+            raise PlacementError(words[-1].strip() if words else now.message)
+        time.sleep(_LOOK_S)
 
 
 def replica_environment() -> dict[str, str]:
@@ -123,19 +143,31 @@ def replica_environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1"} | ({"NONET_TOKEN": token} if token else {})
 
 
-def _start(settings: ServeConfig, host: str, port: int) -> Any:
-    try:
-        from ray import serve
-    except ImportError as error:
-        raise ConfigError(f"serving wants Ray Serve ({error}): pip install 'nonet[serve]'") from None
+def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:
+    """A worker of Ray's pool fits where nothing is asked of its environment."""
+    return {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
+
+
+def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, str], Future[Any]]:
+    """Serve, what replicas want in their environment beside Ray's own, and the start of the proxy, which goes on."""
+    if find_spec("ray.serve") is None or find_spec("fastapi") is None:
+        raise ConfigError("serving wants Ray Serve: pip install 'nonet[serve]'")
     import ray
 
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    environment = replica_environment()
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
+        if address == "local":
+            os.environ.update(environment)  # every process of this Ray has it from here
+            environment = {}
+        beside = threading.Thread(target=import_module, args=("ray.serve",))
+        beside.start()  # while Ray's processes start
         own = {
-            "num_cpus": max(2, math.ceil(settings.all_cpus() + 1)),
+            "num_cpus": max(
+                3, math.ceil(settings.all_cpus() + 2)
+            ),  # Ray opens as many workers: for controller, proxy, replica
             "include_dashboard": False,
             "object_store_memory": 100 << 20,
         }
@@ -148,8 +180,30 @@ def _start(settings: ServeConfig, host: str, port: int) -> Any:
             )
         except Exception as error:  # Ray raises bare ones
             raise PlacementError(f"Ray did not start: {' '.join(str(error).split())[:200]}") from None
-    serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
-    return serve
+        beside.join()
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    http = {"host": host, "port": port}
+    begun = ThreadPoolExecutor(1).submit(
+        serve.start, http_options=http, logging_config={"log_level": "WARNING"}
+    )
+    while (
+        not begun.done() and not _controlled()
+    ):  # the replica may start beside the proxy, which `start` waits for
+        time.sleep(_LOOK_S)
+    return serve, environment, begun
+
+
+def _controlled() -> bool:
+    """Whether Serve's controller takes applications."""
+    import ray
+
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
 
 
 def _stop(serve: Any) -> None:

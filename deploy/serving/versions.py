@@ -8,17 +8,17 @@ from typing import Any
 
 from nonet.controller.record import find_run
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.registry import Registry, Serving
+from nonet.workers.registry import Registry, Serving, registry_beside
 
 
 def registry_of(run: str) -> Registry:
     """The registry of a run. Raises ConfigError where nothing was published."""
-    root = find_run(run).path / "serving" / "registry"
-    if not (root / "versions").is_dir():
+    beside = find_run(run).path / "serving"
+    if not (beside / "registry" / "versions").is_dir():
         raise ConfigError(
             f"{run} has published no version yet; `nonet serve {run}` publishes its newest commit"
         )
-    return Registry(root)
+    return registry_beside(beside)
 
 
 def describe_versions(run: str) -> list[dict[str, Any]]:
@@ -26,6 +26,15 @@ def describe_versions(run: str) -> list[dict[str, Any]]:
     registry = registry_of(run)
     serving = registry.serving
     return [_row(registry, serving, number) for number in registry.numbers()]
+
+
+def publish_commit(run: str, step: int) -> dict[str, Any]:
+    """Publish a commit of a run as a version that nobody is answered by yet: its row. Raises ConfigError."""
+    from nonet.deploy.serving.features import OpenRun
+
+    opened = OpenRun.of(run)
+    version = opened.publish_commit(step)
+    return _row(opened.registry, opened.registry.serving, version.number)
 
 
 def promote_version(name: str, share: float | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from .beams import SubCatalogue as SubCatalogue
 from .beams import beam_search as beam_search
+from .corpus import Catalogue as Catalogue
 from .corpus import Corpus as Corpus
 from .corpus_items import as_array as as_array  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .corpus_items import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nonet.attention import NAME, attention_forward, register
 from nonet.errors import ConfigError
 from nonet.models.hf.config import read_config, text_config
 
 # Shapes: B sequences, S positions, Q queries, D width, V words.
 ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")  # as configs call it
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -30,8 +32,6 @@ def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
     logging.disable_progress_bar()
     config, attention = read_config(options), options.get("attention")
     if attention == "uni":
-        from nonet.attention import register
-
         register()
     chosen: dict[str, Any] = {"dtype": DTYPES[str(options.get("precision", "fp32"))]}
     if attention is not None:
@@ -44,6 +44,12 @@ def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, **chosen)
+    except KeyError as error:
+        if error.args != (ATTENTIONS["uni"],):
+            raise
+        raise ConfigError(
+            f"model.attention: uni: {config.model_type} has a table of attentions of its own; leave attention out"
+        ) from error
     except Exception as error:  # each of its models raises its own
         where = "path" if options.get("path") else "config"
         line = " ".join(str(error).split())[:300]
@@ -75,9 +81,11 @@ class Backbone(nn.Module):
         self.words = int(table.weight.shape[0])
         self.std = float(table.weight.detach().float().std()) or 0.02
         self.scale = float(getattr(table, "embed_scale", 1.0))
-        self.cap = getattr(config, "final_logit_softcapping", None)
-        if self.cap:
-            config.final_logit_softcapping = None
+        self.cap = None
+        for name in _CAPS:
+            if getattr(config, name, None):
+                self.cap = float(getattr(config, name))
+                setattr(config, name, None)
         self.writes = None if self.tied else out
         model.set_output_embeddings(_AsItIs(table.weight.dtype))
         freeze(table)
@@ -156,6 +164,34 @@ class Backbone(nn.Module):
             for m in self.model.modules()
             if isinstance(m, nn.Linear) and isinstance(m.weight, nn.Parameter)
         ]
+
+
+@torch.no_grad()
+def check_uni(backbone: Backbone) -> None:
+    """Raises ConfigError where a backbone never asks for uni_attention, or cannot take its masks; it is asked a few positions."""
+    from transformers import AttentionInterface
+
+    calls: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return attention_forward(*args, **kwargs)
+
+    kind = backbone.model.config.model_type
+    AttentionInterface.register(NAME, counted)
+    try:
+        backbone.read(torch.zeros(1, 4, backbone.width))
+    except (TypeError, AttributeError, RuntimeError) as error:
+        line = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"model.attention: uni: {kind} works on attention masks itself ({line}); leave attention out"
+        ) from error
+    finally:
+        register()
+    if not calls:
+        raise ConfigError(
+            f"model.attention: uni: {kind} asks for no attention by its name; leave attention out"
+        )
 
 
 class _AsItIs(nn.Identity):

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.hf import lora
-from nonet.models.hf.backbone import Backbone, causal_lm, freeze
+from nonet.models.hf.backbone import Backbone, causal_lm, check_uni, freeze
 from nonet.models.hf.cache import HfCache, Nodes
 from nonet.models.hf.config import SIDS
 from nonet.models.hf.layout import Events, Layout, gaps
@@ -286,6 +286,8 @@ def build(
     """The recommender of options, its own weights drawn from `seed`; codes: K of every level; features: sparse feature -> width
     of its rows. Raises ConfigError."""
     backbone = Backbone(causal_lm(options, seed))
+    if options.get("attention") == "uni":
+        check_uni(backbone)
     layout = layout_of(options, len(codes), backbone.words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -66,11 +66,25 @@ class Engine:
             width = 0 if question.asked is not None else question.width
             kinds.setdefault((width, question.explain), []).append(place)
         for (width, explain), places in kinds.items():
-            some = [questions[place] for place in places]
+            some = [self._known(questions[place]) for place in places]
             found = self._lists(some, width, explain) if width else self._scores(some, explain)
             for place, answer in zip(places, found, strict=True):
-                answers[place] = answer
+                asked = questions[place].asked
+                answers[place] = answer if asked is None else replace(answer, item=asked)
         return [answer for answer in answers if answer is not None]
+
+    def _known(self, question: Question) -> Question:
+        """The same without items that came after this version's catalogue; those that are to be scored are in no list."""
+        newest = max((int(part.max()) for part in _items(question) if len(part)), default=0)
+        if newest < self.items:
+            return question
+        events, asked = question.events, question.asked
+        return replace(
+            question,
+            events=events.where(events.item < self.items),
+            hidden=question.hidden[question.hidden < self.items],
+            asked=None if asked is None else np.where(asked < self.items, asked, -1),
+        )
 
     @torch.inference_mode()
     def _lists(self, questions: Sequence[Question], width: int, explain: bool) -> list[Answer]:
@@ -148,6 +162,10 @@ class Engine:
         own = leaf_scores(model, cache, trie, leaf_QX, None)
         vote = torch.zeros_like(own) if votes is None else voted_shares(model, cache, votes, leaf_QX)
         return own.cpu().numpy(), vote.cpu().numpy()
+
+
+def _items(question: Question) -> tuple[np.ndarray, ...]:
+    return question.events.item, question.hidden, *(() if question.asked is None else (question.asked,))
 
 
 def _asked(question: Question) -> np.ndarray:

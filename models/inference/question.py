@@ -39,6 +39,11 @@ class Events:
         columns = {name: values[first:] for name, values in self.columns.items()}
         return Events(self.item[first:], self.time[first:], self.event[first:], columns, self.start + first)
 
+    def where(self, kept: np.ndarray) -> Events:
+        """The events that a mask [n] keeps."""
+        columns = {name: values[kept] for name, values in self.columns.items()}
+        return Events(self.item[kept], self.time[kept], self.event[kept], columns, self.start)
+
 
 @dataclass(frozen=True, slots=True)
 class Question:

@@ -1,6 +1,7 @@
 from .lists import Categories as Categories
 from .lists import ListQuality as ListQuality
 from .metrics import MISSED as MISSED
+from .metrics import half_width as half_width
 from .metrics import list_depth as list_depth
 from .metrics import of_events as of_events
 from .metrics import paired as paired

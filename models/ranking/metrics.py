@@ -27,6 +27,8 @@ _PER_EVENT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 }
 _NAMES = (*_PER_EVENT, "coverage")
 
+_NORMAL_95 = 1.959964
+
 MISSED = 1 << 30
 """The rank of what a list can not hold or does not: below every number of items."""
 
@@ -159,6 +161,23 @@ def paired(
         means.append(total_U[drawn].sum(1) / events_U[drawn].sum(1))
     low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
     return {"diff": float((a - b).mean()), "low": float(low), "high": float(high)}
+
+
+def half_width(values: np.ndarray, user: np.ndarray, of_users: int) -> float:
+    """Half of the 95 % interval of a metric's mean where its users were drawn among `of_users`: the mean over them all lies
+    within it.
+
+    values [P]: the metric of each event; user [P]: who it belongs to. Users are drawn, so it is the interval of a ratio of
+    totals, with the correction for a finite population (Cochran, Sampling Techniques, 1977, 2.11). 0 where all were ranked.
+    """
+    _, place = np.unique(user, return_inverse=True)
+    total_U, events_U = np.bincount(place, weights=values), np.bincount(place)
+    drawn = len(total_U)
+    if drawn >= of_users or drawn < 2:
+        return 0.0
+    left_U = total_U - total_U.sum() / events_U.sum() * events_U
+    variance = (left_U @ left_U) / (drawn - 1) / drawn * (1 - drawn / of_users)
+    return float(_NORMAL_95 * np.sqrt(variance) / events_U.mean())
 
 
 def significant(difference: dict[str, float]) -> bool:

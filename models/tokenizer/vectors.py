@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import torch
 
@@ -28,6 +29,8 @@ from nonet.models.tokenizer.text_sources import encoders, name_of, texts
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN, Pairs, Sequences, best_neighbours
 from nonet.suggest import did_you_mean
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 # Shapes: I items, F features (words, or items), D width of a block, n nonzeros.
 WEIGHTS = {
@@ -238,6 +241,8 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
     kind = column.type
     if pa.types.is_floating(kind) or pa.types.is_integer(kind):
         return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
+    if _of_vectors(kind):
+        return _vectors(name, column)
     blocks = (column.slice(at, _DOCUMENTS).to_pylist() for at in range(0, len(column), _DOCUMENTS))
     values = (value for block in blocks for value in block)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -245,8 +250,33 @@ def _column(name: str, column: pa.ChunkedArray, dim: int, seed: int) -> np.ndarr
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return svd(tfidf([str(word).lower() for word in value or ()] for value in values), dim, seed, name)
     raise DataError(
-        f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, or a number."
+        f"tokenizer.vectors: column {name!r} is {kind}; it must be text, a list of text, a vector (list of floats), or a number."
     )
+
+
+def _of_vectors(kind: pa.DataType) -> bool:
+    """Whether a column holds a vector an item: an image's or a text's, from wherever."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type)
+
+
+def _vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
+    """Vectors [I, D] of a column of lists; an item without one gets their mean, which says nothing. Raises DataError."""
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    there = np.isfinite(lengths) & (lengths > 0)
+    if not there.any():
+        raise DataError(f"tokenizer.vectors: column {name!r} has no vector in any row.")
+    widths = np.unique(lengths[there]).astype(int)
+    if len(widths) != 1:
+        raise DataError(
+            f"tokenizer.vectors: column {name!r} has vectors of {widths[0]} to {widths[-1]} numbers; they must be equally long."
+        )
+    given = pc.list_flatten(column.filter(pa.array(there))).cast(pa.float32())
+    block = np.empty((len(column), widths[0]), np.float32)
+    block[there] = given.to_numpy(zero_copy_only=False).reshape(-1, widths[0])
+    block[~there] = block[there].mean(0)
+    return block
 
 
 def _file(path: Path, items: pa.Table) -> np.ndarray:

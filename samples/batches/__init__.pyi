@@ -11,6 +11,7 @@ from .clicks import ItemFacts as ItemFacts
 from .clicks import Keys as Keys
 from .clicks import bags_of as bags_of
 from .clicks import picked as picked
+from .prompt_rows import drawn_prompts as drawn_prompts
 from .prompt_rows import event_at as event_at
 from .prompt_rows import listable_events as listable_events
 from .prompt_rows import masked as masked

@@ -29,13 +29,20 @@ def some_prompts(seq: Sequences, split: int, users: int | None, seed: int) -> tu
 
     Splits whose users are the same have the same drawn.
     """
+    return drawn_prompts(seq, split, users, seed)[:2]
+
+
+def drawn_prompts(
+    seq: Sequences, split: int, users: int | None, seed: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """`some_prompts`, and among how many users they were drawn."""
     asked, positions = prompts(seq, split)
     there = asked[np.diff(asked, prepend=-1) > 0]
     if users is None or len(there) <= users:
-        return asked, positions
+        return asked, positions, len(there)
     mine = np.zeros(len(seq), bool)
     mine[rng(seed, "evaluated users").choice(there, users, replace=False)] = True
-    return asked[mine[asked]], positions[mine[asked]]
+    return asked[mine[asked]], positions[mine[asked]], len(there)
 
 
 def events_of(seq: Sequences, split: int, among: np.ndarray | None = None) -> np.ndarray:

@@ -16,6 +16,8 @@ from .flat import USER_IDS as USER_IDS
 from .flat import FlatFiles as FlatFiles
 from .flat import Mapped as Mapped
 from .joined import joined_to as joined_to
+from .labels import LabelSetup as LabelSetup
+from .labels import labelled as labelled  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .pairs import Pairs as Pairs
 from .pairs import best_neighbours as best_neighbours
 from .repeats import ALLOW as ALLOW

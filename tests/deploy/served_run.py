@@ -64,3 +64,15 @@ def events_of(seq, user, stop=None):
     )
     columns = {name: values[cut] for name, values in seq.columns.items()}
     return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)
+
+
+def ask(client, path="/recommend", status=200, **body):
+    """The answer of an app."""
+    answer = client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def items(answer):
+    """Items of an answer, best first."""
+    return [row["item"] for row in answer["items"]]

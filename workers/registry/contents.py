@@ -39,9 +39,14 @@ class Contents:
         rows = {name: Layer.of(update["tables"][name], spec.dim) for name, spec in run.specs().items()}
         counts = {}
         if run.memory is not None:
-            home = Path(folders["transitions"])
-            counts = {name: home / f"{name}.npy" for name in COUNTS} | {"meta": home / "meta.json"}
+            counts = counts_of(folders)
         return cls(folder / "dense" / "model.safetensors", rows, counts, catalogue, source)
+
+
+def counts_of(folders: Mapping[str, str]) -> dict[str, Path]:
+    """The files of a memory's counts among a run's artifacts."""
+    home = Path(folders["transitions"])
+    return {name: home / f"{name}.npy" for name in COUNTS} | {"meta": home / "meta.json"}
 
 
 def model_of(

@@ -113,6 +113,37 @@ class Registry:
                 serving.promoted(number, None).write(self.root / "serving.json")
             return version
 
+    def renew(self, number: int, catalogue: str, counts: Mapping[str, Path]) -> Version:
+        """A version of the same weights and rows over another catalogue; who was answered by `number` is answered by it.
+
+        A catalogue is published once: later calls give the version it has, served or rolled back.
+        """
+        with self._lock():
+            for there in map(self.version, self.numbers()):
+                if there.catalogue == catalogue:
+                    return there
+            before, written = self.version(number), 0
+            names = {}
+            for name, path in counts.items():
+                names[name], new = self.blobs.put_file(path)
+                written += new
+            version = Version(
+                self.numbers()[-1] + 1,
+                number,
+                DELTA,
+                before.source | {"published": time.time()},
+                catalogue,
+                before.dense,
+                names,
+                {},
+                written,
+            )
+            version.write(self._manifest(version.number))
+            serving = self.serving
+            if number in serving.versions:
+                serving.replaced(number, version.number).write(self.root / "serving.json")
+            return version
+
     def promote(self, number: int, share: float | None = None) -> Serving:
         """Answer everybody, or a share of the users, by a version. Raises ConfigError."""
         with self._lock():

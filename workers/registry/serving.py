@@ -59,6 +59,12 @@ class Serving:
             )
         return replace(self, shares=shares, turn=self.turn + 1)
 
+    def replaced(self, old: int, new: int) -> Serving:
+        """With a version in the place of another, for the same users."""
+        shares = {new if version == old else version: share for version, share in self.shares.items()}
+        default = new if self.default == old else self.default
+        return replace(self, default=default, shares=shares, turn=self.turn + 1)
+
     def rolled_back(self, to: int, bad: set[int]) -> Serving:
         """To a version; the bad ones are refused from now on."""
         refused = tuple(sorted({*self.refused, *bad} - {to}))

@@ -45,6 +45,15 @@ class Version:
     touched: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
+    @property
+    def blobs(self) -> set[str]:
+        """The files that it names."""
+        return {
+            self.dense,
+            *self.counts.values(),
+            *(blob for files in self.rows.values() for blob in files.values()),
+        }
+
     def write(self, path: Path) -> None:
         """As a manifest."""
         body = asdict(self)

@@ -30,15 +30,17 @@ from nonet.samples.sequences import (
     TRAIN,
     Compressed,
     CountOptions,
+    LabelSetup,
     Sequences,
     Sums,
     Transitions,
     build_sequences,
     compress,
     item_keys,
+    labelled,
     user_keys,
 )
-from nonet.samples.tables import condition, count_rows, notice, read_tables
+from nonet.samples.tables import ROLES, condition, count_rows, notice, read_interactions, read_tables
 from nonet.samples.tokenised import StoredSequences
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
@@ -81,8 +83,8 @@ class KnownRun:
 @dataclass(frozen=True, slots=True)
 class DataSetup:
     """What to read and how: paths, column names, filters, split, target conditions by stage, tokenizer configuration,
-    what holds of repeats (None: the data decides), how transitions are counted (CountOptions), and the period in seconds and
-    "item" or "category" by which repeated events become one."""
+    what holds of repeats (None: the data decides), how transitions are counted (CountOptions), the period in seconds and
+    "item" or "category" by which repeated events become one, and labels that come later."""
 
     interactions: str
     items: str | None
@@ -99,11 +101,12 @@ class DataSetup:
     transitions: Mapping[str, Any] = field(default_factory=dict)
     prepare: str | None = None
     compress: tuple[float, str] | None = None
+    labels: LabelSetup | None = None
     stored: StoredSequences | None = None
 
     def on_disk(self) -> bool:
         """Whether sequences are prepared on disk: as `prepare` says, else where there are more than five million events."""
-        if self.compress is not None:
+        if self.compress is not None or self.labels is not None:
             return False
         if self.prepare is not None:
             return self.prepare == "disk"
@@ -130,6 +133,7 @@ class DataSetup:
     def built(self) -> tuple[Sequences, pa.Table, Compressed | None]:
         """`build`, and the log as it was compressed, where it was."""
         interactions, items = read_tables(self.interactions, self.items, dict(self.columns))
+        interactions = self.labelled(interactions)
         log = self.compressed(interactions, items)
         interactions = interactions if log is None else log.events
         return *build_sequences(
@@ -142,6 +146,13 @@ class DataSetup:
             repeats=self.repeats,
             strict=self.compress is not None,
         ), log
+
+    def labelled(self, interactions: pa.Table) -> pa.Table:
+        """Checked interactions with the column of their labels, where there are some."""
+        if self.labels is None:
+            return interactions
+        names = {name: source for name, source in self.columns.items() if name in ROLES}
+        return labelled(interactions, read_interactions(self.labels.path, names), self.labels)
 
     def compressed(self, interactions: pa.Table, items: pa.Table | None) -> Compressed | None:
         """Checked interactions that `where` keeps, with their repeats beside; None where they are taken as they are."""

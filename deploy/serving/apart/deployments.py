@@ -39,7 +39,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
             "ray_actor_options": {
                 "num_cpus": deployed.cpus,
                 "resources": dict(deployed.resources),
-                "runtime_env": {"env_vars": dict(environment)},
+                **({"runtime_env": {"env_vars": dict(environment)}} if environment else {}),
                 **resources,
             },
         }
@@ -51,7 +51,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
     def build_access() -> Any:  # Serve calls what is a function, in the replica
         app = serve.get_replica_context().app_name
         handles = [serve.get_deployment_handle(name, app_name=app) for name in ("Features", "Engine")]
-        return _app_of(run, settings, local, *handles)
+        return app_of(run, settings, local, *handles)
 
     access = serve.deployment(serve.ingress(build_access)())
     return access.options(name="Access", **placed(services.access)).bind(*asked)
@@ -66,7 +66,7 @@ class FeaturesService:
         opened = OpenRun.of(run)
         self._features = Features.of(opened, settings.block)
         if settings.follow:
-            Follower(opened).start()
+            Follower(opened, self._features.renew).start()
 
     def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`."""
@@ -109,18 +109,19 @@ class EngineService:
         return self._engines.facts(), dict(self._engines.problems)
 
 
-def _app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
+def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
     """The HTTP face over two handles."""
     from nonet.deploy.serving.apart.remote import RemoteEngines, RemoteFeatures
     from nonet.deploy.serving.features import Fallback, Items
     from nonet.deploy.serving.service import Metrics, Service, make_app
 
     opened = OpenRun.of(run)
-    items = Items(opened.corpus)
+    newest = opened.catalogues.newest()
+    items = Items(newest, Items(opened.corpus))
     service = Service(
         RemoteFeatures(features, items),
         RemoteEngines(opened, engine),
-        Fallback(opened.corpus, items),
+        Fallback(newest, items),
         settings.service(),
         Metrics(),
     )

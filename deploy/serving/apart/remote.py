@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nonet.deploy.serving.features import Asked, Away, Items, OpenRun
 from nonet.errors import NonetError
+from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Answer, Question
 from nonet.workers.registry import Serving
 
@@ -21,6 +22,10 @@ class RemoteFeatures:
 
     def __init__(self, handle: Any, items: Items):
         self._handle, self.items = handle, items
+
+    def renew(self, catalogue: Catalogue) -> None:
+        """Items of a later version of the catalogue; the other process looks by itself."""
+        self.items = Items(catalogue, self.items)
 
     async def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`. Raises Refused, Away."""
@@ -47,7 +52,13 @@ class RemoteEngines:
         self.swaps, self._under_way = 0, 0
         self._facts: dict[int, dict[str, float]] = {}
         self._stopped = threading.Event()
+        self._catalogue = run.catalogues.newest()
+        self._renew: Callable[[Corpus], None] | None = None
         threading.Thread(target=self._watch, name="versions", daemon=True).start()
+
+    def watch_catalogue(self, renew: Callable[[Corpus], None]) -> None:
+        """Tell `renew` of every later version of the catalogue."""
+        self._renew = renew
 
     @property
     def lanes(self) -> list[int]:
@@ -79,6 +90,10 @@ class RemoteEngines:
         while not self._stopped.wait(_LOOK_S):
             turns += 1
             try:
+                newest = self._run.catalogues.newest()
+                if newest is not self._catalogue and self._renew is not None:
+                    self._renew(newest)
+                    self._catalogue = newest
                 now = self._run.registry.serving
                 self.swaps += now.turn != self.serving.turn
                 self.serving = now

@@ -16,7 +16,7 @@ import numpy as np
 from nonet.deploy.serving.features.histories import Histories
 from nonet.deploy.serving.features.items import Items, Refused
 from nonet.deploy.serving.features.open_run import OpenRun
-from nonet.models.generation import Corpus
+from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Events, Question
 from nonet.samples.sequences import ALLOW
 
@@ -43,14 +43,20 @@ class Features:
         self.items, self.histories = Items(corpus), histories
         self._window, self._width, self._block = window, width, max(1, min(block, window))
         self._allow = corpus.seq.repeats == ALLOW
-        self._withdrawn: tuple[tuple[str, ...], np.ndarray] = ((), np.empty(0, np.int64))
+        self._withdrawn: tuple[tuple[str, ...], Items | None, np.ndarray] = ((), None, np.empty(0, np.int64))
 
     @classmethod
     def of(cls, run: OpenRun, block: int = 1, *, posts: bool = True) -> Features:
         """Of a run, its posted events among its users'; posts: whether more may be posted, else what is there is read."""
         journal = run.beside / "events.jsonl"
         histories = Histories(run.corpus, journal if posts or journal.exists() else None, stored=run.events)
-        return cls(run.corpus, histories, run.setup.history, run.scenario.evaluate.width, block)
+        features = cls(run.corpus, histories, run.setup.history, run.scenario.evaluate.width, block)
+        features.renew(run.catalogues.newest())
+        return features
+
+    def renew(self, catalogue: Catalogue) -> None:
+        """From now on by a later version of the catalogue: items that came are known, items that went are shown to nobody."""
+        self.items = Items(catalogue, self.items)
 
     def list_of(
         self,
@@ -99,7 +105,7 @@ class Features:
         if not 1 <= len(items) <= MOST:
             raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MOST}")
         events, key, cold, _ = self._events(user, history)
-        gone = {str(item) for item in withdrawn}
+        gone = {str(item) for item in (*withdrawn, *self.items.ids(self.items.gone))}
         asked, unknown = self.items.places([item for item in items if str(item) not in gone])
         unknown += [item for item in items if str(item) in gone]
         question = Question(
@@ -185,7 +191,8 @@ class Features:
         return width
 
     def _hidden(self, events: Events, withdrawn: tuple[str, ...]) -> np.ndarray:
-        if self._withdrawn[0] != withdrawn:
-            self._withdrawn = withdrawn, self.items.places(withdrawn)[0]
+        items = self.items
+        if self._withdrawn[:2] != (withdrawn, items):
+            self._withdrawn = withdrawn, items, np.concatenate([items.places(withdrawn)[0], items.gone])
         seen = np.empty(0, np.int64) if self._allow else events.item.astype(np.int64)
-        return np.unique(np.concatenate([seen, self._withdrawn[1]]))
+        return np.unique(np.concatenate([seen, self._withdrawn[2]]))

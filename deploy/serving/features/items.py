@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nonet.errors import ConfigError, NonetError
-from nonet.models.generation import Corpus
+from nonet.models.generation import Catalogue
 from nonet.samples.tables import matches
 
 # Shapes: I items.
@@ -32,12 +32,16 @@ class Away(NonetError):
 
 
 class Items:
-    """The items of a run."""
+    """The items of a run. gone: dense indices of those that an earlier version of the catalogue had and this one has not."""
 
-    def __init__(self, corpus: Corpus):
+    def __init__(self, corpus: Catalogue, before: Items | None = None):
         self._table, self._ids = corpus.items, corpus.item_id
         self._place = {str(item): place for place, item in enumerate(self._ids.tolist())}
         self._legal = np.asarray(corpus.trie.leaf_of_item) >= 0
+        self._ever = self._legal.copy()
+        if before is not None:
+            self._ever[: len(before)] |= before._ever
+        self.gone = np.flatnonzero(self._ever & ~self._legal)
         self._filters: OrderedDict[str, np.ndarray] = OrderedDict()
 
     def __len__(self) -> int:

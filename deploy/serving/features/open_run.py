@@ -10,10 +10,11 @@ from typing import Any
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
 from nonet.deploy.serving.features.artifacts import artifacts_of
+from nonet.deploy.serving.features.catalogues import Catalogues
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import UserEvents
-from nonet.workers.registry import Contents, Registry, Version, model_of
+from nonet.workers.registry import Contents, Registry, Version, counts_of, model_of, registry_beside
 from nonet.workers.roles import RunSetup
 
 
@@ -47,6 +48,11 @@ class OpenRun:
         return Corpus.load(self.folders)
 
     @cached_property
+    def catalogues(self) -> Catalogues:
+        """The versions of its catalogue."""
+        return Catalogues(self.folder, self.folders, self.corpus)
+
+    @cached_property
     def events(self) -> UserEvents | None:
         """The store of users' events that the scenario names (`data.sequences`), those appended since among them."""
         stored = self.setup.stored
@@ -55,7 +61,7 @@ class OpenRun:
     @cached_property
     def registry(self) -> Registry:
         """Its published versions."""
-        return Registry(self.beside / "registry")
+        return registry_beside(self.beside)
 
     def newest_commit(self) -> tuple[Path, Manifest]:
         """The newest whole commit. Raises ConfigError where there is none."""
@@ -72,17 +78,19 @@ class OpenRun:
             "step": manifest.step,
             "commit": _name(manifest),
         }
-        return Contents.of_commit(commit, self.setup, self.folders, self.corpus.trie.version, source)
+        newest = self.catalogues.newest()
+        return Contents.of_commit(commit, self.setup, newest.folders, newest.trie.version, source)
 
     def recommender(self, version: Version, device: str = "cpu") -> Recommender:
         """A version ready to be asked, its rows read where they lie. Raises CheckpointError where it does not fit the run."""
-        if version.catalogue != self.corpus.trie.version:
+        corpus = self.catalogues.of(version.catalogue)
+        if corpus is None:
             raise CheckpointError(
-                f"version {version.number} is of catalogue {version.catalogue}, the run has {self.corpus.trie.version}"
+                f"version {version.number} is of catalogue {version.catalogue}, which {self.folder.id} does not have"
             )
         dense, counts = self.registry.files(version)
         rows = self.registry.rows(version.number, self.setup.specs())
-        return model_of(dense, counts, rows, self.setup, self.corpus, device)
+        return model_of(dense, counts, rows, self.setup, corpus, device)
 
     def publish_newest(self) -> Version:
         """Publish the newest commit, unless it was; the version. The first of a run is full, the next are made from the one
@@ -92,9 +100,28 @@ class OpenRun:
         for version in versions:
             if version.source.get("commit") == _name(manifest):
                 return version
-        earlier = [v.number for v in versions if v.source.get("step", 0) < manifest.step]
-        base = earlier[-1] if earlier else None
+        line = [
+            v.number
+            for v in versions
+            if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
+        ]
+        base = line[-1] if line else None
         return self.registry.publish(self.contents(commit, manifest), base=base)
+
+    def publish_commit(self, step: int) -> Version:
+        """Publish the commit after a step, made from what is served; nobody is answered by it yet. Raises ConfigError."""
+        commit, manifest = Checkpoints(self.folder.checkpoints).of(step)
+        contents = self.contents(commit, manifest)
+        contents.source["asked"] = True  # what the run commits later is not made from it
+        return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
+
+    def publish_catalogue(self) -> None:
+        """Publish what answers over the newest catalogue, unless that was published; nothing where no version answers."""
+        newest, serving = self.catalogues.newest(), self.registry.serving
+        if serving.default is None or newest is self.corpus:
+            return
+        counts = {} if self.setup.memory is None else counts_of(newest.folders)
+        self.registry.renew(serving.default, newest.trie.version, counts)
 
 
 def _name(manifest: Manifest) -> str:

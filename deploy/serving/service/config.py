@@ -64,7 +64,8 @@ class ServeConfig(StrictModel):
     """host, port: where it listens; deadline_s: of a request that names none; waiting: requests in the queue beyond which 429 is
     answered; rate, burst: requests a second and caller; failures, pause_s: of the circuit breaker; block: events that a
     user's window moves by; state_bytes: kept of users who asked before, by each version, 0 for none; threads: of torch; cpus: of
-    the replica; follow: serve newer commits of the run; queue: most_cost and most of a merged batch; services: deployments
+    the replica; follow: serve newer commits of the run; registry: address of the versions, such as s3://bucket/folder, by default
+    a folder of the run; queue: most_cost and most of a merged batch; services: deployments
     of their own, by default all are one process."""
 
     host: str = "127.0.0.1"
@@ -80,6 +81,7 @@ class ServeConfig(StrictModel):
     threads: int = Field(default=1, ge=1)
     cpus: int = Field(default=1, ge=0)
     follow: bool = True
+    registry: str | None = None
     device: str = "cpu"
     queue: dict[str, float] = Field(default_factory=dict)
     services: Services | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from nonet.deploy.serving.features import OpenRun
 from nonet.deploy.serving.service.follower import Follower
 from nonet.errors import CheckpointError, ConfigError
+from nonet.models.generation import Corpus
 from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
 from nonet.workers.registry import Serving
 
@@ -56,6 +57,8 @@ class Engines:
         self.problems: dict[str, str] = {}
         self.swaps = 0
         self._stopped = threading.Event()
+        self._catalogue = run.catalogues.newest()
+        self._renew: Callable[[Corpus], None] | None = None
         self._look()
         if not self._now[1]:
             problem = next(iter(self.problems.values()), "it has no version")
@@ -84,6 +87,10 @@ class Engines:
         """The same, waited for."""
         future, version = self.submit(question, within_s)
         return await asyncio.wrap_future(future), version
+
+    def watch_catalogue(self, renew: Callable[[Corpus], None]) -> None:
+        """Tell `renew` of every later version of the catalogue, before anything answers over it."""
+        self._renew = renew
 
     def facts(self) -> dict[int, dict[str, float]]:
         """Of each version that answers: what waits, what was computed, what is kept of users."""
@@ -123,6 +130,10 @@ class Engines:
                 self._problem("registry", error)
 
     def _look(self) -> None:
+        newest = self._run.catalogues.newest()
+        if newest is not self._catalogue and self._renew is not None:
+            self._renew(newest)
+            self._catalogue = newest
         if self._follower is not None:
             self._follower.look()
             self._noted(self._follower.problem)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nonet.deploy.serving.access import Breaker, Limits
-from nonet.deploy.serving.features import Asked, Away, Fallback, Refused
+from nonet.deploy.serving.features import Asked, Away, Fallback, Items, Refused
 from nonet.deploy.serving.service.metrics import Metrics
 from nonet.deploy.serving.service.requests import (
     EventsRequest,
@@ -28,6 +28,7 @@ from nonet.deploy.serving.service.requests import (
     ScoreRequest,
 )
 from nonet.errors import DeadlineExceeded, NonetError
+from nonet.models.generation import Corpus
 from nonet.models.inference import Answer
 
 _SHOWN = 20  # newest titles of a history that are shown
@@ -64,6 +65,13 @@ class Service:
         self._limits = Limits(settings.rate, settings.burst)
         self.breaker = Breaker(settings.failures, settings.pause_s)
         metrics.watch(engines, self.breaker)
+        engines.watch_catalogue(self.renew)
+
+    def renew(self, corpus: Corpus) -> None:
+        """From now on over a later version of the catalogue, here and in features that live here."""
+        items = Items(corpus, self.features.items)
+        self._fallback = Fallback(corpus, items)  # first: what is asked may name items that came
+        self.features.renew(corpus)
 
     async def recommend(self, request: RecommendRequest, caller: str, spent_s: float = 0.0) -> Listed:
         """Items for a user. Raises Refused, TooMany."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from nonet.deploy.report.beyond import list_note, list_table, memory_table, segment_note, segment_table
+from nonet.deploy.report.beyond import (
+    list_note,
+    list_table,
+    memory_table,
+    sampled_note,
+    segment_note,
+    segment_table,
+)
 from nonet.deploy.report.page import page
 from nonet.deploy.report.several import seeds_page
 
@@ -121,3 +128,11 @@ def test_the_page_of_seeds_tells_means_what_is_certain_and_where_each_seed_is():
     assert '<a href="seed-8/report.html">' in markup
     assert "&lt;ring&gt;" in markup
     assert "<script" not in markup
+
+
+def test_a_report_of_drawn_users_says_how_many_and_what_that_leaves_uncertain():
+    assert sampled_note(report()) == ""
+    drawn = {"users": 20_000, "of": 4_861_193, "half_width": {"recall@10": 0.0041}}
+    whole = {**report(), "sampled": {"popularity": drawn, "pretrain": drawn}}
+    assert "20,000 of 4,861,193 tested users" in sampled_note(whole)
+    assert "recall@10 ± 0.0041" in page(whole)

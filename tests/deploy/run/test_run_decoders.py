@@ -9,11 +9,13 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
+from backbones import folder_of
 
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.deploy.after.recommend import recommend_for
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
+from nonet.deploy.serving.offline import export_run
 
 MODEL = (
     "model={use: sid_decoder, width: 16, layers: 1, heads: 2, dropout: 0.0, block: hstu, depth: attention}"
@@ -62,6 +64,27 @@ def test_a_drawn_qwen3_learns_resumes_to_the_same_bits_and_lists_nothing_illegal
     answer = recommend_for(str(finished.folder.path), ["item b1", "item c2"], None, 10)
     titles = set(pq.read_table(ring / "items.parquet")["title"].to_pylist())
     assert all(set(column) <= titles for column in answer["columns"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_folder_with_words_is_aligned_learns_by_lora_and_is_exported(ring, ray_local):
+    from transformers import AutoModelForCausalLM
+
+    folder_of(ring / "base")
+    changes = [
+        f"model={{use: hf, path: {ring / 'base'}, lora: {{rank: 4}}, attention: uni, prompt: 'films liked : {{history}} next'}}",
+        "stages.pretrain={use: align, epochs: 2, batch: {users: 10}, lr: 3e-3, items: 10}",
+        f"tokenizer.vectors=[{{use: hf, path: {ring / 'base'}}}, categories, cooccurrence]",
+    ]
+    panel = Panel(io.StringIO(), live=False)
+    finished = api.run(api.scenario(ring / "ring.yaml", changes), run_dir=ring / "words", panel=panel)
+    assert set(finished.report["stages"]) == {"pretrain", "finetune", "rl"}
+    metrics = finished.folder.metrics.read_text()
+    assert '"align_loss"' in metrics
+    export_run(str(finished.folder.path), ring / "out")
+    whole = AutoModelForCausalLM.from_pretrained(ring / "out" / "transformers")
+    assert whole.config.vocab_size >= 15 + 1 + 12
 
 
 def _stop_after_a_commit(started):

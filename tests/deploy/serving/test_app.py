@@ -6,45 +6,15 @@ import threading
 
 import numpy as np
 import pytest
-from served_run import ServedRun
+from served_run import ask, items
 from starlette.testclient import TestClient
 
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import one_process
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    made = ServedRun(tmp_path_factory.mktemp("served"))
-    made.commit(6)
-    return made
-
-
-@pytest.fixture(scope="module")
-def app(served):
-    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
-    yield app
-    app.state.service.engines.close()
-
-
-@pytest.fixture(scope="module")
-def client(app):
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield client
-
-
-def ask(client, path="/recommend", status=200, **body):
-    answer = client.post(path, json=body)
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
 def error(client, status, path="/recommend", **body):
     return ask(client, path, status, **body)["error"]
-
-
-def items(answer):
-    return [row["item"] for row in answer["items"]]
 
 
 def test_a_user_gets_items_with_scores_of_a_version(client, served):

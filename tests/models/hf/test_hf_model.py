@@ -187,6 +187,47 @@ def test_what_cannot_be_is_one_line(options, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 2},
+            "bloom works on attention masks itself",
+        ),
+        (
+            {
+                "model_type": "gpt_neo",
+                "hidden_size": 32,
+                "num_layers": 2,
+                "attention_types": [[["global", "local"], 1]],
+            },
+            "gpt_neo has",
+        ),
+        ({"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2}, "rwkv asks for no attention"),
+    ],
+)
+def test_uni_attention_that_would_not_be_asked_is_refused(config, said):
+    with pytest.raises(ConfigError, match=said):
+        recommender(config, features={}, attention="uni")
+
+
+def test_half_precision_is_the_backbone_s_alone(world):
+    _, trie, batch, rows = world
+    model = recommender(precision="bf16")
+    assert {p.dtype for p in model.backbone.parameters()} == {torch.bfloat16}
+    assert model.token.weight.dtype == torch.float32
+    loss, count = sid_loss(model, batch, rows, trie)
+    exact, _ = sid_loss(recommender(), batch, rows, trie)
+    assert float(loss.detach()) / count == pytest.approx(float(exact.detach()) / count, rel=0.05)
+    with torch.no_grad():
+        beams = beam_search(model, model.prefill(batch, rows), trie, 8)
+        again = log_prob(model, batch, rows, beams.sid, trie)
+    assert beams.logp.dtype == torch.float32
+    assert (
+        float((again - beams.logp).abs().max()) < 0.1
+    )  # bf16 has 8 bits; sums of other shapes round otherwise
+
+
 def test_a_folder_that_is_torn_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):

@@ -121,6 +121,20 @@ def test_a_users_npy_and_parquet_give_the_same(tmp_path):
     assert np.array_equal(want, vectors(items, seq, {"flat.parquet": 1.0}, tmp_path))
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64(), 3)])
+def test_a_column_of_vectors_is_taken_as_it_is_and_items_without_one_stand_in_the_middle(tmp_path, kind):
+    items, seq = tables()
+    own = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+    own[4] = np.delete(own, 4, 0).mean(0)
+    np.save(tmp_path / "own.npy", own)
+    image = pa.array([None if i == 4 else row for i, row in enumerate(own.tolist())], kind)
+    np.testing.assert_allclose(
+        vectors(items.append_column("image", image), seq, "image", tmp_path),
+        vectors(items, seq, "own.npy", tmp_path),
+        atol=1e-6,
+    )
+
+
 def test_weights_default_by_name_and_may_be_given():
     assert weights_of(["title", "cooccurrence"]) == {"title": 0.3, "cooccurrence": 1.0}
     assert weights_of({"title": 2, "x.npy": 1}) == {"title": 2.0, "x.npy": 1.0}
@@ -160,3 +174,8 @@ def test_vectors_that_do_not_fit_the_items_are_one_readable_error(tmp_path):
     pq.write_table(pa.table({"id": [1]}), tmp_path / "odd.parquet")
     with pytest.raises(DataError, match="has no column item_id; it has id"):
         vectors(items, seq, "odd.parquet", tmp_path)
+    uneven = pa.array([[0.5] * (2 + i % 2) for i in range(20)])
+    with pytest.raises(DataError, match="'image' has vectors of 2 to 3 numbers"):
+        vectors(items.append_column("image", uneven), seq, "image", tmp_path)
+    with pytest.raises(DataError, match="'image' has no vector in any row"):
+        vectors(items.append_column("image", pa.nulls(20, pa.list_(pa.float32()))), seq, "image", tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nonet.models.ranking.metrics import per_event
+from nonet.models.ranking.metrics import half_width, per_event
 from nonet.random import rng
 from nonet.samples.batches.prompt_rows import some_prompts
 from nonet.samples.sequences.sequences import TEST, Sequences
@@ -31,7 +31,7 @@ def seq():
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["recall@10", "ndcg@10"])
 def test_the_interval_of_drawn_users_holds_the_full_result_in_93_of_100_draws(seq, metric):
-    """2,000 draws; users differ, so that events of one are alike. The interval is that of a ratio of sums over users."""
+    """2,000 draws; users differ, so that events of one are alike."""
     skill = rng(1, "users").beta(0.5, 3, USERS)[seq.user]
     hit = rng(1, "events").random(len(skill)) < skill
     ranks = np.where(hit, rng(1, "ranks").integers(0, 10, len(skill)), 1000)
@@ -40,9 +40,12 @@ def test_the_interval_of_drawn_users_holds_the_full_result_in_93_of_100_draws(se
     for seed in range(2000):
         users, positions = some_prompts(seq, TEST, DRAWN, seed)
         mine = value[seq.offsets[users] + positions]
-        _, place = np.unique(users, return_inverse=True)
-        total, events = np.bincount(place, weights=mine), np.bincount(place)
-        mean = total.sum() / events.sum()
-        error = np.sqrt(((total - mean * events) ** 2).sum()) / events.sum()
-        held += abs(mean - full) <= 1.96 * error
-    assert held / 2000 >= 0.93
+        held += abs(mine.mean() - full) <= half_width(mine, users, USERS)
+    assert 0.93 <= held / 2000 <= 0.97
+
+
+def test_nothing_is_uncertain_where_all_users_were_ranked_and_half_a_draw_is_known_by_hand():
+    values, users = np.array([1.0, 0.0, 1.0, 1.0]), np.array([0, 0, 3, 5])
+    assert half_width(values, users, 3) == 0.0
+    # 3 of 12 users: totals 1, 1, 1 of 2, 1, 1 events, mean 3/4: residuals -1/2, 1/4, 1/4; variance 3/8 / 2 / 3 * 3/4 over (4/3)^2
+    assert half_width(values, users, 12) == pytest.approx(1.959964 * (3 / 64 / (16 / 9)) ** 0.5)

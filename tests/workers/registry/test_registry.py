@@ -7,38 +7,16 @@ import json
 import numpy as np
 import pytest
 import torch
+from registry_world import SPECS, contents, layer, read
 
 from nonet.embedding.reading import Layer
-from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
-from nonet.workers.registry import Contents, Registry
-from nonet.workers.weights import write_tensors
-
-SPECS = {"item": TableSpec(4, "sgd", default=0.5)}
-
-
-def layer(rows, seed=0, count=1000):
-    draw = np.random.default_rng(seed)
-    key = np.sort(draw.choice(10**6, count, replace=False)).astype(np.int64)
-    row = draw.standard_normal((count, 4)).astype(np.float32)
-    for place in rows:
-        row[place] += 1
-    return Layer(key, row, np.empty(0, np.int64))
-
-
-def contents(folder, rows=(), weight=1.0, item=None, step=1):
-    path = folder / f"{weight}.safetensors"
-    write_tensors(path, {"w": torch.full((8,), weight)})
-    return Contents(path, {"item": item or layer(rows)}, {}, "trie", {"step": step})
+from nonet.workers.registry import Registry
 
 
 @pytest.fixture
 def registry(tmp_path):
     return Registry(tmp_path / "registry")
-
-
-def read(registry, number, keys):
-    return registry.rows(number, SPECS).rows("item", torch.as_tensor(keys))
 
 
 def test_the_first_version_is_full_and_the_next_has_what_changed(registry, tmp_path):

@@ -27,6 +27,7 @@ from nonet.models.ranking import (
     Scoreboard,
     Shared,
     SparseScores,
+    half_width,
     list_depth,
     of_events,
     paired,
@@ -34,7 +35,7 @@ from nonet.models.ranking import (
     rank_of_target_np,
     tie_order,
 )
-from nonet.samples.batches import event_at, masked, seen, some_prompts
+from nonet.samples.batches import drawn_prompts, event_at, masked, seen
 from nonet.samples.sequences import TEST, VALID, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers.roles import RunSetup
@@ -114,7 +115,9 @@ class Ranker:
         """Rank the held-out events of this corpus, over the same items."""
         self.corpus = corpus
         users, seed = self._ask.users, self._run.seed
-        self.prompts = {name: some_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()}
+        drawn = {name: drawn_prompts(corpus.seq, split, users, seed) for name, split in SPLITS.items()}
+        self.prompts = {name: each[:2] for name, each in drawn.items()}
+        self._tested = drawn["test"][2]
 
     @property
     def scores_all(self) -> bool:
@@ -162,10 +165,25 @@ class Ranker:
             scenes = self._scenes(users, positions)
             facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
             answer |= {"lists": whole.quality.summary(), "segments": facts}
+        if sampled := self._sampled(ranks):
+            answer["sampled"] = sampled
         if whole.weights is not None:
             gain = self.paired(ranks["test.exhaustive"], ranks[f"test.{ALONE}"])
             answer["memory"] = {**whole.weights, "gain": gain}
         return answer, ranks
+
+    def _sampled(self, ranks: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Where users were drawn: how many, of how many, and what each metric of test is known to, +- at 95 %; else nothing."""
+        user = self.prompts["test"][0]
+        drawn = len(np.unique(user))
+        key = next((key for key in ("test.exhaustive", "test.beam") if key in ranks), None)
+        if key is None or drawn == self._tested:
+            return {}
+        known = {
+            name: half_width(per_event(name, ranks[key]), user, self._tested)
+            for name in of_events(self._ask.metrics)
+        }
+        return {"users": drawn, "of": self._tested, "half_width": known}
 
     def paired(self, ranks_a: np.ndarray, ranks_b: np.ndarray) -> dict[str, dict[str, float]]:
         """{metric: {diff, low, high}} of two rankings of the test events."""

@@ -1,0 +1,57 @@
+"""Catalogues: the versions of a run's catalogue, which `nonet items add` makes: items that came, and items that were withdrawn.
+
+The dense index of a later version begins with that of the one before, so events and weights mean what they meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nonet.controller.record import RunFolder
+from nonet.models.generation import Corpus
+
+_FILE = "catalogues.json"
+
+
+class Catalogues:
+    """Of a run; first: the corpus that it was trained with."""
+
+    def __init__(self, folder: RunFolder, folders: Mapping[str, str], first: Corpus):
+        self._folder, self._first = folder, first
+        self._opened = {first.trie.version: first}
+        self._listed: list[tuple[str, dict[str, str]]] = [(first.trie.version, dict(folders))]
+        self._seen: int | None = None
+
+    def of(self, version: str) -> Corpus | None:
+        """The corpus over a version of the catalogue; None where the run has no such version."""
+        if version not in self._opened:
+            folders = dict(self._names()).get(version)
+            if folders is None:
+                return None
+            self._opened[version] = Corpus.load(folders)
+        return self._opened[version]
+
+    def newest(self) -> Corpus:
+        """The corpus over the newest catalogue."""
+        corpus = self.of(self._names()[-1][0])
+        return self._first if corpus is None else corpus
+
+    def _names(self) -> list[tuple[str, dict[str, str]]]:
+        """Version and folders of each, oldest first; the file is read again when it changed."""
+        path = Path(self._folder.path) / _FILE
+        try:
+            seen = path.stat().st_mtime_ns
+        except OSError:
+            return self._listed[:1]
+        if seen != self._seen:
+            body: Any = self._folder.read_json(_FILE) or {"versions": []}
+            later = [(each["version"], _paths(each["artifacts"])) for each in body["versions"]]
+            self._listed = [*self._listed[:1], *later]
+            self._seen = seen
+        return self._listed
+
+
+def _paths(artifacts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {kind: artifact["path"] for kind, artifact in artifacts.items()}

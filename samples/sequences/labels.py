@@ -1,0 +1,97 @@
+"""Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
+
+A label belongs to the newest event of its user and item at or before it (last touch), where it came within the window. An event
+whose window was not over when the log ended and that has no label yet is unknown: NaN, neither yes nor no, so nothing is learned
+to be a refusal that is only late (Chapelle, Modeling delayed feedback in display advertising, KDD 2014).
+"""
+
+# Shapes: R rows of the log, L labels.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSetup:
+    """Labels as plain data: the file of user_id, item_id and timestamp, how long after its event one counts in seconds, the name
+    of the column, and whether events whose label is not known yet are left out."""
+
+    path: str
+    within_s: float
+    name: str
+    drop_unknown: bool = False
+
+
+def labelled(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
+    """A checked log [R] with the column `name`: float32 1 and 0, NaN where it is not known yet.
+
+    labels: checked rows of user_id, item_id, timestamp [L]; those of no event count for nothing. The log ends with the newest
+    time of both. Raises DataError for a column that is there already, or ids of another type.
+    """
+    if setup.name in log.column_names:
+        raise DataError(
+            f"data.labels: the interactions have a column {setup.name!r} already; give labels another name"
+        )
+    pair_R, pair_L = _pairs(log, labels)
+    time_R, time_L = log["timestamp"].to_numpy(), labels["timestamp"].to_numpy()
+    order = np.lexsort((time_R, pair_R))
+    at = _newest_before(pair_R[order], time_R[order], pair_L, time_L)
+    there = at >= 0
+    event = order[at[there]]
+    late = time_L[there] - time_R[event]
+    value = np.zeros(len(log), np.float32)
+    end = max(time_R.max(initial=0), time_L.max(initial=0))
+    value[end - time_R < setup.within_s] = np.nan
+    value[event[late <= setup.within_s]] = 1
+    whole = log.append_column(setup.name, pa.array(value))
+    if not setup.drop_unknown:
+        return whole
+    left = whole.filter(pa.array(~np.isnan(value)))
+    if not len(left):
+        raise DataError(
+            f"data.labels: no event is older than the window of {setup.within_s:g} s; shorten `within`, or take a longer log"
+        )
+    return left
+
+
+def _pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """A number for the user and item of each row [R] and of each label [L]; -1 for a pair's part that the log does not have."""
+    codes = []
+    for name in ("user_id", "item_id"):
+        column, other = log[name].combine_chunks(), labels[name].combine_chunks()
+        if column.type != other.type:
+            raise DataError(f"data.labels: {name} is {other.type}, and {column.type} in the interactions")
+        coded = column.dictionary_encode()
+        mine = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        codes.append((mine, _index_in(other, coded.dictionary), len(coded.dictionary)))
+    (user_R, user_L, _), (item_R, item_L, items) = codes
+    pair_L = np.where((user_L >= 0) & (item_L >= 0), user_L * items + item_L, -1)
+    return user_R * items + item_R, pair_L
+
+
+def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
+    import pyarrow.compute as pc
+
+    index = getattr(pc, "index_in")(column, value_set=dictionary)  # noqa: B009  made at import
+    return index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _newest_before(
+    pair_R: np.ndarray, time_R: np.ndarray, pair_L: np.ndarray, time_L: np.ndarray
+) -> np.ndarray:
+    """The place [L] of the last row of the same pair that is not younger, of rows by pair and time; -1 where there is none."""
+    begin = np.searchsorted(pair_R, pair_L, "left")
+    merged = np.lexsort(
+        (np.r_[np.zeros(len(pair_R)), np.ones(len(pair_L))], np.r_[time_R, time_L], np.r_[pair_R, pair_L])
+    )
+    rows_before = np.cumsum(merged < len(pair_R))
+    last = np.empty(len(merged), np.int64)
+    last[merged] = rows_before - 1
+    at = last[len(pair_R) :]
+    return np.where((at >= begin) & (pair_L >= 0), at, -1)

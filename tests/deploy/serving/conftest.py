@@ -1,0 +1,30 @@
+"""A small run with one commit, and an app that answers from it in this process; each file of tests has its own."""
+
+from __future__ import annotations
+
+import pytest
+from served_run import ServedRun
+from starlette.testclient import TestClient
+
+from nonet.deploy.serving.service import ServeConfig
+from nonet.deploy.serving.start import one_process
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made.commit(6)
+    return made
+
+
+@pytest.fixture(scope="module")
+def app(served):
+    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    yield app
+    app.state.service.engines.close()
+
+
+@pytest.fixture(scope="module")
+def client(app):
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
