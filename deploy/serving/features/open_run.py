@@ -101,9 +101,20 @@ class OpenRun:
         for version in versions:
             if version.source.get("commit") == _name(manifest):
                 return version
-        earlier = [v.number for v in versions if v.source.get("step", 0) < manifest.step]
-        base = earlier[-1] if earlier else None
+        line = [
+            v.number
+            for v in versions
+            if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
+        ]
+        base = line[-1] if line else None
         return self.registry.publish(self.contents(commit, manifest), base=base)
+
+    def publish_commit(self, step: int) -> Version:
+        """Publish the commit after a step, made from what is served; nobody is answered by it yet. Raises ConfigError."""
+        commit, manifest = Checkpoints(self.folder.checkpoints).of(step)
+        contents = self.contents(commit, manifest)
+        contents.source["asked"] = True  # what the run commits later is not made from it
+        return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
 
     def publish_catalogue(self) -> None:
         """Publish what answers over the newest catalogue, unless that was published; nothing where no version answers."""
