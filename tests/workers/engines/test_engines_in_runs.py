@@ -16,6 +16,7 @@ from tests_ring import make_ring
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
+from nonet.workers.weight_files import read_tensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 TWO = (
@@ -92,6 +93,26 @@ def test_a_killed_rank_changes_no_bit_of_what_the_run_ends_in(ray_local, tmp_pat
     assert rough.state == "done"
     assert "going on from its newest commit" in said.getvalue()
     assert newest(rough) == newest(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_deltas_and_shards_change_no_bit_of_what_a_run_ends_in(ray_local, tmp_path):
+    """Rollouts apart answer with what they were sent, so the policy that learned from them is the same where all of it came."""
+    ring, apart = make_ring(tmp_path) / "ring.yaml", "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
+    small = "weights={publish: delta, bucket: 8192, block: 256, shard: 8192}"
+    whole, parts = (
+        api.run(api.scenario(ring, [apart, *more]), run_dir=tmp_path / name, panel=panel())
+        for name, more in (("whole", []), ("parts", [small]))
+    )
+    assert whole.report["stages"] == parts.report["stages"]
+    one, other = (
+        read_tensors(Checkpoints(run.folder.checkpoints).newest()[0] / "dense" / "model.safetensors")
+        for run in (whole, parts)
+    )
+    assert one.keys() == other.keys()
+    assert all((one[name] == other[name]).all() for name in one)
+    assert any("model-00002-of-" in name for name in newest(parts))
 
 
 def kill_a_trainer(folder):

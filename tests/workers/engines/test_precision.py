@@ -13,6 +13,7 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.errors import ConfigError
 from nonet.workers.engines import Precision
+from nonet.workers.runtime import Membership
 
 OVERFLOWS = "stages.pretrain.precision={use: fp16, scale: 1.0e+6, grow_every: 2}"
 
@@ -64,6 +65,22 @@ def test_a_skipped_step_moves_neither_dense_weights_nor_rows(ring):
     assert 0.0 in [skipped for skipped, _ in seen]
     assert seen[1][1] == seen[0][1] / 2
     assert torch.isfinite(before).all()
+
+
+def test_a_rank_skips_what_another_rank_overflowed_in(ring):
+    """The other rank is a sum that counts one more: its own gradients are finite here."""
+
+    class Elsewhere(Membership):
+        def total(self, *values):
+            return [value + 1.0 for value in values]
+
+    world = ring.world("stages.pretrain.precision={use: fp16, scale: 128.0}")
+    (first,) = world.train("pretrain", 0, 1)
+    before = world.weights()
+    world.trainer._member = Elsewhere(0, 1)
+    (second,) = world.train("pretrain", 1, 2)
+    assert (first["skipped"], second["skipped"]) == (0.0, 1.0)
+    assert torch.equal(world.weights(), before)
 
 
 def test_a_commit_keeps_the_scale(ring, tmp_path):
