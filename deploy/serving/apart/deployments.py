@@ -64,8 +64,8 @@ class FeaturesService:
         from nonet.deploy.serving.service import Follower
 
         opened = OpenRun.of(run)
-        assert settings.services is not None
-        self._features = Features.of(opened, settings.block, store=settings.services.features.store)
+        store = settings.services.features.store if settings.services else None
+        self._features = Features.of(opened, settings.block, store=store)
         if settings.follow:
             Follower(opened, self._features.renew).start()
 
