@@ -198,7 +198,15 @@ def stop(
 
 for verb in (questions.runs, questions.report, questions.evaluate, questions.recommend):
     app.command()(verb)
-for verb in (serving.serve, serving.top, serving.versions, serving.promote, serving.rollback, serving.export):
+for verb in (
+    serving.serve,
+    serving.top,
+    serving.versions,
+    serving.publish,
+    serving.promote,
+    serving.rollback,
+    serving.export,
+):
     app.command()(verb)
 app.command()(questions.tradeoff)
 app.command()(steering.attach)

@@ -34,10 +34,12 @@ _TOLD = ("times as fast as dictionaries", "illegal", "doubled", "build_s", "MB",
 
 def _sids(items: int, codes: int, levels: int, seed: int) -> tuple[np.ndarray, tuple[int, ...]]:
     """Random ids [I, levels + 1], the last telling items of one tuple apart."""
-    from nonet.models.tokenizer import resolve
-
     codes_IL = np.random.default_rng(seed).integers(0, codes, (items, levels)).astype(np.int32)
-    number = resolve(codes_IL)
+    place = codes_IL.astype(np.int64) @ (codes ** np.arange(levels)[::-1])
+    order = np.argsort(place, kind="stable")
+    first = np.searchsorted(place[order], place[order], side="left")
+    number = np.empty(items, np.int32)
+    number[order] = np.arange(items) - first
     return np.concatenate([codes_IL, number[:, None]], 1), (*(codes,) * levels, int(number.max()) + 1)
 
 

@@ -19,7 +19,7 @@ import torch
 
 from nonet.models.generation import Trie
 
-_MOST, _WAIT_S = 4, 0.0  # 16 at once take 3 s, so larger batches only add to its p99
+MOST, WAIT_S = 4, 0.0  # 16 at once take 3 s, so larger batches only add to its p99
 
 
 class TrieProcessor:
@@ -56,10 +56,18 @@ class TrieProcessor:
 
 
 class HuggingFace:
-    """`submit(history)` -> beams of that history's next item."""
+    """`submit(history)` -> beams of that history's next item; here: in this process, else `generate` alone."""
 
     def __init__(
-        self, trie: Trie, sids: np.ndarray, width: int, layers: int, heads: int, events: int, beams: int
+        self,
+        trie: Trie,
+        sids: np.ndarray,
+        width: int,
+        layers: int,
+        heads: int,
+        events: int,
+        beams: int,
+        here: bool = True,
     ):
         from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList
 
@@ -75,6 +83,8 @@ class HuggingFace:
         self._model: Any = GPT2LMHeadModel(config).eval()
         self._prompt, self._beams, self._levels = prompt, beams, trie.levels
         self._processors = LogitsProcessorList([self._trie])  # pyright: ignore[reportArgumentType]
+        if not here:  # a replica of Serve asks `generate`
+            return
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -102,7 +112,7 @@ class HuggingFace:
             _deployment_config=config, rank=ReplicaRank(rank=0, node_rank=0, local_rank=0), world_size=1,
         )  # fmt: skip
 
-        @serve.batch(max_batch_size=_MOST, batch_wait_timeout_s=_WAIT_S)
+        @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=WAIT_S)
         async def answer(histories: list[np.ndarray]) -> list[Any]:
             return self.generate(histories)
 

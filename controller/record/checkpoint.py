@@ -23,7 +23,7 @@ from typing import Any
 
 from nonet.atomic import make_folder, sync, write_whole
 from nonet.background import Written
-from nonet.errors import CheckpointError
+from nonet.errors import CheckpointError, ConfigError
 
 FORMAT = 1
 _SETTLED_S = 2.0  # a file this young may change and keep its times: clocks of filesystems tick coarsely
@@ -95,6 +95,14 @@ class Checkpoints:
             if manifest is not None:
                 return path, manifest
         return None
+
+    def of(self, step: int) -> tuple[Path, Manifest]:
+        """The whole commit after a step. Raises ConfigError where there is none, and names those that there are."""
+        for path in self._folders():
+            if _step(path) == step and (manifest := self._whole(path)) is not None:
+                return path, manifest
+        there = ", ".join(str(_step(path)) for path in self._folders()) or "none"
+        raise ConfigError(f"there is no whole commit after step {step}; there are: {there}")
 
     def mark_last(self, step: int) -> tuple[Path, Manifest]:
         """Make the commit of a step the one that ends its stage. Raises CheckpointError where there is no such commit."""

@@ -3,7 +3,9 @@ from .dashboards import write_monitoring as write_monitoring
 from .start import build_app as build_app
 from .start import manifest_of as manifest_of
 from .start import serve_run as serve_run
+from .start import serving as serving
 from .top import watch as watch
 from .versions import describe_versions as describe_versions
 from .versions import promote_version as promote_version
+from .versions import publish_commit as publish_commit
 from .versions import rollback_version as rollback_version

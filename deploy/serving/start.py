@@ -12,8 +12,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,13 +42,20 @@ def serve_run(
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
     _check_port(host, port)
-    serve, environment, proxy = _start(settings, host, port)
-    try:
-        _deploy(serve, bound(serve, str(folder.path), settings, host, environment))
-        proxy.result()
+    with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
         _until_interrupted()
+
+
+@contextmanager
+def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[Any]:
+    """Ray Serve with the application of a run's folder, which answers; both end with the block."""
+    serve, environment, proxy = _start(settings, host, port)
+    try:
+        _deploy(serve, bound(serve, str(run), settings, host, environment))
+        proxy.result()
+        yield serve
     finally:
         _stop(serve)
 

@@ -44,6 +44,7 @@ def figures(now: Values, before: Values, seconds: float) -> dict[str, float]:
 
 def watch(url: str, every_s: float = 1.0, times: int | None = None) -> None:
     """Show a server until Ctrl-C, or so many times. Raises ServerError where it does not answer."""
+    from rich import box
     from rich.live import Live
     from rich.table import Table
 
@@ -53,9 +54,9 @@ def watch(url: str, every_s: float = 1.0, times: int | None = None) -> None:
         while times is None or times > 0:
             time.sleep(every_s)
             now, moment = parse(client.metrics()), time.monotonic()
-            table = Table(title=url)
+            table = Table(title=url, box=box.SIMPLE, pad_edge=False)
             for name in figures(now, before, 1.0):
-                table.add_column(name, justify="right")
+                table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
             table.add_row(*(f"{value:.4g}" for value in figures(now, before, moment - then).values()))
             live.update(table)
             before, then = now, moment

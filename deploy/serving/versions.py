@@ -28,6 +28,15 @@ def describe_versions(run: str) -> list[dict[str, Any]]:
     return [_row(registry, serving, number) for number in registry.numbers()]
 
 
+def publish_commit(run: str, step: int) -> dict[str, Any]:
+    """Publish a commit of a run as a version that nobody is answered by yet: its row. Raises ConfigError."""
+    from nonet.deploy.serving.features import OpenRun
+
+    opened = OpenRun.of(run)
+    version = opened.publish_commit(step)
+    return _row(opened.registry, opened.registry.serving, version.number)
+
+
 def promote_version(name: str, share: float | None) -> dict[str, Any]:
     """Serve RUN@V. Raises ConfigError."""
     run, _, number = name.rpartition("@")

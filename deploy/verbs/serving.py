@@ -1,4 +1,4 @@
-"""The verbs that serve runs: `serve`, `top`, `versions`, `promote`, `rollback`, `export`; cli.py lists them."""
+"""The verbs that serve runs: `serve`, `top`, `versions`, `publish`, `promote`, `rollback`, `export`; cli.py lists them."""
 
 from __future__ import annotations
 
@@ -65,6 +65,19 @@ def versions(run: RunArg = "last", as_json: JsonOption = False) -> None:
         return
     for row in rows or [{"version": "none are published yet: nonet serve"}]:
         print("  ".join(str(value) for value in row.values()))
+
+
+def publish(
+    step: Annotated[int, typer.Option(help="Of the commit, as in RUN/checkpoints.")],
+    run: RunArg = "last",
+    as_json: JsonOption = False,
+) -> None:
+    """Make a version of a run's commit, which nobody is answered by until it is promoted."""
+    from nonet.deploy.serving import publish_commit
+
+    row = publish_commit(run, step)
+    told = f"version {row['version']} is the commit after step {step}; answer by it: nonet promote {run}@{row['version']}"
+    print(json.dumps(row, indent=1) if as_json else told)
 
 
 def promote(

@@ -51,7 +51,7 @@ def apart(serve: Any, run: str, settings: ServeConfig, local: bool, environment:
     def build_access() -> Any:  # Serve calls what is a function, in the replica
         app = serve.get_replica_context().app_name
         handles = [serve.get_deployment_handle(name, app_name=app) for name in ("Features", "Engine")]
-        return _app_of(run, settings, local, *handles)
+        return app_of(run, settings, local, *handles)
 
     access = serve.deployment(serve.ingress(build_access)())
     return access.options(name="Access", **placed(services.access)).bind(*asked)
@@ -109,7 +109,7 @@ class EngineService:
         return self._engines.facts(), dict(self._engines.problems)
 
 
-def _app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
+def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: Any) -> Any:
     """The HTTP face over two handles."""
     from nonet.deploy.serving.apart.remote import RemoteEngines, RemoteFeatures
     from nonet.deploy.serving.features import Fallback, Items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -100,9 +101,20 @@ class OpenRun:
         for version in versions:
             if version.source.get("commit") == _name(manifest):
                 return version
-        earlier = [v.number for v in versions if v.source.get("step", 0) < manifest.step]
-        base = earlier[-1] if earlier else None
+        line = [
+            v.number
+            for v in versions
+            if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
+        ]
+        base = line[-1] if line else None
         return self.registry.publish(self.contents(commit, manifest), base=base)
+
+    def publish_commit(self, step: int) -> Version:
+        """Publish the commit after a step, made from what is served; nobody is answered by it yet. Raises ConfigError."""
+        commit, manifest = Checkpoints(self.folder.checkpoints).of(step)
+        contents = self.contents(commit, manifest)
+        contents.source["asked"] = True  # what the run commits later is not made from it
+        return self.registry.publish(contents, base=self.registry.serving.default, serve=False)
 
     def publish_catalogue(self) -> None:
         """Publish what answers over the newest catalogue, unless that was published; nothing where no version answers."""
@@ -115,4 +127,7 @@ class OpenRun:
 
 def _name(manifest: Manifest) -> str:
     """The name of a commit, by which it is published once."""
-    return manifest.files.get("dense/model.safetensors", "")[:16] + f"@{manifest.step}"
+    whole = manifest.files.get("dense/model.safetensors")
+    shards = sorted(digest for name, digest in manifest.files.items() if name.startswith("dense/model-"))
+    digest = whole or hashlib.sha256("".join(shards).encode()).hexdigest()
+    return f"{digest[:16]}@{manifest.step}"

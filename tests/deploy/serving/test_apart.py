@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 import urllib.error
 import urllib.request
 
-import numpy as np
 import pytest
 import yaml
+from killed_services import Processes, schedule
+from starlette.testclient import TestClient
 
 from nonet.deploy.serving.apart import apart, write_manifest
 from nonet.deploy.serving.service import Scaling, ServeConfig, Services
@@ -53,8 +53,6 @@ def asked(url, path="/recommend", within=20.0, **body):
 
 @pytest.mark.slow
 def test_services_apart_answer_as_one_process_does(url, served):
-    from starlette.testclient import TestClient
-
     from nonet.deploy.serving.start import one_process
 
     app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
@@ -91,74 +89,47 @@ def killed(name, rng):
     ray.kill(ray.get_actor(names[int(rng.integers(len(names)))], namespace="serve"), no_restart=True)
 
 
-def schedule(url, seed):
-    """Callers ask and post while replicas are killed; what was acknowledged, and what went wrong."""
-    rng = np.random.default_rng(seed)
-    over, acknowledged, answered, wrong = threading.Event(), [], [], []
-
-    def ask():
-        number = 0
-        while not over.is_set():
-            number += 1
-            try:
-                status, answer = asked(url, user=100 + number % 20, k=5)
-            except OSError as error:  # the proxy cut it off with the replica: a caller asks again
-                answered.append(type(error).__name__)
-                continue
-            if status == 200:
-                items = [row["item"] for row in answer["items"]]
-                if len(set(items)) != 5 or (answer["fallback"] is None and answer["version"] is None):
-                    wrong.append(answer)
-            elif status < 500:
-                wrong.append((status, answer))
-            answered.append(status)
-
-    def post():
-        number = 0
-        while not over.is_set():
-            number += 1
-            name = f"{seed}-{number}"
-            event = [{"item": 1001 + number % 30, "time": 2_000_000_000 + number}]
-            for _ in range(200):  # the same post until it is acknowledged
-                try:
-                    status, answer = asked(url, "/events", user=f"new-{seed}", events=event, id=name)
-                except OSError:
-                    status, answer = 503, {}
-                if status == 200:
-                    acknowledged.append((1001 + number % 30, answer))
-                    break
-                if over.is_set():
-                    break
-                time.sleep(0.1)
-
-    callers = [threading.Thread(target=call) for call in (ask, post)]
-    for caller in callers:
-        caller.start()
-    for name in [*rng.choice(NAMES, 1), "Features"][: 1 + seed % 2]:
-        time.sleep(rng.uniform(0.1, 0.5))
-        killed(str(name), rng)
-        time.sleep(rng.uniform(0.2, 0.8))
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            status, answer = asked(url, user=103, k=5)
-            if status == 200 and answer["fallback"] is None:
-                break
-        except OSError:
-            pass
-        time.sleep(0.1)
-    else:
-        wrong.append("no answer of the engine came again within a minute")
-    over.set()
-    for caller in callers:
-        caller.join()
-    return acknowledged, answered, wrong
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_replicas_lose_no_acknowledged_event_and_answers_go_on(url, served, seed):
-    acknowledged, answered, wrong = schedule(url, seed)
+    nothing_was_lost(served, seed, schedule(lambda path, body: asked(url, path, **body), killed, seed, NAMES))
+
+
+@pytest.fixture(scope="module")
+def processes(served, tmp_path_factory):
+    """Features and two engines as forked processes, and access in this one."""
+    served.open().publish_newest()
+    made = Processes(served.folder.path, tmp_path_factory.mktemp("services"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def access(served, processes):
+    from nonet.deploy.serving.apart.deployments import app_of
+
+    app = app_of(
+        str(served.folder.path),
+        ServeConfig(deadline_s=2.0),
+        True,
+        *map(processes.handle, ("Features", "Engine")),
+    )
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+    app.state.service.engines.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_processes_lose_no_acknowledged_event_and_answers_go_on(access, processes, served, seed):
+    def ask(path, body):
+        answer = access.post(path, json=body)
+        return answer.status_code, answer.json()
+
+    nothing_was_lost(served, seed + 100, schedule(ask, processes.kill, seed + 100, ("Features", "Engine")))
+
+
+def nothing_was_lost(served, seed, came):
+    acknowledged, answered, wrong = came
     assert not wrong
     assert 200 in answered
     journal = (served.open().beside / "events.jsonl").read_text().splitlines()

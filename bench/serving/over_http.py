@@ -1,0 +1,203 @@
+"""Over HTTP: a served run beside an empty answer of Ray Serve and Hugging Face behind `@serve.batch`, all behind one proxy.
+
+Load is open: requests come when they come, from Zipf users, by connections of one asyncio loop in this process. So generator,
+proxy and replicas share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import aiohttp
+import numpy as np
+from fastapi import FastAPI, Request
+
+from nonet.bench.serving.hugging_face import MOST, WAIT_S, HuggingFace
+from nonet.bench.serving.load import Load, best_rates, drive, median
+from nonet.bench.serving.queue import P99_MS, Result
+from nonet.deploy.serving import serving
+from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.service import ServeConfig
+
+_RATES, _SECONDS, _STEPS = (5.0, 10.0, 20.0, 40.0), 8.0, 5
+_CALLERS, _LIMIT, _OTHERS = 997, 5.0, 10.0
+OURS, EMPTY, THEIRS = "over HTTP", "Ray Serve's empty answer", "Hugging Face behind @serve.batch, over HTTP"
+
+
+class Callers:
+    """Many connections to one address; `post` gives status, headers and body to be."""
+
+    def __init__(self, url: str):
+        self._url, self._loop = url, asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._session = asyncio.run_coroutine_threadsafe(self._opened(), self._loop).result()
+
+    async def _opened(self) -> aiohttp.ClientSession:
+        timeout = aiohttp.ClientTimeout(total=30)
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+
+    def post(self, path: str, body: dict[str, Any], caller: str) -> Future[tuple[int, dict[str, str]]]:
+        """Status and headers."""
+        return asyncio.run_coroutine_threadsafe(self._post(path, body, caller), self._loop)
+
+    def good(self, path: str, body: dict[str, Any], caller: str) -> Future[None]:
+        """Fails unless the answer is a success."""
+        return asyncio.run_coroutine_threadsafe(self._good(path, body, caller), self._loop)
+
+    async def _post(self, path: str, body: dict[str, Any], caller: str) -> tuple[int, dict[str, str]]:
+        async with self._session.post(self._url + path, json=body, headers={"X-Caller": caller}) as answer:
+            await answer.read()
+            return answer.status, {name.lower(): value for name, value in answer.headers.items()}
+
+    async def _good(self, path: str, body: dict[str, Any], caller: str) -> None:
+        status, headers = await self._post(path, body, caller)
+        if status != 200 or headers.get("x-version") == "none":
+            raise RuntimeError(f"{path}: {status}, version {headers.get('x-version')}")
+
+    def close(self) -> None:
+        """End its thread."""
+        asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def http(run: str, rounds: int) -> Result:
+    """Latency at fixed rates, the rate at p99 <= 200 ms, and a caller at ten times its limit."""
+    opened = OpenRun.of(run)
+    users = opened.corpus.seq.user_id.tolist()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ServeConfig(rate=_LIMIT, burst=_LIMIT, deadline_s=5.0)
+    with serving(opened.folder.path, settings, "127.0.0.1", port) as serve:
+        _deploy_others(serve, str(opened.folder.path))
+        callers = Callers(f"http://127.0.0.1:{port}")
+        turn = iter(range(1 << 30))
+
+        def asks(path: str) -> Callable[[int], Future[None]]:
+            def submit(user: int) -> Future[None]:
+                body = {"user": users[user], "k": 10}
+                return callers.good(path, body, f"caller {next(turn) % _CALLERS}")
+
+            return submit
+
+        systems = {OURS: asks("/recommend"), EMPTY: asks("/empty"), THEIRS: asks("/generate")}
+        for submit in systems.values():
+            submit(0).result(120)
+        rows = _fixed({name: systems[name] for name in (OURS, EMPTY)}, len(users), rounds)
+        best = _best(systems, len(users), rounds)
+        rows += [{"system": name, f"requests/s at p99 <= {P99_MS:g} ms": rate} for name, rate in best.items()]
+        limited, ratio = _greedy(callers, systems[OURS], users, rounds)
+        callers.close()
+    ratio |= {f"rate: {OURS} / {name}": best[OURS] / max(best[name], 1e-9) for name in (EMPTY, THEIRS)}
+    return rows + limited, ratio
+
+
+def _fixed(systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int) -> list[dict[str, Any]]:
+    taken: dict[tuple[str, float], list[Load]] = {}
+    for turn in range(rounds):
+        for rate in _RATES:
+            for name, submit in systems.items():
+                taken.setdefault((name, rate), []).append(drive(submit, users, rate, _SECONDS, turn))
+    return [
+        {
+            "system": name,
+            "requests/s": rate,
+            "p50, ms": median([load.p50_ms for load in loads]),
+            "p99, ms": median([load.p99_ms for load in loads]),
+            "failed": sum(load.failed for load in loads),
+        }
+        for (name, rate), loads in taken.items()
+    ]
+
+
+def _best(systems: dict[str, Callable[[int], Future[Any]]], users: int, rounds: int) -> dict[str, float]:
+    first = dict(zip(systems, (32.0, 128.0, 2.0), strict=True))
+    found = [
+        best_rates(systems, users, p99_ms=P99_MS, seconds=3.0, first=first, steps=_STEPS, seed=100 * turn)[0]
+        for turn in range(rounds)
+    ]
+    return {name: median([rates[name] for rates in found]) for name in systems}
+
+
+def _greedy(callers: Callers, others: Callable[[int], Future[Any]], users: list[Any], rounds: int) -> Result:
+    """p99 of others with and without a caller at ten times its limit, and that caller's answers by status."""
+    answers: Counter[str] = Counter()
+    p99: dict[str, list[float]] = {"before": [], "beside": []}
+
+    def greedy(user: int) -> Future[Any]:
+        future = callers.post("/recommend", {"user": users[user], "k": 10}, "greedy")
+
+        def count(done: Future[Any]) -> None:
+            status, headers = done.result()
+            answers[
+                "refused, Retry-After" if status == 429 and "retry-after" in headers else str(status)
+            ] += 1
+
+        future.add_done_callback(count)
+        return future
+
+    for turn in range(rounds):
+        p99["before"].append(drive(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
+        asked = (greedy, len(users), 10 * _LIMIT, _SECONDS, turn)
+        beside = threading.Thread(target=drive, args=asked)
+        beside.start()
+        p99["beside"].append(drive(others, len(users), _OTHERS, _SECONDS, turn).p99_ms)
+        beside.join()
+    before, after = median(p99["before"]), median(p99["beside"])
+    row = {"system": "a caller at 10x its limit", "others' p99 before, ms": before, "beside it, ms": after}
+    return [row | {f"answers: {name}": count for name, count in answers.items()}], {
+        "others' p99: beside / before": after / before
+    }
+
+
+def _deploy_others(serve: Any, run: str) -> None:
+    def build_empty() -> Any:
+        app = FastAPI()
+        body = {"items": [{"item": place, "score": -1.5} for place in range(10)], "version": 1}
+
+        @app.post("/")
+        async def empty(request: Request) -> dict[str, Any]:
+            await request.json()
+            return body
+
+        return app
+
+    @serve.deployment(name="Generate", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
+    class Generate:
+        def __init__(self):
+            import torch
+
+            torch.set_num_threads(1)
+            made = OpenRun.of(run)
+            model = made.recommender(made.publish_newest()).model
+            self._model = HuggingFace(
+                made.corpus.trie, made.corpus.sids, model.width, len(model.blocks), model.blocks[0].heads,
+                made.setup.history, made.scenario.evaluate.width, here=False,
+            )  # fmt: skip
+            seq = made.corpus.seq
+            cuts = zip(seq.offsets[:-1].tolist(), seq.offsets[1:].tolist(), strict=True)
+            self._items = {
+                user: np.asarray(seq.item[a:b])
+                for user, (a, b) in zip(seq.user_id.tolist(), cuts, strict=True)
+            }
+
+        @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=WAIT_S)
+        async def answers(self, users: list[Any]) -> list[Any]:
+            return [beams.tolist() for beams in self._model.generate([self._items[user] for user in users])]
+
+        async def __call__(self, request: Request) -> Any:
+            return await self.answers((await request.json())["user"])
+
+    empty = serve.deployment(serve.ingress(build_empty)()).options(
+        name="Empty", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
+    )
+    serve.run(empty.bind(), name="empty", route_prefix="/empty")
+    serve.run(Generate.bind(), name="generate", route_prefix="/generate")
