@@ -22,6 +22,10 @@ from nonet.suggest import did_you_mean, listed
 
 # Each bench's function and what it measures; those of `APART` are no part of `nonet bench all`.
 BENCHES = {
+    "agreement": (
+        "models.agreement:agreement",
+        "beams of a run's newest commit: illegal ones, and their log-probabilities beside the trainer's",
+    ),
     "async": (
         "rl.asynchronous:asynchronous",
         "RL steps whose rollouts overlap with training beside steps that take turns, with sleeps for work",
@@ -30,6 +34,10 @@ BENCHES = {
     "beams": ("attention.beams:attention_beams", "beams over one shared prompt and over repeated prompts"),
     "checkpoint": ("embedding.checkpoint:measure", "saving and loading sparse rows beside plain writes"),
     "codec": ("embedding.codec:measure", "what fp16, bf16 and int8 rows on the wire cost in AUC"),
+    "dense": (
+        "runs.dense:dense",
+        "a training step beside a plain PyTorch loop of the same model and data, and beside DeepSpeed alone",
+    ),
     "compression": (
         "runs.compression:compression",
         "compressed events beside the log as it is: fewer events, the same rows back, what ranking loses",
@@ -93,6 +101,10 @@ BENCHES = {
     "tiers": (
         "embedding.tiers:measure",
         "hit rates of the device cache beside Belady's; rows to disk and back",
+    ),
+    "weights": (
+        "runs.weights:weights",
+        "memory of saving and publishing dense weights in buckets, whole and by what changed",
     ),
     "trie": (
         "rl.trie:trie",

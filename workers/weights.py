@@ -1,26 +1,29 @@
 """Dense weights on the move, to rollouts and to files: in buckets of bounded bytes, never a whole model in one object.
 
 A bucket is safetensors bytes of flat pieces, "start:name" -> values of the flattened tensor from `start` on; a tensor larger
-than a bucket is cut. A reader writes buckets beside its model, in host memory, and takes them over when the last has come.
-Files are safetensors and written piece by piece, byte for byte as that library writes them; nothing is a pickle.
+than a bucket is cut. It carries its version, the version it is a change of, and a checksum. A reader keeps the buckets where
+they lie, in Ray's store, and copies them into its model when the last has come: it never computes with half a version, and
+holds no second model. `delta`: of a version whose readers have the one before, blocks that changed alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nonet.errors import CheckpointError, StaleVersion
-from nonet.models.generation import MEMORY_WEIGHTS, QUERY
 
 BUCKET_BYTES = 64 << 20
+_NO_SUM = "0" * 32
 
 _DTYPES = {
     torch.float64: "F64",
@@ -79,59 +82,156 @@ def outline(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
 
 
-def pack(bucket: Bucket, named: Mapping[str, Tensor]) -> bytes:
-    """The pieces of a bucket as safetensors bytes."""
+def pack(bucket: Bucket, named: Mapping[str, Tensor], **facts: str) -> np.ndarray:
+    """The pieces of a bucket as safetensors bytes [B] uint8, with facts and a checksum in their header."""
     pieces = {piece.key: piece.of(named) for piece in bucket}
-    return b"".join([_header(pieces), *(_host_bytes(piece) for piece in pieces.values())])
+    head = header(pieces, {**facts, "sum": _NO_SUM})
+    data = np.empty(len(head) + sum(piece.nbytes for piece in pieces.values()), np.uint8)
+    at = len(head)
+    for piece in pieces.values():
+        host = piece.detach().cpu().contiguous()  # not by way of NumPy: an offload gives this memory back
+        ctypes.memmove(data.ctypes.data + at, host.data_ptr(), host.nbytes)
+        at += host.nbytes
+    head = head.replace(_NO_SUM.encode(), _sum(data[len(head) :]).encode(), 1)
+    data[: len(head)] = np.frombuffer(head, np.uint8)
+    return data
 
 
-def unpack(data: bytes) -> dict[str, Tensor]:
-    """What `pack` packed: flat values by "start:name"."""
-    from safetensors.torch import load
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A bucket that came: its facts, and by "start:name" the type and the bytes of values, where they lie."""
 
-    return load(data)
+    facts: Mapping[str, str]
+    pieces: Mapping[str, tuple[str, np.ndarray]]
+
+
+def unpack(data: np.ndarray) -> Packed:
+    """What `pack` packed. Raises CheckpointError where its bytes are not those that were sent."""
+    size = int.from_bytes(data[:8].tobytes(), "little")
+    entries = json.loads(data[8 : 8 + size].tobytes())
+    facts, values = entries.pop("__metadata__", {}), data[8 + size :]
+    if facts.get("sum") != _sum(values):
+        raise CheckpointError(
+            f"a bucket of version {facts.get('version', '?')} came with other bytes than were sent; publish it again"
+        )
+    pieces = {key: (entry["dtype"], values[slice(*entry["data_offsets"])]) for key, entry in entries.items()}
+    return Packed(facts, pieces)
+
+
+class Outgoing:
+    """A trainer's side: buckets of its weights. `block_bytes` above 0: of a version whose readers have the one packed before,
+    blocks of so many bytes that changed since then, told by their checksums."""
+
+    def __init__(self, named: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES, block_bytes: int = 0):
+        self.buckets = buckets(named, bucket_bytes)
+        self._block_bytes = block_bytes
+        self._before: tuple[int | None, dict[str, bytes]] = None, {}
+        self._under_way: tuple[int | None, dict[str, bytes]] = None, {}
+
+    def names(self, number: int) -> list[str]:
+        """The tensors that a bucket has pieces of."""
+        return list(dict.fromkeys(piece.name for piece in self.buckets[number]))
+
+    def packed(
+        self, number: int, named: Mapping[str, Tensor], version: int = 0, base: int | None = None
+    ) -> np.ndarray:
+        """A bucket of a version; `base`: what its readers have. All of it, where that is not the version before."""
+        facts = {"version": str(version), "number": str(number), "of": str(len(self.buckets))}
+        if not self._block_bytes:
+            return pack(self.buckets[number], named, **facts)
+        if version != self._under_way[0]:
+            self._before, self._under_way = self._under_way, (version, {})
+        known = self._before[1] if base is not None and base == self._before[0] else None
+        changed = list(self._changed(self.buckets[number], named, known))
+        if known is not None:
+            facts["base"] = str(base)
+        return pack(changed, named, **facts)
+
+    def _changed(
+        self, bucket: Bucket, named: Mapping[str, Tensor], known: Mapping[str, bytes] | None
+    ) -> Iterator[Piece]:
+        """The blocks of a bucket whose bytes are not those that are known; all of them where nothing is."""
+        for piece in bucket:
+            values = piece.of(named).detach().cpu().contiguous()
+            step = max(1, self._block_bytes // values.element_size())
+            for start in range(0, len(values), step):
+                block = values[start : start + step]
+                part = Piece(piece.name, piece.start + start, piece.start + start + len(block))
+                self._under_way[1][part.key] = digest = hashlib.blake2b(
+                    _bytes_of(block), digest_size=16
+                ).digest()
+                if known is None or known.get(part.key) != digest:
+                    yield part
 
 
 class Incoming:
-    """A version's weights on their way into a model: beside it, in host memory, until all are there."""
+    """A version's weights on their way into a model: the buckets as they came, until all are there. `version`: the one that
+    the model has, None before the first."""
 
     def __init__(self, model: torch.nn.Module):
         self._model = model
-        self._version: int | None = None
-        self._shadow: dict[str, Tensor] = {}
-        self._came: dict[str, int] = {}
+        self.version: int | None = None
+        self._coming: int | None = None
+        self._buckets: dict[Any, Packed] = {}
 
-    def take(self, version: int, bucket: bytes) -> None:
-        """Write a bucket down; one of another version begins anew. Raises CheckpointError where it does not fit the model."""
-        if version != self._version:
-            self._begin(version)
-        for key, values in unpack(bucket).items():
+    def take(self, version: int, bucket: np.ndarray) -> None:
+        """Keep a bucket; one of another version begins anew. Raises CheckpointError where it is torn or does not fit the model,
+        StaleVersion where it is a change of a version that is not here."""
+        packed = unpack(bucket)
+        base = packed.facts.get("base")
+        if base is not None and int(base) != self.version:
+            raise StaleVersion(
+                f"version {version} is a change of version {base}, here is {self.version}: publish it whole"
+            )
+        if version != self._coming:
+            self._coming, self._buckets = version, {}
+        own = self._model.state_dict()
+        for key, (dtype, values) in packed.pieces.items():
             start, _, name = key.partition(":")
-            place = self._shadow.get(name, values[:0]).view(-1)[int(start) :][: len(values)]
-            if len(place) != len(values):
+            tensor = own.get(name)
+            width = tensor.element_size() if tensor is not None else 1
+            if (
+                tensor is None
+                or dtype != _DTYPES[tensor.dtype]
+                or int(start) + len(values) // width > tensor.numel()
+            ):
                 raise CheckpointError(
-                    f"version {version}: {len(values)} weights at {start} of {name} do not fit this model"
+                    f"version {version}: {len(values) // width} weights at {start} of {name} do not fit this model"
                 )
-            place.copy_(values)
-            self._came[key] = len(values)
+        self._buckets[packed.facts.get("number", tuple(packed.pieces))] = packed
 
     def swap(self, version: int) -> None:
         """Take the version over. Raises StaleVersion, with the model as it was, where some of it has not come."""
-        expected = sum(tensor.numel() for tensor in self._model.state_dict().values())
-        came = sum(self._came.values()) if version == self._version else 0
-        if came != expected:
+        own = self._model.state_dict()
+        buckets = self._buckets.values() if version == self._coming else ()
+        came = sum(len(values) for packed in buckets for _, values in packed.pieces.values())
+        expected = sum(tensor.nbytes for tensor in own.values())
+        of = next((int(packed.facts["of"]) for packed in buckets if "base" in packed.facts), 0)
+        if (came != expected) if not of else (len(buckets) != of):
             raise StaleVersion(
-                f"weights of version {version} are not whole: {came:,} of {expected:,} came; publish it again"
+                f"weights of version {version} are not whole: {came:,} of {expected:,} bytes came; publish it again"
+                if not of
+                else f"weights of version {version} are not whole: {len(buckets)} of {of} buckets came; publish it again"
             )
-        self._model.load_state_dict(self._shadow)
-        self._version, self._shadow, self._came = None, {}, {}
+        for packed in buckets:
+            for key, (_, values) in packed.pieces.items():
+                start, _, name = key.partition(":")
+                _put(own[name], int(start), values)
+        self.version, self._coming, self._buckets = version, None, {}
 
-    def _begin(self, version: int) -> None:
-        self._version, self._came = version, {}
-        self._shadow = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype)
-            for name, tensor in self._model.state_dict().items()
-        }
+
+def _put(tensor: Tensor, start: int, values: np.ndarray) -> None:
+    """Bytes into a tensor, from its element `start` on."""
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        ctypes.memmove(tensor.data_ptr() + start * tensor.element_size(), values.ctypes.data, len(values))
+        return
+    given = torch.frombuffer(bytearray(values), dtype=tensor.dtype)
+    if tensor.is_contiguous():
+        tensor.view(-1)[start : start + len(given)].copy_(given)
+        return
+    whole = tensor.reshape(-1)
+    whole[start : start + len(given)].copy_(given)
+    tensor.copy_(whole.view_as(tensor))
 
 
 def host_copy(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,55 +242,10 @@ def host_copy(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
-    """Tensors by name into one safetensors file; of those on a device a bucket at a time comes to the host."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = dict(sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    with path.open("wb") as file:
-        file.write(_header(ordered))
-        for bucket in buckets(ordered, BUCKET_BYTES):
-            for piece in bucket:
-                file.write(_host_bytes(piece.of(ordered)))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """What `write_tensors` wrote, mapped."""
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
-def load_model(model: torch.nn.Module, folder: Path) -> None:
-    """Put the weights of a commit's dense folder into a model. Raises CheckpointError when they do not fit."""
-    load_weights(model, folder / "model.safetensors")
-
-
-def load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Put the weights of a safetensors file into a model. Raises CheckpointError when they do not fit."""
-    try:
-        model.load_state_dict(_known(model, read_tensors(path)))
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
-        ) from None
-
-
-def _known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away, and its
-    voter by nearness with it."""
-    own = model.state_dict()
-    optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")
-    kept = {name: tensor for name, tensor in tensors.items() if name not in optional}
-    for name in optional:
-        if name in own:
-            given = tensors.get(name)
-            kept[name] = given if given is not None and given.shape == own[name].shape else own[name]
-    return kept
-
-
-def _header(named: Mapping[str, Tensor]) -> bytes:
+def header(named: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> bytes:
     """The head of safetensors whose values follow in this order."""
-    entries, end = {}, 0
+    entries: dict[str, Any] = {"__metadata__": dict(facts)} if facts else {}
+    end = 0
     for name, tensor in named.items():
         start, end = end, end + tensor.numel() * tensor.element_size()
         shape = list(tensor.shape)
@@ -200,7 +255,10 @@ def _header(named: Mapping[str, Tensor]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _host_bytes(flat: Tensor) -> bytes:
-    """A copy. Not by way of NumPy: memory that it has seen cannot be given back when a role is offloaded."""
-    host = flat.detach().cpu().contiguous()
-    return ctypes.string_at(host.data_ptr(), host.nbytes) if host.numel() else b""
+def _bytes_of(host: Tensor) -> Any:
+    """The memory of a tensor on the host, where it lies."""
+    return (ctypes.c_char * host.nbytes).from_address(host.data_ptr())
+
+
+def _sum(values: np.ndarray) -> str:
+    return hashlib.blake2b(memoryview(values), digest_size=16).hexdigest()

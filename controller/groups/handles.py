@@ -67,6 +67,7 @@ class TrainerHandle:
             None  # since they were asked for; come along with every step
         )
         self._replica_bytes: int | None = None  # as of the last step
+        self.delta = False  # whether rollouts are sent what changed of the weights alone
         self.buckets = 0  # that its weights are published in, known once it is open
 
     def gather(self, epoch: int = 0) -> None:
@@ -192,6 +193,9 @@ class RolloutHandle:
         self.group, self._options, self.version, self._enter = group, options, 0, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self._between = dict(between or {})
+        self.weights: int | None = (
+            None  # the version of the dense weights that were sent to it; None: all are to be sent
+        )
         self.holds: int | None = None  # the version of the rows that its replicas hold
         self.owed: list[GroupFuture] = []  # versions that ranks take over when they come to it
         self.absent = 0  # positions that read the default row between the last two versions

@@ -33,7 +33,8 @@ def publish(
         trainer.ensure_on_device(stage)
     fused = rollout.group.hosts is trainer.group.hosts
     whole = fused and not trainer.apart and trainer.group.world == 1
-    buckets = [] if fused else [trainer.group.weights(number) for number in range(trainer.buckets)]
+    asked = (version, rollout.weights) if trainer.delta else ()
+    buckets = [] if fused else [trainer.group.weights(number, *asked) for number in range(trainer.buckets)]
     how, rows, waits = ("shared", {}, []) if whole else _rows(trainer, rollout, version, replica_bytes)
     if stage is not None:
         rollout.ensure_on_device(stage.name)
@@ -45,6 +46,7 @@ def publish(
         rollout.owed = [*(each for each in rollout.owed if each not in done), applied]
     else:
         *_, rollout.absent = together(trainer.deadlines.step, *came, *waits, applied)
+    rollout.weights = version if buckets else None
     trainer.version = version
     rollout.version, rollout.holds = version, version if how in ("full", "delta") else None
     return {"version": version, "rows": how}

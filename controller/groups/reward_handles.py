@@ -7,7 +7,7 @@ and started again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,15 +69,19 @@ class RewardHandles:
         """One reward less; its group, which still runs."""
         return self.groups.pop(name)
 
-    def score(self, beams: GroupFuture, *, strict: bool = False) -> dict[str, GroupFuture]:
-        """Scores by reward; futures that are there. A worker that died is restarted and asked once more.
+    def score(
+        self, beams: GroupFuture, *, strict: bool = False, names: Collection[str] | None = None
+    ) -> dict[str, GroupFuture]:
+        """Scores by reward, of those in `names` or of all; futures that are there. A worker that died is restarted and asked
+        once more.
 
         Rewards are asked at once, but their time counts from when the beams are there. `strict`: a prompt without a score
         raises what was wrong. Raises DeadlineExceeded that names who is late where that is whoever makes the beams.
         """
         self._enter(self._stage, "score")
         self.quarantined, self.retried = [], 0
-        scores = {name: group.score(beams, strict, retries=1) for name, group in self.groups.items()}
+        groups = {name: group for name, group in self.groups.items() if names is None or name in names}
+        scores = {name: group.score(beams, strict, retries=1) for name, group in groups.items()}
         told = {name: self.groups[name].troubles(future) for name, future in scores.items()}
         beams.within(self.deadlines.step)
         while not all_there(_LOOK_S, beams, *scores.values(), *told.values()) and not beams.late_or_done():

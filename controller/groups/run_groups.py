@@ -243,6 +243,7 @@ class RunGroups:
             self.parameters: int = built["parameters"]
             self._buckets = built["buckets"]
         self.trainer.buckets = self._buckets
+        self.trainer.delta = self.scenario.weights.publish == "delta"
         if self._has("rollout") and self.rollout.group.hosts.name in fresh:
             self.rollout.group.open(folders).get(self.deadlines.open)
         for wait in waits:

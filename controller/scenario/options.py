@@ -537,6 +537,26 @@ class KeepCommits(StrictModel):
     ] = None
 
 
+class Weights(StrictModel):
+    """How dense weights move, to rollouts and into commits."""
+
+    publish: Annotated[
+        Literal["full", "delta"],
+        Field(
+            description="what rollouts in other processes are sent: all of a version, or blocks that changed"
+        ),
+    ] = "full"
+    bucket: Annotated[Bytes, Field(ge=4096, description="of weights under way to rollouts at once")] = (
+        64 << 20
+    )
+    block: Annotated[
+        Bytes, Field(ge=64, description="of weights that are compared and sent as one, of a delta")
+    ] = 65536
+    shard: Annotated[Bytes, Field(ge=4096, description="of one file of a commit's weights or optimizer")] = (
+        2 << 30
+    )
+
+
 class Checkpoint(StrictModel):
     every: Positive = 200
     background: Annotated[

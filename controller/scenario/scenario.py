@@ -37,6 +37,7 @@ from nonet.controller.scenario.options import (
     Pool,
     Role,
     Tokenizer,
+    Weights,
 )
 from nonet.controller.scenario.replaceable import files_of
 from nonet.controller.scenario.settings import Stages, fill, take_from
@@ -71,6 +72,7 @@ class Scenario(StrictModel):
     stages: dict[Word, Stage]
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
+    weights: Weights = Weights()
     deadlines: Deadlines = Deadlines()
     settings: Annotated[
         Literal["data"] | dict[str, str] | None,

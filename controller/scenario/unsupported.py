@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nonet.controller.scenario.options import Elastic, Model, Role
+from nonet.controller.scenario.options import Elastic, Model, Role, Weights
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
@@ -35,6 +35,8 @@ def _missing(scenario: Scenario) -> Iterator[str]:
     data = scenario.data
     if scenario.storage:
         yield "storage (runs live in a local folder)"
+    if scenario.weights.shard != Weights().shard and not scenario.model.spec.makes_lists:
+        yield f"weights.shard with model.use: {scenario.model.use}"
     if data.events and data.prepare == "disk":
         yield "data.events with data.prepare: disk"
     if data.labels and data.prepare == "disk":

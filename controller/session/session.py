@@ -312,10 +312,14 @@ class Session:
         return 0
 
     def start_of(self, name: str) -> Path | None:
-        """The commit that a stage begins from: the end of the one before, or what `init` names; None where it begins anew."""
+        """The commit that a stage begins from: the end of the one before, or what `init` names; None where it begins anew, as
+        in a loop that leaves earlier stages out."""
         names = list(self.stages)
         if index := names.index(name):
-            return self.commits.end_of(names[index - 1])
+            try:
+                return self.commits.end_of(names[index - 1])
+            except CheckpointError:
+                return None
         return Path(self.facts["init"]["commit"]) if "init" in self.facts else None
 
     def end(self, step: int) -> Path | None:

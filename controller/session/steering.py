@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -42,6 +42,10 @@ class Steering:
             command = self._again.pop(0)
             self._do(command)
             self._session.told(f"taken again: {command['text']}")
+
+    def asked(self, step: int) -> bool:
+        """Whether `at` would have anything to do at a step."""
+        return bool(self._again and self._again[0]["step"] <= step) or bool(self._commands.waiting())
 
     def at(self, step: int) -> None:
         """Take what was taken at this step or before, then what waits."""
@@ -89,12 +93,6 @@ class Steering:
         verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
         if verb is None:
             raise ConfigError(f"there is no command {command['verb']!r}; commands: attach, detach, set")
-        if verb != self._set and cast(Any, self._session.scenario.stages[self._stage]).rollout.options().get(
-            "staleness"
-        ):
-            raise ConfigError(
-                f"{command['verb']} wants staleness: 0: groups of prompts under way have been scored by the rewards of before"
-            )
         return verb(command)
 
     def _attach(self, command: dict[str, Any]) -> str:

@@ -52,6 +52,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         scenario.model.votes(),
         joins(scenario),
         stored_sequences(scenario),
+        scenario.weights.model_dump(),
         {name: scenes for name, body in scenario.stages.items() if (scenes := body.kind.scenes(body))},
     )
 

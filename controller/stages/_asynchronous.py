@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from threading import Lock
 from typing import Any, cast
@@ -107,11 +108,23 @@ class _Asynchronous:
         self, step: int, groups: Sequence[tuple[int, int]], answers: Sequence[Answer]
     ) -> Future[dict[str, float]]:
         """Have the trainers learn from answers, in the order of their numbers."""
-        trainer = self.session.trainer
-        self.session.enter_step(step)
+        trainer, asked = self.session.trainer, self.session.steering.asked(step)
+        with self._scoring if asked else nullcontext():  # rewards change while none of them is scoring
+            self.session.enter_step(step)
+        answers = [self._of_now(step, *answer) for answer in answers]
         beams = end_to_end([beams for beams, _ in answers])
         scores = {reward: end_to_end([scores[reward] for _, scores in answers]) for reward in answers[0][1]}
         return self.threads.submit(trainer.update, beams, scores)
+
+    def _of_now(self, step: int, beams: GroupFuture, scores: dict[str, GroupFuture]) -> Answer:
+        """A group's answer with the rewards that there are now: one attached since is asked, one detached is left out."""
+        there = self.session.reward.groups
+        missing = there.keys() - scores.keys()
+        if missing:
+            with self._scoring:
+                scores = scores | self.session.reward.score(beams, names=missing)
+                self.note_quarantined(step)
+        return beams, {name: scores[name] for name in there}
 
     def note(self, what: str, number: int, version: int) -> None:
         """One line of the journal."""

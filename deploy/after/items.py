@@ -145,7 +145,7 @@ def _longer(transitions: Transitions, items: int) -> Transitions:
 
 
 def _new_rows(path: str, known: pa.Table, ids: np.ndarray, there: np.ndarray) -> pa.Table:
-    """The table with the run's columns: those that it lacks are empty. Raises where an item is there already, or comes twice."""
+    """The table with the run's columns: those that it lacks are empty. Raises where an item is there already."""
     raw = read_items(path)
     columns = []
     for field in known.schema:
@@ -160,11 +160,6 @@ def _new_rows(path: str, known: pa.Table, ids: np.ndarray, there: np.ndarray) ->
             columns.append(pa.chunked_array([pa.nulls(len(raw), field.type)]))
     table = pa.table(columns, schema=known.schema)
     own = _ids(table, ids)
-    twice, count = np.unique(own, return_counts=True)
-    if (count > 1).any():
-        raise DataError(
-            f"items {path}: {int((count > 1).sum())} items come twice, the first is {twice[count > 1][0]}"
-        )
     if len(same := own[np.isin(own, ids[there])]):
         raise DataError(
             f"items {path}: {len(same)} of {len(own)} items are in the catalogue already, the first is {same[0]}; "

@@ -110,7 +110,7 @@ def _moved(path: str, scenario: Any) -> tuple[str, str]:
         or parts[4] not in ("weight", "at_least")
     ):
         raise ConfigError(
-            f"tradeoff: {path}: a weight or a floor can be swept: stages.<stage>.rewards.<name>.weight or .at_least"
+            f"tradeoff: {path}: weights and floors can be swept: stages.<stage>.rewards.<name>.weight or .at_least"
         )
     stage, reward = parts[1], parts[3]
     body = scenario.stages.get(stage)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +49,7 @@ class Echo(DistributeWorker):
         return len(value)
 
     @method(collect="first")
-    def weights(self, count: int) -> bytes:
+    def weights(self, count: int) -> np.ndarray:
         """A model of so many bytes, packed."""
         if not hasattr(self, "_dense") or self._dense["weight"].nbytes != count // 4 * 4:
             self._dense = {"weight": torch.zeros(count // 4)}
@@ -56,9 +57,9 @@ class Echo(DistributeWorker):
         return pack(bucket, self._dense)
 
     @method(packed=Replicate)
-    def load(self, packed: bytes) -> int:
+    def load(self, packed: np.ndarray) -> int:
         """Unpack a model and copy it into one of this process."""
-        return sum(value.clone().nbytes for value in unpack(packed).values())
+        return sum(values.copy().nbytes for _, values in unpack(packed).pieces.values())
 
     @method()
     def fill(self, rows: int) -> None:

@@ -78,6 +78,12 @@ class Corpus(Catalogue):
         other.__dict__["stored"] = stored
         return other
 
+    def let_go(self) -> None:
+        """Take the pages of mapped files out of this process; what is asked for is read again."""
+        for name in ("seq", "transitions"):
+            if name in self.__dict__:
+                getattr(self, name).let_go()
+
     def with_joins(self, joins: Joins) -> Corpus:
         """The same, its events with columns out of stores; before they are first read."""
         other = copy.copy(self)

@@ -1,5 +1,4 @@
 from .known_sids import KnownSids as KnownSids
 from .rq_kmeans import check_tokenizer as check_tokenizer  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .rq_kmeans import resolve as resolve
 from .rq_kmeans import tokenise as tokenise  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .vectors import item_vectors as item_vectors  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -141,7 +141,11 @@ class Sequences:
             yield self.part(start, min(stop, len(self)))
             start = max(1, stop)
             if start < len(self):
-                let_go(*self._fields().values())
+                self.let_go()
+
+    def let_go(self) -> None:
+        """Take the pages of mapped files out of this process; what is asked for is read again."""
+        let_go(*self._fields().values())
 
     def part(self, start: int, stop: int) -> Sequences:
         """The users [start, stop) alone; items keep their places. Nothing is copied."""

@@ -52,29 +52,42 @@ class RlTargets:
     def _users(self) -> np.ndarray:
         return np.unique(self.ask.events().user_of(np.flatnonzero(self.target)))
 
-    def windows(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """User row, first and past-the-last event of each window [B], users in order."""
+    def windows(self, users: np.ndarray) -> tuple[np.ndarray, ...]:
+        """User row, first and past-the-last event, and first target of each window [B], users in order."""
         seq, most = self.ask.events(), max(1, self.ask.history // _TAUGHT)
-        parts: list[tuple[int, int, int]] = []
+        parts: list[tuple[int, int, int, int]] = []
         for user in users.tolist():
             begin, end = int(seq.offsets[user]), int(seq.offsets[user + 1])
             taught = begin + np.flatnonzero(self.target[begin:end])
             for events in np.split(taught, np.flatnonzero(np.diff((taught - taught[0]) // most)) + 1):
                 first = int(events[0]) - (self.ask.history - most)
-                parts.append((user, max(begin, first), int(events[-1]) + 1))
-        row, block, stop = np.array(parts, np.int64).reshape(-1, 3).T
-        return row, block, stop
+                parts.append((user, max(begin, first), int(events[-1]) + 1, int(events[0])))
+        return tuple(np.array(parts, np.int64).reshape(-1, 4).T)
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
-        from nonet.samples.batches import bounded, step_rows, window_batch, window_positions
+        from nonet.samples.batches import bounded, step_rows, window_positions
+
+        ask, seq = self.ask, self.ask.events()
+        epoch, picks = step_rows(self.rows, min(ask.rows, self.rows), ask.seed, ask.stage, step)
+        windows = self.windows(self._users[picks[rank::world]])
+        parts = bounded(window_positions(seq, windows[:3]), ask.chunk)
+        return [partial(self._made, epoch, *(each[part] for each in windows)) for part in parts]
+
+    def _made(
+        self, epoch: int, row: np.ndarray, block: np.ndarray, stop: np.ndarray, first: np.ndarray
+    ) -> SampleBatch:
+        """Windows as a batch; targets of a window before are history in this one."""
+        import torch
+
+        from nonet.samples.batches import ranges, window_batch
 
         ask, seq = self.ask, self.ask.events()
         assert ask.sids_IL is not None  # models that roll out have semantic ids
-        epoch, picks = step_rows(self.rows, min(ask.rows, self.rows), ask.seed, ask.stage, step)
-        row, block, stop = self.windows(self._users[picks[rank::world]])
-        make = partial(window_batch, seq, ask.sids_IL, stage=ask.stage, epoch=epoch, target=self.target)
-        parts = bounded(window_positions(seq, (row, block, stop)), ask.chunk)
-        return [partial(make, (row[part], block[part], stop[part])) for part in parts]
+        windows = row, block, stop
+        batch = window_batch(seq, ask.sids_IL, windows, stage=ask.stage, epoch=epoch, target=self.target)
+        index, offsets = ranges(block - (block > seq.offsets[row]), stop)
+        batch.loss_mask.values.logical_and_(torch.from_numpy(index >= np.repeat(first, np.diff(offsets))))
+        return batch
 
     def state(self) -> Mapping[str, Any]:
         return {}

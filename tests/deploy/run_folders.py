@@ -25,9 +25,9 @@ def folder_of(ring, path, **ranks):
 
 
 def commit(run, world):
-    """Put what a world is into the run, as the commit that ends pretrain."""
+    """Put what a world is into the run, as the commit that ends pretrain; its folder."""
     checkpoints = Checkpoints(run.checkpoints)
     aside = checkpoints.aside(END)
     world.save(aside)
     files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
-    checkpoints.commit(aside, Manifest("run", END, "pretrain", END, True, 1, "s", {}, {}, 0), files)
+    return checkpoints.commit(aside, Manifest("run", END, "pretrain", END, True, 1, "s", {}, {}, 0), files)

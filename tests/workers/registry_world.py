@@ -8,7 +8,7 @@ import torch
 from nonet.embedding.reading import Layer
 from nonet.embedding.tables import TableSpec
 from nonet.workers.registry import Contents
-from nonet.workers.weights import write_tensors
+from nonet.workers.weight_files import write_tensors
 
 SPECS = {"item": TableSpec(4, "sgd", default=0.5)}
 

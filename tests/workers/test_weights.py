@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from nonet.errors import CheckpointError, StaleVersion
-from nonet.workers.weights import Incoming, buckets, outline, pack, read_tensors, write_tensors
+from nonet.workers.weight_files import Shards, one_file, read_tensors, write_tensors
+from nonet.workers.weights import Incoming, Outgoing, buckets, outline, pack, unpack
 
 MOST = 256  # bytes a bucket
 
@@ -70,7 +71,7 @@ def test_a_set_that_lacks_a_bucket_is_never_served():
     for part in others:
         incoming.take(3, part)
         incoming.take(3, part)  # one that comes again is no other
-    with pytest.raises(StaleVersion, match=r"version 3 are not whole: \d+ of 6\d\d came"):
+    with pytest.raises(StaleVersion, match=r"version 3 are not whole: 2,437 of 2,465 bytes came"):
         incoming.swap(3)
     assert same(model, Model(0))
     with pytest.raises(StaleVersion, match="version 4"):
@@ -99,7 +100,7 @@ def test_weights_of_another_model_are_refused():
 
 @pytest.mark.parametrize("bound", [64, 1 << 20])
 def test_files_are_those_of_the_library_byte_for_byte(tmp_path, monkeypatch, bound):
-    monkeypatch.setattr("nonet.workers.weights.BUCKET_BYTES", bound)
+    monkeypatch.setattr("nonet.workers.weight_files.BUCKET_BYTES", bound)
     named = {
         f"{i}.{name}": value
         for i in range(12)
@@ -116,5 +117,86 @@ def test_files_are_those_of_the_library_byte_for_byte(tmp_path, monkeypatch, bou
 def test_weights_that_were_sent_and_written_can_still_be_offloaded(tmp_path):
     named = Model().state_dict()
     write_tensors(tmp_path / "model.safetensors", named)
-    assert all(pack(bucket, named) for bucket in buckets(named, MOST))
+    assert all(len(pack(bucket, named)) for bucket in buckets(named, MOST))
     assert all(tensor.untyped_storage().resizable() for tensor in named.values())
+
+
+def sent(outgoing, model, version, base=None):
+    named = model.state_dict()
+    return [outgoing.packed(number, named, version, base) for number in range(len(outgoing.buckets))]
+
+
+def test_a_delta_holds_the_blocks_that_changed_and_makes_the_same_model():
+    source, model = Model(1), Model(0)
+    outgoing, incoming = Outgoing(source.state_dict(), MOST, 64), Incoming(model)
+    sizes = []
+    for version in (1, 2, 3):
+        parts = sent(outgoing, source, version, incoming.version)
+        sizes.append(sum(len(part) for part in parts))
+        for part in parts:
+            assert not same(model, source) or version == 3  # whose source did not change
+            incoming.take(version, part)
+        incoming.swap(version)
+        assert same(model, source)
+        if version == 1:
+            with torch.no_grad():
+                source.table[3, 4] += 1
+    whole, changed, nothing = sizes
+    assert changed - nothing < whole / 10
+    assert whole > sum(tensor.nbytes for tensor in source.state_dict().values())
+
+
+def test_a_reader_that_missed_a_version_is_told_and_catches_up_by_a_whole_one():
+    source, model = Model(1), Model(0)
+    outgoing, late = Outgoing(source.state_dict(), MOST, 64), Incoming(model)
+    sent(outgoing, source, 1)
+    for part in sent(outgoing, source, 2, 1)[:1]:
+        with pytest.raises(
+            StaleVersion, match="version 2 is a change of version 1, here is None: publish it whole"
+        ):
+            late.take(2, part)
+    for part in sent(outgoing, source, 3, late.version):
+        late.take(3, part)
+    late.swap(3)
+    assert same(model, source)
+    assert late.version == 3
+    assert "base" not in unpack(sent(outgoing, source, 4, 2)[0]).facts  # checksums are of version 3 alone
+    half = sent(outgoing, source, 5, 4)[1:]
+    late.version = 4
+    for part in half:
+        late.take(5, part)
+    with pytest.raises(StaleVersion, match=r"\d+ of \d+ buckets came"):
+        late.swap(5)
+
+
+def test_a_bucket_whose_bytes_changed_on_the_way_is_refused():
+    data = parts(Model(1))[0].copy()
+    data[-1] ^= 1
+    with pytest.raises(CheckpointError, match="came with other bytes than were sent"):
+        Incoming(Model()).take(1, data)
+
+
+def test_shards_are_of_bounded_bytes_and_read_as_one_file(tmp_path):
+    named = {name: value for name, value in Model(2).state_dict().items() if name != "head.weight"}
+    shards = Shards.of("model", named, 100)
+    assert len(shards.names) > 2
+    for rank in range(2):
+        for file, names in shards.of_rank(rank, 2).items():
+            assert len(names) == 1 or sum(named[name].nbytes for name in names) <= 100
+            write_tensors(tmp_path / file, {name: named[name] for name in names})
+    shards.write_index(tmp_path, sum(value.nbytes for value in named.values()))
+    path = tmp_path / "model.safetensors"
+    found = read_tensors(path)
+    assert found.keys() == named.keys()
+    assert all(torch.equal(found[name], value) for name, value in named.items())
+    assert one_file(path, tmp_path / "whole").read_bytes() == _one_file(tmp_path / "one", named)
+    (tmp_path / shards.file(1)).unlink()
+    with pytest.raises(
+        CheckpointError, match=r"model.safetensors.index.json names model-00002-of-0000\d.safetensors"
+    ):
+        read_tensors(path)
+
+
+def _one_file(path, named):
+    write_tensors(path, named)
+    return path.read_bytes()

@@ -149,7 +149,10 @@ class Device:
         """
         if self.name != HOST:
             getattr(self.module(), "empty_cache", lambda: None)()
-        elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            return
+        if arrow := sys.modules.get("pyarrow"):
+            arrow.default_memory_pool().release_unused()
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
             trim(0)
 
     def stream(self) -> Any:

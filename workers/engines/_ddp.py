@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from nonet.models import Muon
-from nonet.workers import host_copy, load_model, outline, read_tensors, write_tensors
+from nonet.workers import Saving, Shards, host_copy, load_model, outline, read_tensors, write_tensors
 from nonet.workers.devices import tensors_of
 from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
+
+BESIDE = Saving()  # later steps
 
 
 class Ddp:
@@ -81,18 +83,39 @@ class Ddp:
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
-    def snapshot(self) -> Callable[[Path], list[Path]]:
-        """Rank 0 writes model.safetensors, optimizer.safetensors and optimizer.json; the others nothing."""
-        if self.member.rank:
-            return lambda folder: []
+    def snapshot(self, saving: Saving = BESIDE) -> Callable[[Path], list[Path]]:
+        """Ranks write the shards of model and optimizer in turn, rank 0 the first, the indexes and optimizer.json."""
         state = self.optimizer.state_dict()
         moments = {
             f"{index}.{slot}": value
             for index, slots in state["state"].items()
             for slot, value in slots.items()
         }
-        tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
-        return partial(write_dense, tensors, state["param_groups"])
+        return self.written(moments, moments, state["param_groups"], saving)
+
+    def own_names(self, stem: str, named: Mapping[str, Tensor], saving: Saving) -> set[str]:
+        """The tensors that this rank writes; of `named` only names and sizes count."""
+        files = Shards.of(stem, named, saving.shard_bytes).of_rank(self.member.rank, self.member.n_trainers)
+        return {name for names in files.values() for name in names}
+
+    def written(
+        self,
+        shape: Mapping[str, Tensor],
+        moments: Mapping[str, Tensor],
+        groups: Sequence[Mapping[str, Any]],
+        saving: Saving,
+    ) -> Callable[[Path], list[Path]]:
+        """What writes this rank's files: the whole weights, and `moments`, which may lack what other ranks write; `shape`: all of
+        them, as meta tensors will do."""
+        model, files, sets = self.model.state_dict(), {}, []
+        for stem, outlined, tensors in (("model", model, model), ("optimizer", shape, moments)):
+            shards = Shards.of(stem, outlined, saving.shard_bytes)
+            sets.append((shards, sum(tensor.nbytes for tensor in outlined.values())))
+            for file, names in shards.of_rank(self.member.rank, self.member.n_trainers).items():
+                mine = {name: tensors[name] for name in names}
+                files[file] = host_copy(mine) if saving.copy else mine
+        rank_0 = (sets, groups) if self.member.rank == 0 else ((), None)
+        return partial(write_dense, files, *rank_0)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         load_model(self.model, folder)
@@ -126,11 +149,18 @@ def cut(norm: float, most: float) -> float:
 
 
 def write_dense(
-    tensors: Mapping[str, Mapping[str, Tensor]], groups: Sequence[Mapping[str, Any]], folder: Path
+    files: Mapping[str, Mapping[str, Tensor]],
+    sets: Sequence[tuple[Shards, int]],
+    groups: Sequence[Mapping[str, Any]] | None,
+    folder: Path,
 ) -> list[Path]:
-    """The files of a dense folder: tensors by file, and the optimizer's groups."""
-    paths = [folder / f"{name}.safetensors" for name in tensors]
-    for path, named in zip(paths, tensors.values(), strict=True):
+    """A rank's files of a dense folder: tensors by file; from rank 0 the indexes of sets with their bytes, and the groups."""
+    paths = [folder / file for file in files]
+    for path, named in zip(paths, files.values(), strict=True):
         write_tensors(path, named)
-    (folder / "optimizer.json").write_text(json.dumps(groups))
-    return [*paths, folder / "optimizer.json"]
+    for shards, total in sets:
+        paths += shards.write_index(folder, total)
+    if groups is not None:
+        (folder / "optimizer.json").write_text(json.dumps(groups))
+        paths.append(folder / "optimizer.json")
+    return paths

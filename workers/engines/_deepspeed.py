@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.workers import host_copy
-from nonet.workers.engines._ddp import Ddp, write_dense
+from nonet.workers import Saving
+from nonet.workers.engines._ddp import BESIDE, Ddp
 from nonet.workers.engines._shadow import Shadow
 from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
@@ -124,28 +123,34 @@ class Deepspeed(Ddp):
             if p.grad is not None:
                 p.grad.zero_()
 
-    def snapshot(self) -> Callable[[Path], list[Path]]:
-        """Moments are gathered, one group after the other, and rank 0 writes what `Ddp` writes."""
+    def snapshot(self, saving: Saving = BESIDE) -> Callable[[Path], list[Path]]:
+        """Moments are gathered, one group after the other; a rank keeps those that it writes."""
         if self.member.n_trainers == 1:
-            return super().snapshot()
-        moments: dict[str, Tensor] = {}
+            return super().snapshot(saving)
         place = {id(shadow): at for at, shadow in enumerate(self._ordered())}
-        for flat, shadows in self._pieces() if self._steps else ():
+        pieces = list(self._pieces()) if self._steps else []
+        shape = {
+            f"{place[id(shadow)]}.{slot}": torch.empty(
+                () if slot == "step" else shadow.shape, dtype=flat.dtype, device="meta"
+            )
+            for flat, shadows in pieces
+            for shadow in shadows
+            for slot in (*_MOMENTS, "step")
+        }
+        own, moments = self.own_names("optimizer", shape, saving), {}
+        for flat, shadows in pieces:
+            sizes = [p.numel() for p in shadows]
             for slot, theirs in _MOMENTS.items():
                 mine = self._engine.optimizer.optimizer.state[flat][theirs]
                 parts = [torch.empty_like(mine) for _ in range(self.member.n_trainers)]
                 torch.distributed.all_gather(parts, mine, group=self.member.trainers)
-                if self.member.rank:
-                    continue
-                whole = torch.cat(parts)[: sum(p.numel() for p in shadows)]
-                for shadow, value in zip(shadows, whole.split([p.numel() for p in shadows]), strict=True):
-                    moments[f"{place[id(shadow)]}.{slot}"] = value.view_as(shadow).clone()
+                whole = torch.cat(parts)[: sum(sizes)]
+                for shadow, value in zip(shadows, whole.split(sizes), strict=True):
+                    if (name := f"{place[id(shadow)]}.{slot}") in own:
+                        moments[name] = value.view_as(shadow).clone()
             for shadow in shadows:
                 moments[f"{place[id(shadow)]}.step"] = torch.tensor(float(self._steps))
-        if self.member.rank:
-            return lambda folder: []
-        tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
-        return partial(write_dense, tensors, self.optimizer.state_dict()["param_groups"])
+        return self.written(shape, moments, self.optimizer.state_dict()["param_groups"], saving)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         super().load(folder, optimizer=optimizer)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from nonet.models import Muon, orthogonal
-from nonet.workers import host_copy
-from nonet.workers.engines._ddp import Ddp, cut, write_dense
+from nonet.workers import Saving
+from nonet.workers.engines._ddp import BESIDE, Ddp, cut
 from nonet.workers.engines._shadow import Shadow
 from nonet.workers.runtime import Membership
 
@@ -80,21 +79,26 @@ class Fsdp2(Ddp):
             if p.grad is not None:
                 p.grad.zero_()
 
-    def snapshot(self) -> Callable[[Path], list[Path]]:
-        """Moments are gathered, one after the other, and rank 0 writes what `Ddp` writes."""
+    def snapshot(self, saving: Saving = BESIDE) -> Callable[[Path], list[Path]]:
+        """Moments are gathered, one after the other; a rank keeps those that it writes."""
         if self.member.n_trainers == 1:
-            return super().snapshot()
+            return super().snapshot(saving)
         state = self.optimizer.state_dict()
-        moments = {}
-        for index, at in enumerate(self._places()):
-            for slot, value in state["state"].get(index, {}).items():
-                whole = self._whole(value, at) if value.ndim else value
-                if not self.member.rank:
-                    moments[f"{index}.{slot}"] = whole
-        if self.member.rank:
-            return lambda folder: []
-        tensors = {"model": host_copy(self.model.state_dict()), "optimizer": host_copy(moments)}
-        return partial(write_dense, tensors, state["param_groups"])
+        parts = {
+            f"{index}.{slot}": (value, at)
+            for index, at in enumerate(self._places())
+            for slot, value in state["state"].get(index, {}).items()
+        }
+        shape = {
+            name: torch.empty(self._shards[at].shape if part.ndim else (), dtype=part.dtype, device="meta")
+            for name, (part, at) in parts.items()
+        }
+        own, moments = self.own_names("optimizer", shape, saving), {}
+        for name, (part, at) in parts.items():
+            whole = self._whole(part, at) if part.ndim else part
+            if name in own:
+                moments[name] = whole
+        return self.written(shape, moments, state["param_groups"], saving)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         super().load(folder, optimizer=False)

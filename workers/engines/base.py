@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from nonet.workers import Saving
     from nonet.workers.runtime import Membership
 
 Options = Mapping[str, Any]
@@ -92,11 +93,11 @@ class EngineRuntime(Protocol):
         """Some of the whole weights by name; what other ranks than 0 give is not looked at."""
         ...
 
-    def snapshot(self) -> Callable[[Path], list[Path]]:
-        """The state as it is, copied to host memory. Called with a folder, on any thread, it writes this rank's files.
+    def snapshot(self, saving: Saving) -> Callable[[Path], list[Path]]:
+        """The state as it is, copied to host memory, or as it lies where nothing steps until it is written (`saving.copy`).
+        Called with a folder, on any thread, it writes this rank's files.
 
-        It returns their paths: model.safetensors, the whole weights, from rank 0, and the optimizer's, each rank its own if
-        it likes.
+        It returns their paths: model.safetensors, or its shards and their index, and the optimizer's, each rank its own.
         """
         ...
 

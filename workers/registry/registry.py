@@ -19,6 +19,7 @@ from nonet.atomic import make_folder
 from nonet.embedding.reading import Layer, MappedRows, whole
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
+from nonet.workers import one_file
 from nonet.workers.registry.blobs import Blobs
 from nonet.workers.registry.contents import Contents, put_layer
 from nonet.workers.registry.serving import Serving
@@ -194,7 +195,9 @@ class Registry:
             return None
 
     def _write(self, contents: Contents, number: int, base: int | None) -> Version:
-        dense, written = self.blobs.put_file(contents.dense)
+        scratch = self.root / ".whole.safetensors"
+        dense, written = self.blobs.put_file(one_file(contents.dense, scratch))
+        scratch.unlink(missing_ok=True)
         counts = {}
         for name, path in contents.counts.items():
             counts[name], new = self.blobs.put_file(path)

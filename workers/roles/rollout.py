@@ -73,8 +73,8 @@ class Rollout(DistributeWorker):
         self._incoming = Incoming(model)
 
     @method(bucket=Replicate)
-    def receive(self, version: int, bucket: bytes) -> None:
-        """Keep a bucket of a version's dense weights beside the model, until `apply` takes all of them over."""
+    def receive(self, version: int, bucket: np.ndarray) -> None:
+        """Keep a bucket of a version's dense weights where it came, until `apply` takes all of them over."""
         self._incoming.take(version, bucket)
 
     @method(collect="sum", sparse=Replicate, slices=Replicate, shards=Replicate)

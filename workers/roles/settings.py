@@ -89,7 +89,7 @@ class RunSetup:
     of tables whose features are bags how a bag is pooled, how many batches are in flight (None: the trainer decides),
     of tables in tiers what each may hold, how long waits may take, the codec of rows between processes, the train engine and
     the source of the trainers' samples, each with its options, how votes of a memory are taken (None: without one), what is
-    joined to samples (JoinSetup), and scenes by RL stage."""
+    joined to samples (JoinSetup), how dense weights move (publish, bucket, block, shard), and scenes by RL stage."""
 
     seed: int
     history: int
@@ -106,6 +106,7 @@ class RunSetup:
     memory: Mapping[str, Any] | None = None
     joins: Sequence[Any] = ()
     stored: Any = None
+    weights: Mapping[str, Any] = field(default_factory=dict)
     scenes: Mapping[str, SceneSetup] = field(default_factory=dict)
 
     def corpus(self, folders: Mapping[str, str]) -> Corpus:

@@ -42,6 +42,7 @@ from nonet.samples.sequences import (
 )
 from nonet.samples.tables import ROLES, condition, count_rows, notice, read_interactions, read_tables
 from nonet.samples.tokenised import StoredSequences
+from nonet.workers.devices import HOST, device
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 MEMORY_EVENTS = (
@@ -184,6 +185,12 @@ class Tokeniser(DistributeWorker):
         """Write the artifacts under run_folder/artifacts; {"artifacts": {kind: {path, sha256}}, "data", "tokenizer"}."""
         if self.rank:
             return {}
+        try:
+            return self._artifacts(data, run_folder)
+        finally:  # the process goes on as the evaluator
+            device(HOST).release()
+
+    def _artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
         root = Path(run_folder) / "artifacts"
         seq, items, sequences = sequences_of(data, root)
         known = data.known and data.known.tokens()

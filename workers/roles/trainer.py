@@ -44,11 +44,12 @@ from nonet.samples.sources import (
 )
 from nonet.workers import (
     BUCKET_BYTES,
+    SHARD_BYTES,
+    Outgoing,
+    Saving,
     Share,
-    buckets,
     host_copy,
     load_model,
-    pack,
     read_tensors,
     write_tensors,
 )
@@ -277,19 +278,23 @@ class Trainer(DistributeWorker):
         return self.sparse.slices.version
 
     @method(collect="first")
-    def weights(self, bucket: int) -> bytes:
-        """One of the buckets of the dense weights, from rank 0."""
-        pieces = self._buckets[bucket]
-        tensors = self.dense.tensors(list(dict.fromkeys(piece.name for piece in pieces)))
-        return pack(pieces, tensors) if self.rank == 0 else b""
+    def weights(self, bucket: int, version: int = 0, base: int | None = None) -> np.ndarray:
+        """One of the buckets of the dense weights as a version, bytes [B] from rank 0; `base`: the version that readers have,
+        where only what changed since then is sent."""
+        tensors = self.dense.tensors(self._outgoing.names(bucket))
+        if self.rank:
+            return np.empty(0, np.uint8)
+        return self._outgoing.packed(bucket, tensors, version, base)
 
     @method()
     def save(self, folder: str, wait: bool = True) -> Written | None:
         """Write folder/dense/, in RL folder/reference/, and the source's state, as they are at this call; the answer of `saved`.
 
-        What there is is copied to the host, then written on a thread beside later steps where nobody waits.
+        Where nobody waits, what there is is copied to the host, then written on a thread beside later steps; else it is written
+        as it lies.
         """
-        top, parts = Path(folder), self._parts()
+        saving = Saving(not wait, self.run.weights.get("shard", SHARD_BYTES))
+        top, parts = Path(folder), self._parts(saving)
         self._saving = Writing(
             top, "dense weights", lambda: sealed(top, [path for write in parts for path in write(top)])
         )
@@ -300,9 +305,9 @@ class Trainer(DistributeWorker):
         """What the last save wrote; None while it is being written and nobody waits. Raises what stopped it."""
         return self._saving.answer(wait, self.run.deadlines.save)
 
-    def _parts(self) -> list[Callable[[Path], list[Path]]]:
-        """What this rank adds to a commit, copied: each is called with the commit's folder and says what it wrote."""
-        dense = self.dense.snapshot()
+    def _parts(self, saving: Saving) -> list[Callable[[Path], list[Path]]]:
+        """What this rank adds to a commit: each is called with the commit's folder and says what it wrote."""
+        dense = self.dense.snapshot(saving)
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self._reference is not None and self.rank == 0:
             parts.append(partial(_write, "reference", host_copy(self._reference.state_dict())))
@@ -358,8 +363,10 @@ class Trainer(DistributeWorker):
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
-        self._buckets = buckets(self._engine.outline(), BUCKET_BYTES)
-        return {"parameters": parameters, "buckets": len(self._buckets)}
+        how = self.run.weights
+        block = how["block"] if how.get("publish") == "delta" else 0
+        self._outgoing = Outgoing(self._engine.outline(), how.get("bucket", BUCKET_BYTES), block)
+        return {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
 
     @property
     def dense(self) -> EngineRuntime:

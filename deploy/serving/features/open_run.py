@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,4 +133,7 @@ class OpenRun:
 
 def _name(manifest: Manifest) -> str:
     """The name of a commit, by which it is published once."""
-    return manifest.files.get("dense/model.safetensors", "")[:16] + f"@{manifest.step}"
+    whole = manifest.files.get("dense/model.safetensors")
+    shards = sorted(digest for name, digest in manifest.files.items() if name.startswith("dense/model-"))
+    digest = whole or hashlib.sha256("".join(shards).encode()).hexdigest()
+    return f"{digest[:16]}@{manifest.step}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
 
 import pytest
@@ -65,6 +66,48 @@ def test_a_stage_that_was_stopped_asks_again_what_was_not_trained(ring):
     assert any(record["group"] == "aborted" for record in log), "what was under way when the run was stopped"
     begun = Counter(record["number"] for record in log if record["group"] == "begun")
     assert begun == committed + Counter(r["number"] for r in log if r["group"] == "aborted")
+
+
+FRESH = """
+import nonet
+
+
+@nonet.reward
+def fresh(item):
+    return item % 7
+"""
+
+
+@pytest.mark.timeout(300)
+def test_rewards_come_and_go_while_rollouts_do_not_wait(ring):
+    """Groups that were scored before a reward came are scored by it as they are learned from."""
+    from nonet.controller.record import Recorder
+    from nonet.controller.session import Session
+    from nonet.controller.stages import run_stage
+    from nonet.deploy.run import steer
+
+    folder, own = RunFolder(ring / "steered"), ring / "fresh.py"
+    own.write_text(FRESH)
+    changes = [APART, ROLLOUT, "stages.rl.steps=6", "stages.rl.best=last"]
+    with Session(ring / "ring.yaml", folder=ring, run=folder, changes=changes) as session:
+        recorder, looks = Recorder(folder.path, folder.id), Counter()
+        attached = steer.attach(folder.path, f"{own}:fresh", weight=0.2)[1]
+        detached = []
+
+        def stopped() -> bool:
+            looks["at"] += 1
+            if looks["at"] == 3:
+                detached.append(steer.detach(folder.path, "fresh")[1])
+            return False
+
+        assert run_stage(session, "rl", recorder, stopped)
+    for command in (attached, *detached):
+        assert steer.wait(folder, command, 0.0)["state"] == "taken"
+    metrics = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    fresh = {each["step"] for each in metrics if each["name"] == "reward.fresh" and each["role"] == "trainer"}
+    hits = {each["step"] for each in metrics if each["name"] == "reward.hit" and each["role"] == "trainer"}
+    assert hits == set(range(1, 7))
+    assert {1, 2, 3} <= fresh < hits
 
 
 def test_staleness_with_a_rollout_that_shares_live_weights_is_refused_before_anything_starts(ring):

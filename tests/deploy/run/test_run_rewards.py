@@ -185,6 +185,38 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
     assert len([each for each in read_journal(run.journal) if "applied" in each]) == 6
 
 
+@pytest.mark.timeout(300)
+def test_an_actor_that_runs_already_scores_and_a_scene_has_weights_of_its_own(ray_local, tmp_path):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Margin:
+        def score(self, message):
+            return np.asarray(message["item_id"]) % 5 * 1.0
+
+    actor = Margin.options(name="margin", namespace="pricing").remote()
+    folder = make_ring(tmp_path)
+    rewards = "{hit: {}, margin: {use: 'actor://pricing/margin', weight: 0.5, timeout_s: 10}}"
+    scenes = "stages.rl.scenes={column: rating, of: {'5': {rewards: [hit], catalogue: 'item_id < 1030'}}}"
+    with session_of(
+        folder, RunFolder(tmp_path / "run"), rewards, scenes, "stages.rl.mismatch={correct: none}"
+    ) as session:
+        for step, prompts in session.prompts("rl"):
+            beams = session.rollout.generate(prompts)
+            sent = beams.get(60.0)
+            values, record = stepped(session, beams)
+            session.commit(step)
+            np.testing.assert_allclose(values["margin"], np.where(sent["valid"], sent["item_id"] % 5, 0))
+            fives = sent["scene"] == 0
+            assert (sent["item_id"][fives][sent["valid"][fives]] < 1030).all()
+            assert record["mismatch/kl"] < 1e-9
+            if fives.any():
+                assert record["scene.5.reward"] == pytest.approx(record["scene.5.reward.hit"])
+            if step == 1:
+                break
+    del actor
+
+
 def test_a_run_that_nobody_runs_takes_no_command(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.errors import ConfigError
+from nonet.workers.weight_files import read_tensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 WAYS = [
@@ -27,8 +28,9 @@ def ring(tmp_path_factory):
     return Ring(tmp_path_factory.mktemp("ring"))
 
 
-def ran(ring, folder, engine, optimizer, trainers, acts, data=None):
+def ran(ring, folder, engine, optimizer, trainers, acts, data=None, more=()):
     changes = [
+        *more,
         f"roles.trainer={{engine: {{use: {engine}}}}}",
         f"stages.pretrain.optimizer={{use: {optimizer}}}",
         "stages.pretrain.epochs=60",
@@ -81,3 +83,24 @@ def test_muon_and_deepspeed_do_not_go_together(ring):
     change = "roles.trainer={engine: {use: deepspeed, deepspeed: {zero_optimization: {stage: 3}}}}"
     with pytest.raises(ConfigError, match=r"zero_optimization: there is no key 'stage' to pass"):
         load_scenario(ring.scenario, [change])
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_ranks_write_shards_in_turn_and_one_process_reads_them(ring, tmp_path, engine):
+    """Weights and moments in files of 4 KiB: what a rank alone goes on with is what both went on with."""
+    shards, acts = (
+        ["weights={shard: 4096}"],
+        [["begin", "pretrain"], ["train", "pretrain", 0, 4], ["save", "half"]],
+    )
+    go_on = [["load", "half", "pretrain"], ["train", "pretrain", 4, 6]]
+    both = ran(ring, tmp_path / "two", engine, "adamw", 2, [*acts, *go_on[1:]], more=shards)[4:]
+    alone = ran(ring, tmp_path / "one", "ddp", "adamw", 1, go_on, data=tmp_path / "two", more=shards)
+    assert alone == pytest.approx(both, rel=1e-5)
+    files = {path.name for path in (tmp_path / "two" / "half" / "dense").iterdir()}
+    assert {"model.safetensors.index.json", "optimizer.safetensors.index.json", "optimizer.json"} < files
+    assert len([name for name in files if name.startswith("model-0000")]) > 3
+    whole = ring.world().trainer.model.state_dict()
+    read = read_tensors(tmp_path / "two" / "half" / "dense" / "model.safetensors")
+    assert {name: value.shape for name, value in read.items()} == {
+        name: value.shape for name, value in whole.items()
+    }

@@ -63,7 +63,7 @@ class Descent:
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
-    def snapshot(self):
+    def snapshot(self, saving):
         weights = host_copy(self.model.state_dict())
 
         def write(folder):
@@ -140,7 +140,7 @@ def apart_from(ring, world):
     """A rollout of its own, moved to what the world's trainer publishes."""
     rollout = Rollout(world.run)
     rollout.open(ring.folders)
-    for number in range(len(world.trainer._buckets)):
+    for number in range(len(world.trainer._outgoing.buckets)):
         rollout.receive(1, world.trainer.weights(number))
     rollout.apply(1, dense=True, sparse=world.shard.export(1))
     return rollout

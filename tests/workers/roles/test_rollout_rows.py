@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,6 @@ from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.embedding.reading.remote import RemoteReader
 from nonet.errors import StaleVersion
 from nonet.workers.roles import rollout as rollouts
-from nonet.workers.roles import trainer as trainers
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import Tokeniser
@@ -49,7 +49,7 @@ class World:
         self.by_key.apply(version, dense=True, slices=self.shard.slice_map(), shards=[self.host])
 
     def send(self, rollout, version):
-        for number in range(len(self.trainer._buckets)):
+        for number in range(len(self.trainer._outgoing.buckets)):
             rollout.receive(version, self.trainer.weights(number))
 
     def beams(self, rollout, version):
@@ -104,14 +104,14 @@ def test_a_rollout_that_read_by_key_takes_copies_again_once_the_tables_are_small
         world.host.read.remote("embedding", "item", np.arange(3), 1, "fp32")
 
 
-def test_a_rollout_with_half_a_set_of_weights_stays_with_the_version_before(world, monkeypatch):
-    monkeypatch.setattr(trainers, "BUCKET_BYTES", 10_000)
+def test_a_rollout_with_half_a_set_of_weights_stays_with_the_version_before(world):
+    world.trainer.run = replace(world.trainer.run, weights={"bucket": 10_000})
     world.trainer._built(world.trainer.model)
     world.publish(1)
     before = world.beams(world.copies, 1)
     world.trainer.train(world.stage, 0, 6)
-    assert len(world.trainer._buckets) > 3
-    for number in range(len(world.trainer._buckets) - 1):
+    assert len(world.trainer._outgoing.buckets) > 3
+    for number in range(len(world.trainer._outgoing.buckets) - 1):
         world.copies.receive(2, world.trainer.weights(number))
     with pytest.raises(StaleVersion, match="weights of version 2 are not whole"):
         world.copies.apply(2, dense=True, sparse=world.shard.export(2, 1))

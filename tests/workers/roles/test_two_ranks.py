@@ -10,7 +10,6 @@ import pytest
 import torch
 from ring_world import Ring, scores_of
 
-from nonet.workers.roles import trainer as trainers
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.runtime.process_group import Membership
 
@@ -135,23 +134,22 @@ def test_an_rl_step_on_shares_of_the_prompts_is_the_step_on_all_of_them(ring, bo
 
 def test_the_weights_and_commits_come_from_rank_0(ring, tmp_path):
     world = ring.world()
-    assert world.trainer.weights(0)
+    assert len(world.trainer.weights(0))
     as_rank(world, 1)
-    assert world.trainer.weights(0) == b""
+    assert not len(world.trainer.weights(0))
     world.trainer.save(str(tmp_path / "commit"))
     assert not (tmp_path / "commit").exists()
 
 
-def test_a_rollout_apart_answers_with_the_weights_and_rows_it_was_sent(ring, monkeypatch):
-    monkeypatch.setattr(trainers, "BUCKET_BYTES", 10_000)
-    world = ring.world()
-    assert len(world.trainer._buckets) > 3
+def test_a_rollout_apart_answers_with_the_weights_and_rows_it_was_sent(ring):
+    world = ring.world("weights={bucket: 10000}")
+    assert len(world.trainer._outgoing.buckets) > 3
     apart = Rollout(world.run)
     apart.open(ring.folders)
     for steps in ((0, 3), (3, 6)):
         world.train("pretrain", *steps)
         fused = world.beams()
-        for number in range(len(world.trainer._buckets)):
+        for number in range(len(world.trainer._outgoing.buckets)):
             apart.receive(7, world.trainer.weights(number))
         apart.apply(7, dense=True, sparse=world.shard.export(7))
         asked = {"stage": "rl", "step": 0, "width": fused["valid"].shape[1], "version": 7}

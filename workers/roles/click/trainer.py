@@ -18,7 +18,7 @@ from nonet.models.generation import as_array, read_items
 from nonet.samples.batches import Clicks
 from nonet.samples.sequences import Sequences
 from nonet.samples.sources import SampleRequest
-from nonet.workers import PrefetchedRows, SparseBatch
+from nonet.workers import PrefetchedRows, Saving, SparseBatch
 from nonet.workers.roles import RunSetup, StageSetup, Trainer
 from nonet.workers.runtime import Replicate, method
 
@@ -40,9 +40,9 @@ class ClickTrainer(Trainer):
         self._known: dict[str | None, Clicks] = {}
         return self._built(click_setup(self.run).build())
 
-    def _parts(self) -> list[Callable[[Path], list[Path]]]:
+    def _parts(self, saving: Saving) -> list[Callable[[Path], list[Path]]]:
         """The trainer's, and from rank 0 folder/clicks/: a commit is a whole click model."""
-        parts = super()._parts()
+        parts = super()._parts(saving)
         if self.rank:
             return parts
         setup, items = click_setup(self.run), as_array(self._items["item_id"])

@@ -18,7 +18,7 @@ from nonet.models.generation import Recommender
 from nonet.models.ranking import SparseScores, ranks_of_test
 from nonet.samples.sequences import Sequences
 from nonet.workers import NatsOfTargets, of_some_users
-from nonet.workers.devices import claim
+from nonet.workers.devices import HOST, claim, device
 from nonet.workers.roles import RunSetup
 from nonet.workers.roles.evaluation.fitting import Fitting
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
@@ -143,4 +143,5 @@ class Evaluator(DistributeWorker):
         """The answer about a subject; its ranks are kept."""
         answer, ranks = self.ranker.total(parts)
         np.savez(self._results / f"{name}.npz", **ranks)  # type: ignore[arg-type]
+        device(HOST).release()
         return answer

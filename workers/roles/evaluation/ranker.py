@@ -53,6 +53,7 @@ ALONE = "model alone"
 EXHAUSTIVE_ITEMS = 25_000
 _CHUNK = 256
 _CELLS = 1 << 26  # of scores [P, I] at once
+_MAPPED = 16  # parts between two times that pages are let go
 _LISTED = 10  # first items of a list that say what lists are like
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray | SparseScores]
@@ -206,7 +207,7 @@ class Ranker:
         target = self.target(users, positions)
         reach = list_depth(self._ask.metrics, self._ask.width)
         depth = max(reach, _LISTED if quality is not None else 0)
-        for p in _parts(len(users), len(self.corpus.items)):
+        for p in self._parts(len(users), len(self.corpus.items)):
             answer = scores(users[p], positions[p])
             hidden = masked(self.corpus.seq, users[p], positions[p])
             best = self._best(answer, depth, hidden) if depth else None
@@ -232,7 +233,7 @@ class Ranker:
         """By beam: what the beam does not hold is missed."""
         board, users, positions = self._board(split, events)
         target = self.target(users, positions)
-        for p in _parts(len(users)):
+        for p in self._parts(len(users)):
             batch = recommender.batch(users[p], positions[p])
             item_PW = recommender.beams(batch, self._ask.width, users[p], positions[p]).item.numpy()
             hit_PW = item_PW == target[p][:, None]
@@ -260,6 +261,15 @@ class Ranker:
     def target(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """The item of each event [P]."""
         return self.corpus.seq.item[event_at(self.corpus.seq, users, positions)].astype(np.int64)
+
+    def _parts(self, events: int, items: int = 1) -> Iterator[slice]:
+        """Events some at a time; what was read of mapped files is let go now and then, and at the end."""
+        step = max(1, min(_CHUNK, _CELLS // items))
+        for number, start in enumerate(range(0, events, step), 1):
+            yield slice(start, start + step)
+            if number % _MAPPED == 0:
+                self.corpus.let_go()
+        self.corpus.let_go()
 
     def _boards(
         self, part: Part, split: str, events: slice, scores: Scores, recommender: Recommender | None
@@ -337,8 +347,3 @@ class Ranker:
             return self._best(scores(users, positions), self._ask.shown_items, hidden)
 
         return self.shown_users().titles(best)
-
-
-def _parts(events: int, items: int = 1) -> Iterator[slice]:
-    step = max(1, min(_CHUNK, _CELLS // items))
-    return (slice(start, start + step) for start in range(0, events, step))

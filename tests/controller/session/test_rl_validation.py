@@ -1,0 +1,125 @@
+"""Which step of an RL stage goes on: by its trained reward among steps that keep the metric, and what a resume knows of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.record.validations import Validations
+from nonet.controller.scenario.scenario import make_scenario
+from nonet.controller.scenario.validation import ValidationRule, check_validation, validation_rule
+from nonet.controller.session.stage_validation import StageValidation
+from nonet.errors import ConfigError
+
+RULE = ValidationRule("ndcg@10", reward=True, least=0.98, apart=10)
+
+
+class Answer:
+    def __init__(self, value):
+        self.value = value
+
+    def get(self, deadline):
+        return {"metrics": {"ndcg@10": self.value}, "nats": 1.0, "events": 3}
+
+    def done(self):
+        return True
+
+
+def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE):
+    """The validation of a stage of 40 steps with these metrics and rewards at its points, and how its start was asked about."""
+    kept = Validations(RunFolder(tmp_path), "rl")
+    answers = {"start": before} | {f"step-{step}": value for step, value in metrics.items()}
+    asked = []
+
+    def ask(stage, folder):
+        asked.append(folder)
+        return Answer(answers[Path(folder).name])
+
+    stage = SimpleNamespace(name="rl", first=100, steps=40)
+    validation = StageValidation(
+        stage, rule, (10, 20, 30, 40), kept, ask, lambda step: tmp_path / f"step-{step - 100}", None
+    )
+    validation.begin(tmp_path / "start")
+    for step, reward in rewards.items():
+        kept.rewarded(step, reward)
+    validation.settle(40)
+    return validation, asked
+
+
+def test_the_highest_reward_among_steps_that_keep_the_metric_goes_on(tmp_path):
+    metrics = {10: 0.101, 20: 0.0985, 30: 0.0979, 40: 0.05}
+    validation, asked = judged(tmp_path, metrics, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.9})
+    assert validation.best()["step"] == 20
+    assert [Path(folder).name for folder in asked] == ["start", "step-10", "step-20", "step-30", "step-40"]
+
+
+def test_where_no_step_keeps_the_metric_the_one_that_ranks_best_goes_on(tmp_path):
+    validation, _ = judged(
+        tmp_path, {10: 0.08, 20: 0.09, 30: 0.07, 40: 0.06}, {10: 0.2, 20: 0.1, 30: 0.9, 40: 1.0}
+    )
+    assert validation.best()["step"] == 20
+
+
+def test_a_metric_that_is_better_when_low_may_rise_as_far(tmp_path):
+    rule = ValidationRule("ndcg@10", lower=True, reward=True, least=0.98, apart=10)
+    metrics = {10: 0.1, 20: 0.102, 30: 0.103, 40: 0.2}
+    validation, _ = judged(tmp_path, metrics, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.9}, rule=rule)
+    assert validation.best()["step"] == 20
+
+
+def test_a_resume_knows_start_and_rewards_up_to_its_commit_and_asks_no_start_again(tmp_path):
+    metrics, rewards = {10: 0.101, 20: 0.1, 30: 0.1, 40: 0.1}, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.5}
+    assert judged(tmp_path, metrics, rewards)[0].best()["step"] == 40
+    kept = Validations(RunFolder(tmp_path), "rl")
+    kept.cut(20)
+    again = Validations(RunFolder(tmp_path), "rl")
+    assert [entry["reward"] for entry in again.history] == [0.2, 0.3]
+    assert set(again.rewards) == {"10", "20"}
+    assert again.start["metrics"] == {"ndcg@10": 0.1}
+    kept.cut(0)
+    assert (kept.history, kept.rewards, kept.start) == ([], {}, None)
+
+
+BODY = {
+    "name": "validated",
+    "data": {
+        "interactions": "events.parquet",
+        "split": {"use": "leave_last_out", "valid": 1, "rl": 2},
+    },
+    "sparse": {"tables": {"item": {"dim": 8}}},
+    "stages": {"pretrain": {"epochs": 1}, "rl": {"steps": 60, "users": 8, "rewards": {"hit": {}}}},
+}
+
+
+def scenario(**rl):
+    stages = {**BODY["stages"], "rl": {**BODY["stages"]["rl"], **rl}}
+    return make_scenario({**BODY, "stages": stages})
+
+
+def test_an_rl_stage_is_validated_up_to_four_times_by_its_reward():
+    rule = validation_rule(scenario(), "rl")
+    assert (rule.metric, rule.reward, rule.least, rule.patience) == ("ndcg@10", True, 0.98, None)
+    assert rule.points(60, 1.4) == (15, 30, 45, 60)
+    assert rule.points(8, 1.0) == (8,)
+    assert validation_rule(scenario(best="last"), "rl") is None
+    assert not validation_rule(scenario(best={"by": "recall@10"}), "rl").reward
+
+
+def test_a_metric_that_is_not_measured_is_told():
+    with pytest.raises(
+        ConfigError,
+        match=r"stages.rl.best.by: 'ndcg@11' is neither reward nor measured.*Did you mean 'ndcg@1",
+    ):
+        check_validation(scenario(best={"by": "ndcg@11"}))
+    with pytest.raises(ConfigError, match="token_mask does not go with algorithm rloo; sequence_mask does"):
+        scenario(algorithm={"use": "rloo"}, mismatch={"correct": "token_mask"})
+    with pytest.raises(ConfigError, match=r"scenes.of.home: the stage has no reward 'hut'.*'hit'"):
+        scenario(scenes={"column": "surface", "of": {"home": {"rewards": ["hut"]}}})
+    with pytest.raises(ConfigError, match="has a floor"):
+        scenario(
+            rewards={"hit": {"at_least": 0.1}},
+            scenes={"column": "surface", "of": {"home": {"weights": {"hit": 0.5}}}},
+        )

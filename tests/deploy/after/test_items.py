@@ -1,0 +1,90 @@
+"""`nonet items add`: a new version of a catalogue in which old items keep their ids and places."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ring_world import Ring
+from run_folders import commit, folder_of
+
+from nonet.deploy.after import add_items, recommend_for
+from nonet.errors import ConfigError, DataError
+from nonet.models.generation.corpus import Corpus
+from nonet.workers.roles.evaluation.model_of_commit import load_recommender
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that has pretrained, and its world."""
+    ring = Ring(tmp_path)
+    run, world = folder_of(ring, tmp_path / "run"), ring.world()
+    world.train("pretrain", 0, 3)
+    return run, world, commit(run, world)
+
+
+def table(tmp_path, ids, **columns) -> str:
+    rows = {"item_id": ids, "title": [f"new {n}" for n in ids], "categories": [["kind1"]] * len(ids)}
+    pq.write_table(pa.table(rows | columns), tmp_path / "new.parquet")
+    return str(tmp_path / "new.parquet")
+
+
+def test_new_items_stand_behind_and_old_ones_keep_places_and_ids(run, tmp_path):
+    run, *_ = run
+    before = Corpus.load(run.artifacts())
+    made = add_items(str(run.path), table(tmp_path, [5001, 5002]), ["1003"])
+    after = Corpus.load(run.artifacts())
+    assert (made["number"], made["added"], made["withdrawn"], made["items"]) == (1, 2, 1, 41)
+    assert after.item_id[:40].tolist() == before.item_id.tolist()
+    assert after.item_id[40:].tolist() == [5001, 5002]
+    assert (after.sids[:40] == before.sids).all()
+    assert after.codes == before.codes
+    assert len(np.unique(after.sids, axis=0)) == 42
+    leaf = np.asarray(after.trie.leaf_of_item)
+    assert np.flatnonzero(leaf < 0).tolist() == [3]
+    assert after.trie.version == made["version"] != before.trie.version
+    assert after.seq.keys_of_items(np.arange(40)).tolist() == before.seq.keys_of_items(np.arange(40)).tolist()
+
+
+def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tmp_path):
+    run, world, folder = run
+    add_items(str(run.path), table(tmp_path, [5001, 5002]), ["1003"])
+    corpus = world.run.corpus(run.artifacts())
+    asked = load_recommender(world.run, corpus, Path(folder))
+    users, positions = np.arange(4), np.full(4, 10)
+    beams = asked.beams(asked.batch(users, positions), 42, users, positions)
+    item = beams.item.numpy()
+    assert not (item == 3).any()
+    assert ((item == 40).any(1) & (item == 41).any(1)).all()
+    shown = recommend_for(str(run.path), ["new 5001"], None, 41)["columns"]["pretrain"]
+    assert "new 5002" in shown
+    assert not any(title.endswith("d3") for title in shown)
+
+
+def test_what_was_withdrawn_comes_back_with_its_id(run, tmp_path):
+    run, *_ = run
+    before = Corpus.load(run.artifacts()).sids[3].tolist()
+    add_items(str(run.path), None, ["1003"])
+    made = add_items(str(run.path), table(tmp_path, [1003]))
+    after = Corpus.load(run.artifacts())
+    assert (made["number"], made["added"], made["put back"], made["items"]) == (2, 0, 1, 40)
+    assert after.sids[3].tolist() == before
+    assert len(json.loads((run.path / "catalogues.json").read_text())["versions"]) == 2
+
+
+def test_wrong_items_are_told_and_nothing_changes(run, tmp_path):
+    run, *_ = run
+    path = str(run.path)
+    with pytest.raises(DataError, match="1 of 2 items are in the catalogue already, the first is 1004"):
+        add_items(path, table(tmp_path, [5001, 1004]))
+    with pytest.raises(DataError, match="1 item ids are there more than once, the first: 5001"):
+        add_items(path, table(tmp_path, [5001, 5001]))
+    with pytest.raises(ConfigError, match="'77' is not in the catalogue"):
+        add_items(path, None, ["77"])
+    with pytest.raises(ConfigError, match="nothing changes"):
+        add_items(path, None)
+    assert not (run.path / "catalogues.json").exists()

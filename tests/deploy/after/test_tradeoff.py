@@ -1,0 +1,61 @@
+"""The curve of `nonet tradeoff`: what is chosen, on which side of the floor, and what cannot be swept."""
+
+from __future__ import annotations
+
+import pytest
+from ring_world import Ring
+from run_folders import folder_of
+
+from nonet.deploy.after.tradeoff import _curve, curve_text, picture, trade_off
+from nonet.errors import ConfigError
+
+
+def point(value, reward, metric, *, lower=False):
+    return {
+        "value": value,
+        "rewards": {"novelty": reward},
+        "metric": metric,
+        "before": 0.1,
+        "name": "ndcg@10",
+        "lower": lower,
+        "test": {"recall@10": 0.2},
+        "held_out": {"novelty": [0.1, reward, 0.0, 0.1]},
+    }
+
+
+KEY = "stages.rl.rewards.novelty.weight"
+
+
+def test_the_most_of_a_reward_that_keeps_the_metric_is_chosen():
+    points = [point(0.0, 0.2, 0.101), point(0.2, 0.3, 0.0981), point(0.5, 0.4, 0.0979)]
+    curve = _curve(points, KEY, "novelty", 0.98)
+    assert (curve["chosen"], curve["monotone"]) == (0.2, True)
+    assert "0.2" in curve_text(curve).split(" *")[0].splitlines()[-1]
+    assert 'class="best"' in picture(curve)
+
+
+def test_a_metric_that_is_better_when_low_may_rise_as_far():
+    points = [point(0.0, 0.2, 0.1, lower=True), point(0.2, 0.3, 0.103, lower=True)]
+    assert _curve(points, KEY, "novelty", 0.98)["chosen"] == 0.0
+
+
+def test_no_point_is_chosen_where_none_keeps_enough_and_a_fall_is_told():
+    curve = _curve([point(0.0, 0.3, 0.09), point(0.2, 0.2, 0.09)], KEY, "novelty", 0.98)
+    assert curve["chosen"] is None
+    assert "no point keeps 98% of ndcg@10" in curve_text(curve)
+    assert "does not rise" in curve_text(curve)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "told"),
+    [
+        ("stages.rl.rewards.own.weight=0.1", "two numbers or more"),
+        ("stages.rl.rewards.own.weight=a,b", "two numbers or more"),
+        ("stages.rl.lr=1e-4,1e-3", "weights and floors can be swept"),
+        ("stages.rl.rewards.novel.weight=0,1", "the run has no stages.rl.rewards.novel; it has"),
+    ],
+)
+def test_what_cannot_be_swept_is_told_before_anything_runs(tmp_path, sweep, told):
+    run = folder_of(Ring(tmp_path), tmp_path / "run")
+    with pytest.raises(ConfigError, match=told):
+        trade_off(str(run.path), sweep)

@@ -1,0 +1,140 @@
+"""Tensors by name as files: safetensors, cut into shards of bounded bytes with an index, as Hugging Face names them.
+
+    model.safetensors                                   what fits one shard
+    model-00001-of-00003.safetensors, ..., model.safetensors.index.json
+
+Ranks that all have the tensors write a shard each in turn. A file is written piece by piece from where its tensors lie, so
+writing takes no memory of its own on the host, and of a device a bucket. Nothing is a pickle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nonet.errors import CheckpointError
+from nonet.models.generation import MEMORY_WEIGHTS, QUERY
+from nonet.workers.weights import BUCKET_BYTES, buckets, header
+
+SHARD_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a state is saved: `copy` of what later steps change, or as it lies while nothing steps; bytes of a shard at most."""
+
+    copy: bool = True
+    shard_bytes: int = SHARD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The names of tensors in each file of a set."""
+
+    stem: str
+    names: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, stem: str, named: Mapping[str, Tensor], most_bytes: int) -> Shards:
+        """Tensors in the order of their names, a shard after the other; one that is larger than a shard has its own."""
+        files: list[list[str]] = [[]]
+        size = 0
+        for name in sorted(named):
+            if files[-1] and size + named[name].nbytes > most_bytes:
+                files.append([])
+                size = 0
+            files[-1].append(name)
+            size += named[name].nbytes
+        return cls(stem, tuple(map(tuple, files)))
+
+    def file(self, number: int) -> str:
+        """The name of a shard's file."""
+        if len(self.names) == 1:
+            return f"{self.stem}.safetensors"
+        return f"{self.stem}-{number + 1:05d}-of-{len(self.names):05d}.safetensors"
+
+    def of_rank(self, rank: int, ranks: int) -> dict[str, tuple[str, ...]]:
+        """The files that a rank writes: names of tensors by file."""
+        return {self.file(at): names for at, names in enumerate(self.names) if at % ranks == rank}
+
+    def write_index(self, folder: Path, total: int) -> list[Path]:
+        """The index of more than one shard; none of one."""
+        if len(self.names) == 1:
+            return []
+        where = {name: self.file(at) for at, names in enumerate(self.names) for name in names}
+        path = folder / f"{self.stem}.safetensors.index.json"
+        path.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1))
+        return [path]
+
+
+def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
+    """Tensors by name into one safetensors file, byte for byte as that library writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ordered = dict(sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0])))
+    with path.open("wb") as file:
+        file.write(header(ordered))
+        for bucket in buckets(ordered, BUCKET_BYTES):
+            for piece in bucket:
+                host = piece.of(ordered).detach().cpu().contiguous()
+                # Where it lies: not by way of NumPy, for memory that it has seen cannot be given back by an offload.
+                file.write((ctypes.c_char * host.nbytes).from_address(host.data_ptr()))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, or of the shards that its index names, mapped. Raises CheckpointError where a shard is missing."""
+    from safetensors.torch import load_file
+
+    index = path.with_name(f"{path.name}.index.json")
+    if path.exists() or not index.exists():
+        return load_file(path)
+    where = json.loads(index.read_text())["weight_map"]
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(where.values())):
+        if not (path.parent / file).exists():
+            raise CheckpointError(f"{index} names {file}, which is not there")
+        tensors |= load_file(path.parent / file)
+    if missing := sorted(where.keys() - tensors.keys()):
+        raise CheckpointError(f"{path.parent}: the shards lack {missing[0]}, which {index.name} names")
+    return tensors
+
+
+def one_file(path: Path, beside: Path) -> Path:
+    """The file itself where it is one, else its shards as one file at `beside`."""
+    if path.exists():
+        return path
+    write_tensors(beside, read_tensors(path))
+    return beside
+
+
+def load_model(model: torch.nn.Module, folder: Path) -> None:
+    """Put the weights of a commit's dense folder into a model. Raises CheckpointError when they do not fit."""
+    load_weights(model, folder / "model.safetensors")
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Put the weights of a safetensors file, or its shards, into a model. Raises CheckpointError when they do not fit."""
+    try:
+        model.load_state_dict(_known(model, read_tensors(path)))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
+        ) from None
+
+
+def _known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with a memory's weights only where the model has one: it can be added to a commit and taken away, and its
+    voter by nearness with it."""
+    own = model.state_dict()
+    optional = (MEMORY_WEIGHTS, f"{QUERY}.weight")
+    kept = {name: tensor for name, tensor in tensors.items() if name not in optional}
+    for name in optional:
+        if name in own:
+            given = tensors.get(name)
+            kept[name] = given if given is not None and given.shape == own[name].shape else own[name]
+    return kept
