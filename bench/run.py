@@ -22,6 +22,10 @@ from nonet.suggest import did_you_mean, listed
 
 # Each bench's function and what it measures; those of `APART` are no part of `nonet bench all`.
 BENCHES = {
+    "agreement": (
+        "models.agreement:agreement",
+        "beams of a run's newest commit: illegal ones, and their log-probabilities beside the trainer's",
+    ),
     "async": (
         "rl.asynchronous:asynchronous",
         "RL steps whose rollouts overlap with training beside steps that take turns, with sleeps for work",

@@ -47,3 +47,30 @@ def test_own_loop_starts_from_a_finished_run_and_commits_in_a_run_of_its_own(ray
     assert (start["stage"], Path(start["commit"])) == ("finetune", ended)
     path, _ = Checkpoints(own / "checkpoints").newest()
     assert (read_manifest(path).stage, read_manifest(path).last) == ("rl", True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("objectives", {"reward.fresh", "multiplier.fresh", "weight.cheap", "reward.spread"}),
+        (
+            "scenes",
+            {"scene.5.reward", "scene.others.no_hit", "mismatch/kl.cpu", "staleness", "reward.novelty"},
+        ),
+    ],
+)
+def test_scenarios_of_rewards_run_to_their_report(ray_local, tmp_path, name, shown):
+    """Two objectives, a floor and a worker between; scenes, staleness and a rollout in bf16."""
+    scenario = api.scenario(
+        EXAMPLES / "rewards" / f"{name}.yaml", ["stages.pretrain={steps: 20}", "stages.rl.steps=6"]
+    )
+    finished = api.run(scenario, run_dir=tmp_path / "run", panel=Panel(io.StringIO(), live=False))
+    assert finished.state == "done"
+    metrics = [json.loads(line) for line in finished.folder.metrics.read_text().splitlines()]
+    assert shown <= {each["name"] for each in metrics if each["stage"] == "rl"}
+    report = json.loads(finished.folder.report.read_text())
+    assert "rl_control" in report["baselines"]
+    assert "rl-rl_control" in report["paired"]
+    assert report["validation"]["rl"]["metric"] == "reward"

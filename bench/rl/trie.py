@@ -153,19 +153,20 @@ def _size(items: int) -> dict[str, Any]:
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
         context = multiprocessing.get_context("spawn")
         with context.Pool(1) as pool:
-            opened, private = pool.apply(_opened, (folder, items))
+            opened, walked, private = pool.apply(_opened, (folder, items))
     return {
         "items": items,
         "codes": str(codes),
         "build_s": built.last_s,
         "MB": size / 1e6,
         "open_s": opened,
+        "walk_s": walked,
         "private_MB": private / 1e6,
     }
 
 
-def _opened(folder: str, items: int) -> tuple[float, int]:
-    """Seconds to open, and what this process has for itself alone after walking."""
+def _opened(folder: str, items: int) -> tuple[float, float, int]:
+    """Seconds to open, and to walk to a thousand leaves; what this process has for itself alone after that."""
     import torch
 
     from nonet.models.generation import Trie
@@ -174,12 +175,13 @@ def _opened(folder: str, items: int) -> tuple[float, int]:
     before = _private()
     with Times() as taken:
         trie = Trie.load(folder)
+    with Times() as walked:
         leaf = torch.arange(0, trie.n_leaves, max(1, trie.n_leaves // 1000))
         trie.prefixes(trie.levels, leaf)
         for level in range(trie.levels):
             trie.children(level, trie.nodes_of(level, leaf[:1]))
     assert len(trie.leaf_of_item) == items
-    return taken.last_s, _private() - before
+    return taken.last_s, walked.last_s, _private() - before
 
 
 def _private() -> int:

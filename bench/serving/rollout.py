@@ -30,10 +30,10 @@ def rollout(
     widths: str = "64,256",
     beams: str = "16,64",
     items: int = 10_000,
-    users: int = 16,
+    users: int = 8,
     events: int = 50,
     layers: int = 4,
-    rounds: int = 3,
+    rounds: int = 1,
     stock: bool = True,
 ) -> dict[str, Any]:
     """Rows by model width and beams. stock: also (i), which asks a Python function for every beam and step."""

@@ -46,7 +46,7 @@ class Replaceable(BaseModel):
         self._files = files_of(info)
         options = self._option_class()
         if options is not None:
-            filled = options.model_validate(self.model_extra or {}).model_dump()
+            filled = options.model_validate(self.model_extra or {}, context=info.context).model_dump()
             object.__setattr__(self, "__pydantic_extra__", filled)
         return self
 

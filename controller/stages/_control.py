@@ -45,7 +45,9 @@ def control_of(session: Session, name: str) -> Control | None:
     facts = session.facts["data"]
     setups = stage_setups(source, facts["users"], facts["trained_events"])
     setup, rl = setups[supervised], session.stages[name]
-    users = min(setup.users, facts["users"])
+    users = min(
+        max(setup.users, rl.users), facts["users"]
+    )  # RL's steps, or larger ones: small ones cost four times the wall
     steps = _steps(session, name, users)
     setup = replace(
         setup,

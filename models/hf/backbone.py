@@ -21,6 +21,7 @@ from nonet.models.hf.config import read_config, text_config
 # Shapes: B sequences, S positions, Q queries, D width, V words.
 ATTENTIONS = {"uni": "uni_attention", "sdpa": "sdpa", "eager": "eager"}
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")  # as configs call it
+_NO_CAP = 1e30  # some configs take no None: tanh(x / 1e30) * 1e30 is x
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -85,7 +86,7 @@ class Backbone(nn.Module):
         for name in _CAPS:
             if getattr(config, name, None):
                 self.cap = float(getattr(config, name))
-                setattr(config, name, None)
+                setattr(config, name, _NO_CAP)
         self.writes = None if self.tied else out
         model.set_output_embeddings(_AsItIs(table.weight.dtype))
         freeze(table)

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 
 from backbones import QWEN3, folder_of
 
-from nonet.controller.scenario import check_runnable, make_scenario
+from nonet.controller.scenario import check_runnable, load_scenario, make_scenario
 from nonet.errors import ConfigError
 from nonet.models import Surroundings
 from nonet.models.hf.spec import SPEC
@@ -70,6 +70,16 @@ def test_what_a_run_cannot_do_is_said_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setattr("nonet.models.hf.config.find_spec", lambda name: None)
     assert "pip install 'nonet[hf]'" in refused({"config": QWEN3})
+
+
+def test_a_folder_is_beside_the_scenario(tmp_path):
+    folder_of(tmp_path / "base")
+    (tmp_path / "words.yaml").write_text(
+        "name: words\ndata: {interactions: i.parquet}\nmodel: {use: hf, path: base}\nstages: {pretrain: {epochs: 1}}\n"
+    )
+    made, _ = load_scenario(tmp_path / "words.yaml")
+    assert made.model.options()["path"] == str(tmp_path / "base")
+    assert scenario({"path": "nowhere"}).model.options()["path"] == "nowhere"
 
 
 def test_only_a_model_of_words_is_aligned():

@@ -1,0 +1,52 @@
+"""`nonet bench agreement --set run=RUN`: beams of a run's newest commit, and what the trainer's function says of them.
+
+Beams are those that rollouts answer with; `policy_log_prob` after a prefill of its own is what an RL step learns from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.controller.record import Checkpoints
+from nonet.deploy.serving.features import OpenRun
+from nonet.models.generation import policy_log_prob
+from nonet.samples.batches import some_prompts
+from nonet.samples.sequences import TEST
+from nonet.workers.roles.evaluation import load_recommender
+
+# Shapes: U prompts, W beams, L levels.
+
+
+@torch.no_grad()
+def agreement(run: str = "last", prompts: int = 256, width: int = 16, chunk: int = 64) -> dict[str, Any]:
+    """Of test prompts drawn by the seed: beams, how many are no item of the catalogue, and the largest difference in nats."""
+    torch.set_num_threads(1)
+    opened = OpenRun.of(run)
+    folder, _ = Checkpoints(opened.folder.checkpoints).newest() or (None, None)
+    assert folder is not None, "a run that can be opened has a commit"
+    recommender, corpus = load_recommender(opened.setup, opened.corpus, folder), opened.corpus
+    users, positions = some_prompts(corpus.seq, TEST, prompts, opened.setup.seed)
+    beams, illegal, apart = 0, 0, 0.0
+    for batch, u, p in recommender.chunks(users, positions, chunk):
+        answer = recommender.beams(batch, width, u, p)
+        cache, votes = recommender.prefill(batch), recommender.votes(u, p)
+        again = policy_log_prob(recommender.model, cache, answer.sid, corpus.trie, votes)
+        there = answer.valid.numpy()
+        item, sid = answer.item.numpy()[there], answer.sid.numpy()[there]
+        beams, illegal = beams + len(item), illegal + int((corpus.sids[item] != sid).any(-1).sum())
+        twice = sum(
+            len(row) - len(np.unique(row))
+            for row in (r[t] for r, t in zip(answer.item.numpy(), there, strict=True))
+        )
+        illegal, apart = illegal + twice, max(apart, float((again - answer.logp).abs().max()))
+    row = {
+        "run": opened.folder.id,
+        "prompts": len(users),
+        "beams": beams,
+        "illegal": illegal,
+        "nats apart": apart,
+    }
+    return {"rows": [row], "ratio": {}}
