@@ -66,6 +66,9 @@ def test_an_item_follows_its_history_as_it_is_taught(world):
 def test_reading_everything_again_says_the_same_as_the_cache(world):
     _, trie, batch, rows = world
     model = recommender()
+    assert model.caches, (
+        "a cache that says otherwise is not chosen, so it must have been tried and found right"
+    )
     with torch.no_grad():
         beams = beam_search(model, model.prefill(batch, rows), trie, 8)
         model.caches = False
