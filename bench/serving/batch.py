@@ -17,7 +17,7 @@ from nonet.bench.serving.queue import Result, opened, questions_of
 from nonet.deploy.serving.features import OpenRun
 from nonet.deploy.serving.offline import recommend_all
 
-_CHUNKS = (1024, 4096, 16384)
+_CHUNKS = (256, 1024, 4096)
 _ALONE, _MERGED = 4096, 64
 
 
@@ -39,7 +39,7 @@ def batch(run: str, rounds: int, users: int = 100_000) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         known = OpenRun.of(run).corpus.seq.user_id
         for chunk in _CHUNKS:  # ascending: the system tells the largest child so far
-            file = _table(Path(folder), known, 2 * workers * chunk)
+            file = _table(Path(folder), known, workers * chunk)
             recommend_all(run, file, Path(folder) / "out.parquet", 10, workers, chunk)
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
             rows.append({"what": f"chunks of {chunk}", "peak of a process, MB": peak})

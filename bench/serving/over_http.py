@@ -16,7 +16,6 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from fastapi import FastAPI, Request
 
 from nonet.bench.serving.hugging_face import MOST, WAIT_S, HuggingFace
 from nonet.bench.serving.load import Load, best_rates, drive, median
@@ -159,16 +158,11 @@ def _greedy(callers: Callers, others: Callable[[int], Future[Any]], users: list[
 
 
 def _deploy_others(serve: Any, run: str) -> None:
-    def build_empty() -> Any:
-        app = FastAPI()
-        body = {"items": [{"item": place, "score": -1.5} for place in range(10)], "version": 1}
-
-        @app.post("/")
-        async def empty(request: Request) -> dict[str, Any]:
+    @serve.deployment(name="Empty", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
+    class Empty:
+        async def __call__(self, request: Any) -> dict[str, Any]:
             await request.json()
-            return body
-
-        return app
+            return {"items": [{"item": place, "score": -1.5} for place in range(10)], "version": 1}
 
     @serve.deployment(name="Generate", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
     class Generate:
@@ -193,11 +187,8 @@ def _deploy_others(serve: Any, run: str) -> None:
         async def answers(self, users: list[Any]) -> list[Any]:
             return [beams.tolist() for beams in self._model.generate([self._items[user] for user in users])]
 
-        async def __call__(self, request: Request) -> Any:
+        async def __call__(self, request: Any) -> Any:
             return await self.answers((await request.json())["user"])
 
-    empty = serve.deployment(serve.ingress(build_empty)()).options(
-        name="Empty", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
-    )
-    serve.run(empty.bind(), name="empty", route_prefix="/empty")
+    serve.run(Empty.bind(), name="empty", route_prefix="/empty")
     serve.run(Generate.bind(), name="generate", route_prefix="/generate")

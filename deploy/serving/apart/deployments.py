@@ -64,7 +64,8 @@ class FeaturesService:
         from nonet.deploy.serving.service import Follower
 
         opened = OpenRun.of(run)
-        self._features = Features.of(opened, settings.block)
+        store = settings.services.features.store if settings.services else None
+        self._features = Features.of(opened, settings.block, store=store)
         if settings.follow:
             Follower(opened, self._features.renew).start()
 

@@ -46,10 +46,12 @@ class Features:
         self._withdrawn: tuple[tuple[str, ...], Items | None, np.ndarray] = ((), None, np.empty(0, np.int64))
 
     @classmethod
-    def of(cls, run: OpenRun, block: int = 1, *, posts: bool = True) -> Features:
-        """Of a run, its posted events among its users'; posts: whether more may be posted, else what is there is read."""
+    def of(cls, run: OpenRun, block: int = 1, *, posts: bool = True, store: str | None = None) -> Features:
+        """Of a run, its posted events among its users'; posts: whether more may be posted, else what is there is read. store:
+        where users' events are read by key, by default where the run's scenario says."""
+        stored = run.events if store is None else run.events_in(store)
         journal = run.beside / "events.jsonl"
-        histories = Histories(run.corpus, journal if posts or journal.exists() else None, stored=run.events)
+        histories = Histories(run.corpus, journal if posts or journal.exists() else None, stored=stored)
         features = cls(run.corpus, histories, run.setup.history, run.scenario.evaluate.width, block)
         features.renew(run.catalogues.newest())
         return features

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import make_folder
-from nonet.errors import ConfigError
+from nonet.deploy.serving.features.items import Away
+from nonet.errors import ConfigError, StoreError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Events, usual_columns
 from nonet.samples.tables import as_numbers, keys_in
@@ -81,7 +82,10 @@ class Histories:
         return _sorted(_after(own, self.made(posted)))
 
     def _in_store(self, user: str) -> dict[str, Any] | None:
-        return None if self._stored is None else self._stored.of(user)
+        try:
+            return None if self._stored is None else self._stored.of(user)
+        except StoreError as error:
+            raise Away(f"the store of users' events does not answer: {error}") from None
 
     def made(self, posted: Sequence[Mapping[str, Any]]) -> Events:
         """Events [n] out of {"item": dense index, "time": unix seconds, "event": kind or None, "values": column -> value}."""

@@ -14,7 +14,7 @@ from nonet.deploy.serving.features.artifacts import artifacts_of
 from nonet.deploy.serving.features.catalogues import Catalogues
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
-from nonet.samples.tokenised import UserEvents
+from nonet.samples.tokenised import StoredSequences, UserEvents
 from nonet.workers.registry import Contents, Registry, Version, counts_of, model_of, registry_beside
 from nonet.workers.roles import RunSetup
 
@@ -58,6 +58,12 @@ class OpenRun:
         """The store of users' events that the scenario names (`data.sequences`), those appended since among them."""
         stored = self.setup.stored
         return None if stored is None else stored.opened(self.folders, self.corpus.seq)
+
+    def events_in(self, store: str) -> UserEvents:
+        """The events of its users in a store at an address, to which they are written where they are not there yet."""
+        stored = StoredSequences(store)
+        stored.write(self.corpus.seq, self.corpus.sids, self.folders)
+        return stored.opened(self.folders, self.corpus.seq)
 
     @cached_property
     def registry(self) -> Registry:

@@ -41,11 +41,17 @@ class Deployed(StrictModel):
         return self.autoscaling.max if self.autoscaling else self.replicas
 
 
+class FeaturesDeployed(Deployed):
+    """store: where users' events are read by key, such as redis://HOST:PORT/NAME; without one they are this service's own."""
+
+    store: str | None = None
+
+
 class Services(StrictModel):
     """Services as deployments of their own. features holds the events that were posted, so it is one replica."""
 
     access: Deployed = Deployed(cpus=0.5)
-    features: Deployed = Deployed(cpus=0.5)
+    features: FeaturesDeployed = FeaturesDeployed(cpus=0.5)
     engine: Deployed = Deployed()
 
     @property

@@ -10,8 +10,9 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ class Service:
     async def recommend(self, request: RecommendRequest, caller: str, spent_s: float = 0.0) -> Listed:
         """Items for a user. Raises Refused, TooMany."""
         self._admit(caller)
-        asked = self.features.list_of(
+        question = partial(
+            self.features.list_of,
             *_who(request),
             request.k,
             exclude=request.exclude,
@@ -84,15 +86,19 @@ class Service:
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answered("recommend", request, asked, spent_s)
+        return await self._answered("recommend", request, question, spent_s)
 
     async def score(self, request: ScoreRequest, caller: str, spent_s: float = 0.0) -> Listed:
         """Scores of items, in their order. Raises Refused, TooMany."""
         self._admit(caller)
-        asked = self.features.scores_of(
-            *_who(request), request.items, withdrawn=self.engines.serving.withdrawn, explain=request.explain
+        question = partial(
+            self.features.scores_of,
+            *_who(request),
+            request.items,
+            withdrawn=self.engines.serving.withdrawn,
+            explain=request.explain,
         )
-        return await self._answered("score", request, asked, spent_s)
+        return await self._answered("score", request, question, spent_s)
 
     async def post(self, request: EventsRequest, caller: str) -> Posted:
         """Take events of a user; they are on disk when this returns. Raises Refused, TooMany, Away."""
@@ -131,11 +137,12 @@ class Service:
         self,
         verb: str,
         request: RecommendRequest | ScoreRequest,
-        asked: Asked | Awaitable[Asked],
+        question: Callable[[], Asked | Awaitable[Asked]],
         spent_s: float,
     ) -> Listed:
         began, away = time.perf_counter(), False
         try:
+            asked = question()
             asked = asked if isinstance(asked, Asked) else await asked
         except Away:
             asked, away = self._unread(request), True

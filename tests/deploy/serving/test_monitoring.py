@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -62,3 +64,37 @@ def test_the_dashboard_and_the_rules_ask_for_metrics_that_a_server_has(metrics, 
         assert names <= there, expression
         assert expression.count("(") == expression.count(")")
     assert yaml.read(files[2])["scrape_configs"][0]["static_configs"][0]["targets"] == ["127.0.0.1:8000"]
+
+
+PROMTOOL = shutil.which("promtool")
+_FALLS_BACK = """
+rule_files: [alerts.yaml]
+evaluation_interval: 30s
+tests:
+- interval: 30s
+  input_series:
+  - {series: 'nonet_fallbacks_total{what="popularity",reason="deadline"}', values: '0+10x30'}
+  - {series: 'nonet_requests_total{verb="recommend",status="200",version="1"}', values: '0+100x30'}
+  alert_rule_test:
+  - {eval_time: 12m, alertname: NonetRefuses, exp_alerts: []}
+  - eval_time: 12m
+    alertname: NonetFallsBack
+    exp_alerts:
+    - {exp_labels: {severity: page}, exp_annotations: {summary: "More than 5 % of answers are not the model's."}}
+"""
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: apt-get install prometheus")
+def test_prometheus_takes_the_rules_and_the_dashboards_questions(tmp_path):
+    files = write_monitoring(tmp_path, "127.0.0.1:8000")
+    panels = json.loads(files[0].read_text())["panels"]
+    asked = [{"record": f"panel{at}", "expr": panel["targets"][0]["expr"]} for at, panel in enumerate(panels)]
+    (tmp_path / "panels.yaml").write_text(yaml.dump({"groups": [{"name": "panels", "rules": asked}]}))
+    (tmp_path / "test.yaml").write_text(_FALLS_BACK)
+    for verb in (
+        ["check", "config", "prometheus.yaml"],
+        ["check", "rules", "panels.yaml"],
+        ["test", "rules", "test.yaml"],
+    ):
+        done = subprocess.run([str(PROMTOOL), *verb], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

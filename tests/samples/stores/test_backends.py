@@ -1,11 +1,10 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from redis_server import REDIS, RedisServer
 
 from nonet.errors import ConfigError, DataError, StoreError
 from nonet.samples.stores import create_store, open_store
-
-from .redis_server import REDIS, RedisServer
 
 COLUMNS = pa.schema(
     [

@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pyarrow as pa
 import pytest
+from redis_server import REDIS, RedisServer
 
 from nonet.errors import StoreError
 from nonet.samples.stores import Join, create_store, open_store
 
 from .faulty_proxy import FaultyProxy
-from .redis_server import REDIS, RedisServer
 
 KEYS, VERSIONS = 30, 5
 needs_redis = pytest.mark.skipif(not REDIS, reason="no redis-server")
