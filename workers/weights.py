@@ -261,4 +261,4 @@ def _bytes_of(host: Tensor) -> Any:
 
 
 def _sum(values: np.ndarray) -> str:
-    return hashlib.blake2b(memoryview(values), digest_size=16).hexdigest()
+    return hashlib.blake2b(values.data, digest_size=16).hexdigest()

@@ -33,7 +33,7 @@ BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
 
 def zoo(names: str = "all", write: bool = False) -> dict[str, Any]:
-    """A row an architecture; with `write` also the table of docs/models.md."""
+    """A row an architecture; with `write` also in the table of docs/models.md."""
     torch.set_num_threads(1)
     chosen = NAMES if names == "all" else names.split(",")
     animals = [_Animal(kind) for kind in chosen]
@@ -190,20 +190,29 @@ def _batch(sids: np.ndarray) -> SampleBatch:
 
 
 def _write(rows: Sequence[dict[str, Any]]) -> None:
-    """Put the table between the marks of the page. Raises ConfigError where there are none."""
+    """Put rows into the table between the marks of the page, in place of those of the same name; rows that the zoo has no longer
+    go. Raises ConfigError where the marks are missing."""
     from importlib.metadata import version
 
-    heads = ["architecture", *TESTS, "cache", "why not"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    text = PAGE.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    table, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ConfigError(f"{PAGE} has no place for the table: {BEGIN} ... {END}")
+    lines = {
+        line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines() if line.startswith("| ")
+    }
     for row in rows:
         ticks = ["✓" if row[what] == "yes" else "✗" for what in TESTS]
         reason = re.sub(r"[|`<>]", "", row["reason"])
-        lines.append("| " + " | ".join([row["architecture"], *ticks, row["cache"], reason]) + " |")
-    whole = sum(all(row[what] == "yes" for what in TESTS) for row in rows)
-    said = f"transformers {version('transformers')}: {len(rows)} architectures, {whole} with every tick."
-    text = PAGE.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ConfigError(f"{PAGE} has no place for the table: {BEGIN} ... {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n{said}\n\n" + "\n".join(lines) + f"\n{END}{after}", encoding="utf-8")
+        lines[row["architecture"]] = (
+            "| " + " | ".join([row["architecture"], *ticks, row["cache"], reason]) + " |"
+        )
+    there = [lines[name] for name in NAMES if name in lines]
+    whole = sum("✗" not in line for line in there)
+    said = f"transformers {version('transformers')}: {len(there)} architectures, {whole} with every tick."
+    heads = ["architecture", *TESTS, "cache", "why not"]
+    head = "| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|"
+    PAGE.write_text(
+        "\n".join([f"{before}{BEGIN}", said, "", head, *there, f"{END}{after}"]), encoding="utf-8"
+    )

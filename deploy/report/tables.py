@@ -214,7 +214,7 @@ def _machine(report: Report) -> Table:
             name,
             percent(stage["mfu"]),
             f"{stage['flops_per_s'] / 1e9:,.3g} of {stage['matmul_flops_per_s'] / 1e9:,.3g}",
-            f"{stage['tokens_per_s']:,.0f}",
+            f"{stage['tokens_per_s']:,.0f}" if stage["tokens_per_s"] else "–",
             *(percent(stage["shares"].get(part, 0.0)) for part in parts),
         ]
         for name, stage in stages.items()

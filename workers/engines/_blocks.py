@@ -32,13 +32,30 @@ class Learning:
         return forward(self.block, *args, **named)
 
 
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Its `blocks`; where it names none, the largest list of layers of one class in it, as Hugging Face's models have one."""
+    if (named := getattr(model, "blocks", None)) is not None:
+        return list(named)
+    simple = (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm, torch.nn.ModuleList)
+    lists = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList)
+        and len({type(each) for each in module}) == 1
+        and not isinstance(module[0], simple)
+    ]
+    return max(
+        lists, key=lambda layers: sum(p.numel() for each in layers for p in each.parameters()), default=[]
+    )
+
+
 def prepare(model: torch.nn.Module, options: dict[str, Any]) -> None:
     """Take `recompute` and `compile` out of an engine's options, and have the model's blocks do so. Raises ConfigError where
     it has none."""
     chosen: Mapping[str, bool] = {key: options.pop(key, False) for key in ("recompute", "compile")}
     if not any(chosen.values()):
         return
-    blocks = getattr(model, "blocks", None)
+    blocks: list[Any] = blocks_of(model)
     if not blocks:
         key = next(key for key, on in chosen.items() if on)
         raise ConfigError(f"roles.trainer.engine.{key}: {type(model).__name__} has no blocks; leave it out")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nonet.workers.devices import device
+from nonet.workers.engines._blocks import blocks_of
 
 _TRAINED = 6.0  # operations a weight and row, forward and backward
 _PAIR = 12.0  # a visible pair of positions and number of the width: scores and sums, forward and backward
@@ -48,7 +49,7 @@ class Meter:
 
     def watch(self, model: nn.Module) -> None:
         """Count what a model computes where gradients are kept. Its blocks are counted whole, so they may be compiled."""
-        blocks = list(getattr(model, "blocks", None) or [])
+        blocks = blocks_of(model)
         inside = {id(module) for block in blocks for module in block.modules()}
         for number, block in enumerate(blocks):
             weights = sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear))
@@ -86,14 +87,13 @@ class Meter:
     ) -> None:
         if not torch.is_grad_enabled():
             return
-        states = args[0]
+        states = output[0] if isinstance(output, tuple) else output  # of the shape that came in
         rows = states.numel() // states.shape[-1]
-        self.flops += _TRAINED * weights * rows + _PAIR * self._pairs(args) * states.shape[-1]
+        self.flops += _TRAINED * weights * rows + _PAIR * self._pairs(states, args) * states.shape[-1]
         self.positions += rows if first else 0.0
 
-    def _pairs(self, args: tuple[Any, ...]) -> float:
+    def _pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:
         """Pairs that a causal mask shows: of packed states [T, D] by cuts [B + 1], of padded ones [B, T, D] all."""
-        states = args[0]
         if states.ndim == 3:
             return states.shape[0] * states.shape[1] * (states.shape[1] + 1) / 2
         cuts = args[1] if len(args) > 1 else None

@@ -23,7 +23,7 @@ def test_what_cannot_be_built_is_a_cross_with_its_reason():
 
 def test_the_table_is_written_between_its_marks(tmp_path, monkeypatch):
     page = tmp_path / "models.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\nold\n| llama | ✗ |\n| gone | ✓ |\n| gpt2 | ✓ | all |\n{END}\nafter\n")
     monkeypatch.setattr(zoo_module, "PAGE", page)
     row = dict.fromkeys(TESTS, "yes") | {
         "architecture": "llama",
@@ -34,7 +34,9 @@ def test_the_table_is_written_between_its_marks(tmp_path, monkeypatch):
     zoo_module._write([row])
     text = page.read_text()
     assert "| llama | ✓ | ✓ | ✓ | ✓ | ✗ | ✓ | ✓ | keys and values | uni: ab |" in text
-    assert "1 architectures, 0 with every tick" in text
+    assert "2 architectures, 1 with every tick" in text
+    assert "| gpt2 | ✓ | all |" in text
+    assert "gone" not in text
     assert text.startswith("before")
     assert "old" not in text
     assert text.endswith("after\n")

@@ -81,12 +81,12 @@ def test_a_scenario_with_roles_of_its_own_is_told_how_to_drop_them():
 
 
 def test_a_choice_that_cannot_run_is_never_taken_and_is_said_to_be_planned_only():
-    ranked = found(SMALL, "stages.rl.rollout.catalogue=in_stock")
+    ranked = found(SMALL, "storage=s3://runs")
     assert ranked.choice is None
     text = search_text(ranked)
     assert "take the best" not in text
     assert "planned only: " in text
-    assert "rollout.catalogue" in text
+    assert "storage" in text
 
 
 def test_programs_get_the_same_ranking():

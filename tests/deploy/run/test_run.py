@@ -49,8 +49,8 @@ def test_a_run_leaves_everything_it_promises(whole):
     report = finished.report
     assert finished.state == "done"
     assert set(report["stages"]) == {"pretrain", "finetune", "rl"}
-    assert set(report["baselines"]) == {"popularity", "transition_counter"}
-    assert {"rl-finetune", "finetune-transition_counter"} <= set(report["paired"])
+    assert set(report["baselines"]) == {"popularity", "transition_counter", "rl_control"}
+    assert {"rl-finetune", "rl-rl_control", "finetune-transition_counter"} <= set(report["paired"])
     assert set(report["rewards"]) == {"hit", "own", "total"}
     assert set(report["detail"]["rl"]["test"]) == {"exhaustive", "beam"}
     assert report["rows"]["pretrain"] == 3 * 60 * 12

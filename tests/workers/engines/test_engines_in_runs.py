@@ -16,6 +16,7 @@ from tests_ring import make_ring
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
+from nonet.workers.weight_files import read_tensors
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 TWO = (
@@ -62,8 +63,8 @@ def newest(run):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("engine", "optimizer"), WAYS)
 def test_the_quickstart_on_two_ranks_has_the_losses_of_one_process(ray_local, tmp_path, engine, optimizer):
-    """Supervised losses are the same to 1e-5; those of RL are sums of both signs near zero: 1e-5 of a nat. RL's one pass over
-    beams asks both for the same ones, so a beam that another rounding chose would show."""
+    """The first 50 steps to 1e-5, the bar. Sums in another order drift apart: after 168 steps under Muon by 2e-5, so what follows
+    is held to 1e-4, as two ranks of `ddp` are. Losses of RL are sums of both signs near zero: 1e-5 of a nat."""
     runs = [
         api.run(
             api.scenario("quickstart", [*SHORT, *optimizer, *more]), run_dir=tmp_path / name, panel=panel()
@@ -73,8 +74,10 @@ def test_the_quickstart_on_two_ranks_has_the_losses_of_one_process(ray_local, tm
     alone, divided = map(losses, runs)
     assert alone.keys() == divided.keys()
     assert {stage for stage, _ in alone} == {"pretrain", "finetune", "rl"}
-    for at, loss in alone.items():
-        assert divided[at] == pytest.approx(loss, rel=1e-5, abs=1e-5 if at[0] == "rl" else 0), at
+    for (stage, step), loss in alone.items():
+        close = 1e-5 if stage == "pretrain" and step <= 50 else 1e-4
+        near = {"abs": 1e-5} if stage == "rl" else {"rel": close}
+        assert divided[stage, step] == pytest.approx(loss, **near), (stage, step)
 
 
 @pytest.mark.slow
@@ -92,6 +95,26 @@ def test_a_killed_rank_changes_no_bit_of_what_the_run_ends_in(ray_local, tmp_pat
     assert rough.state == "done"
     assert "going on from its newest commit" in said.getvalue()
     assert newest(rough) == newest(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_deltas_and_shards_change_no_bit_of_what_a_run_ends_in(ray_local, tmp_path):
+    """Rollouts apart answer with what they were sent, so the policy that learned from them is the same where all of it came."""
+    ring, apart = make_ring(tmp_path) / "ring.yaml", "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
+    small = "weights={publish: delta, bucket: 8192, block: 256, shard: 8192}"
+    whole, parts = (
+        api.run(api.scenario(ring, [apart, *more]), run_dir=tmp_path / name, panel=panel())
+        for name, more in (("whole", []), ("parts", [small]))
+    )
+    assert whole.report["stages"] == parts.report["stages"]
+    one, other = (
+        read_tensors(Checkpoints(run.folder.checkpoints).newest()[0] / "dense" / "model.safetensors")
+        for run in (whole, parts)
+    )
+    assert one.keys() == other.keys()
+    assert all((one[name] == other[name]).all() for name in one)
+    assert any("model-00002-of-" in name for name in newest(parts))
 
 
 def kill_a_trainer(folder):

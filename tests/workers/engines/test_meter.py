@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nonet.models.sid_decoder.blocks import Block, rotary
 from nonet.workers.engines import Meter, matmul_rate
+from nonet.workers.engines._blocks import blocks_of
 
 
 class Stack(nn.Module):
@@ -80,3 +81,18 @@ def test_recomputed_blocks_count_once_and_a_step_says_where_its_seconds_went(tmp
         assert sum(record[part] for part in parts) <= record["seconds"] * 1.001
         assert record["flops"] / record["seconds"] < record["peak"]
     assert matmul_rate("cpu") == matmul_rate("cpu") > 1e8
+
+
+def test_layers_of_a_model_that_names_no_blocks_are_found(tmp_path):
+    class Backbone(nn.Module):
+        """Layers as Hugging Face's models have them, among other lists."""
+
+        def __init__(self):
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(9))
+            self.model = nn.Module()
+            self.model.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(3))
+
+    model = Backbone()
+    assert blocks_of(model) == list(model.model.layers)
+    assert blocks_of(nn.Linear(2, 2)) == []

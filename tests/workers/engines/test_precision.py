@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.scenario.unsupported import check_runnable
 from nonet.errors import ConfigError
 from nonet.workers.engines import Precision
+from nonet.workers.runtime import Membership
 
+NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 OVERFLOWS = "stages.pretrain.precision={use: fp16, scale: 1.0e+6, grow_every: 2}"
 
 
@@ -66,6 +69,22 @@ def test_a_skipped_step_moves_neither_dense_weights_nor_rows(ring):
     assert torch.isfinite(before).all()
 
 
+def test_a_rank_skips_what_another_rank_overflowed_in(ring):
+    """The other rank is a sum that counts one more: its own gradients are finite here."""
+
+    class Elsewhere(Membership):
+        def total(self, *values):
+            return [value + 1.0 for value in values]
+
+    world = ring.world("stages.pretrain.precision={use: fp16, scale: 128.0}")
+    (first,) = world.train("pretrain", 0, 1)
+    before = world.weights()
+    world.trainer._member = Elsewhere(0, 1)
+    (second,) = world.train("pretrain", 1, 2)
+    assert (first["skipped"], second["skipped"]) == (0.0, 1.0)
+    assert torch.equal(world.weights(), before)
+
+
 def test_a_commit_keeps_the_scale(ring, tmp_path):
     world, again = ring.world(OVERFLOWS), ring.world(OVERFLOWS)
     world.train("pretrain", 0, 12)
@@ -79,21 +98,33 @@ def test_a_commit_keeps_the_scale(ring, tmp_path):
     assert torch.equal(again.weights(), world.weights())
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "ddp",
+        pytest.param("fsdp2", marks=pytest.mark.slow),
+        pytest.param("deepspeed, zero: 1", marks=[pytest.mark.slow, NEEDS_DEEPSPEED]),
+        pytest.param("deepspeed, zero: 2", marks=[pytest.mark.slow, NEEDS_DEEPSPEED]),
+    ],
+)
 def test_two_ranks_skip_and_cut_as_one_process(ring, tmp_path, engine):
     """fp16 rounds what a rank adds up, so its losses differ by more than fp32's; which steps are skipped does not."""
-    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
-    clip = "stages.pretrain.optimizer={clip: 0.05, clip_rows: true}"
-    for changes, close, more in ((clip, 1e-5, ()), (OVERFLOWS, 1e-3, ("skipped", "scale"))):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 6]]
+    clip = "stages.pretrain.optimizer={use: adamw, clip: 0.05, clip_rows: true}"
+    half = "stages.pretrain.precision={use: fp16, scale: 131072.0, grow_every: 2}"
+    adamw = "stages.pretrain.optimizer={use: adamw}"
+    for changes, close, more in (([clip], 1e-5, ()), ([half, adamw], 5e-3, ("skipped", "scale"))):
         folder = tmp_path / str(len(more))
         alone, two = (
-            played(ring.scenario, folder / f"{ranks}", acts, trainers=ranks, changes=[changes, *use])[0][
+            played(ring.scenario, folder / f"{ranks}", acts, trainers=ranks, changes=[*changes, *use])[0][
                 "records"
             ]
             for ranks, use in ((1, []), (2, [f"roles.trainer={{engine: {{use: {engine}}}}}"]))
         )
         for name in ("loss", "norm", *more):
             assert [r[name] for r in two] == pytest.approx([r[name] for r in alone], rel=close), name
+        if more:
+            assert {record["skipped"] for record in alone} == {0.0, 1.0}
 
 
 def test_rows_are_cut_with_the_dense_weights(ring):
