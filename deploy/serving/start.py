@@ -26,7 +26,7 @@ from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 
 APP = "nonet"
-_LOOK_S = 0.05
+_LOOK_S, _PROXY_S = 0.05, 60
 Say = Callable[[str], None]
 
 
@@ -54,7 +54,7 @@ def serving(run: Path, settings: ServeConfig, host: str, port: int) -> Iterator[
     serve, environment, proxy = _start(settings, host, port)
     try:
         _deploy(serve, bound(serve, str(run), settings, host, environment))
-        proxy.result()
+        _wait_for(proxy, host, port)
         yield serve
     finally:
         _stop(serve)
@@ -193,6 +193,27 @@ def _start(settings: ServeConfig, host: str, port: int) -> tuple[Any, dict[str, 
     ):  # the replica may start beside the proxy, which `start` waits for
         time.sleep(_LOOK_S)
     return serve, environment, begun
+
+
+def _wait_for(proxy: Future[Any], host: str, port: int) -> None:
+    """Until the proxy listens; Serve kills one that is slow to start and starts another, which `start` does not wait for. Raises
+    PlacementError."""
+    from ray.exceptions import RayActorError
+
+    try:
+        proxy.result()
+        return
+    except RayActorError:
+        until = time.monotonic() + _PROXY_S
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection((host, port), 1):
+                return
+        except OSError:
+            time.sleep(_LOOK_S)
+    raise PlacementError(
+        f"Ray Serve's proxy does not listen at {host}:{port} after {_PROXY_S} s; is the machine busy?"
+    )
 
 
 def _controlled() -> bool:

@@ -76,7 +76,7 @@ def schedule(asked, kill, seed, names):
             time.sleep(rng.uniform(0.1, 0.5))
             kill(str(name), rng)
             time.sleep(rng.uniform(0.2, 0.8))
-        until = time.monotonic() + AGAIN_S
+        until, answer = time.monotonic() + AGAIN_S, None
         while time.monotonic() < until:
             try:
                 status, answer = asked("/recommend", {"user": 103, "k": 5})
@@ -86,7 +86,7 @@ def schedule(asked, kill, seed, names):
                 pass
             time.sleep(0.1)
         else:
-            wrong.append(f"no answer of the engine came again within {AGAIN_S} s")
+            wrong.append(f"no answer of the engine came again within {AGAIN_S} s; the last: {answer}")
     finally:
         over.set()
         for caller in callers:

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import RunFolder
+from nonet.controller.record import CATALOGUES, RunFolder
 from nonet.models.generation import Corpus
-
-_FILE = "catalogues.json"
 
 
 class Catalogues:
@@ -40,13 +38,13 @@ class Catalogues:
 
     def _names(self) -> list[tuple[str, dict[str, str]]]:
         """Version and folders of each, oldest first; the file is read again when it changed."""
-        path = Path(self._folder.path) / _FILE
+        path = Path(self._folder.path) / CATALOGUES
         try:
             seen = path.stat().st_mtime_ns
         except OSError:
             return self._listed[:1]
         if seen != self._seen:
-            body: Any = self._folder.read_json(_FILE) or {"versions": []}
+            body: Any = self._folder.read_json(CATALOGUES) or {"versions": []}
             later = [(each["version"], _paths(each["artifacts"])) for each in body["versions"]]
             self._listed = [*self._listed[:1], *later]
             self._seen = seen

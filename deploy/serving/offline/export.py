@@ -54,6 +54,11 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     number = version or opened.registry.serving.default or opened.publish_newest().number
     published = opened.registry.version(number)
     dense, counts = opened.registry.files(published)
+    corpus = opened.catalogues.of(published.catalogue)
+    if corpus is None:
+        raise ConfigError(
+            f"version {number} is of catalogue {published.catalogue}, which {opened.folder.id} does not have"
+        )
     make_folder(target)
     shutil.copyfile(dense, target / "model.safetensors")
     for name, path in counts.items():
@@ -64,11 +69,11 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
         for name, array in whole(layers).files().items():
             np.save(target / "rows" / table / f"{name}.npy", array)
     for kind in ("sids", "catalogue"):
-        shutil.copytree(opened.folders[kind], target / kind)
-    seq = opened.corpus.seq
+        shutil.copytree(corpus.folders[kind], target / kind)
+    seq = corpus.seq
     seq.part(0, 0).save(target / "sequences")
     shutil.copyfile(
-        Path(opened.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
+        Path(corpus.folders["sequences"]) / "items.parquet", target / "sequences" / "items.parquet"
     )
     if (write := MODELS.get(opened.setup.model["use"]).exports) != "":
         model = build_model(

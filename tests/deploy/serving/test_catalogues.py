@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import numpy as np
@@ -11,51 +10,19 @@ import pyarrow.parquet as pq
 from served_run import ask, items
 from starlette.testclient import TestClient
 
+from nonet.deploy.after import add_items
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import one_process
-from nonet.models.generation import Trie
-from nonet.samples.sequences import Transitions
 
 
 def new_catalogue(served, folder, title, withdrawn):
-    """One more item under a free semantic id, and some that leave: what `nonet items add` writes."""
-    corpus = served.ring.corpus()
-    before, home = served.ring.folders, folder / "later"
-    taken = {tuple(sid) for sid in corpus.sids.tolist()}
-    free = next(sid for sid in np.ndindex(*corpus.codes) if sid not in taken)
-    sids = np.concatenate([corpus.sids, np.array([free], np.int32)])
-    items = corpus.items
-    row = {name: [None] for name in items.column_names} | {
-        "item": [len(items)],
-        "item_id": [5000],
-        "events": [0],
-    }
-    row |= {"title": [title]} if "title" in row else {}
-    table = pa.concat_tables([items, pa.table(row, schema=items.schema)])
-    shutil.copytree(before["sequences"], home / "sequences")
-    pq.write_table(table, home / "sequences" / "items.parquet")
-    key = np.concatenate([corpus.seq.keys_of_items(np.arange(len(items))), np.array([987654321])])
-    np.save(home / "sequences" / "item_keys.npy", key)
-    (home / "sids").mkdir()
-    levels = {f"l{level}": sids[:, level] for level in range(sids.shape[1])}
-    pq.write_table(pa.table({"item": np.arange(len(sids)), **levels}), home / "sids" / "sids.parquet")
-    old = corpus.transitions if "transitions" in before else Transitions.load(before["transitions"])
-    Transitions(
-        np.append(old.row, old.row[-1]),
-        np.asarray(old.item),
-        np.asarray(old.count),
-        occurs=np.append(old.occurs, np.float32(0)),
-        options=old.options,
-        until=old.until,
-    ).save(home / "transitions")
-    allowed = np.array([at for at in range(len(sids)) if at not in withdrawn])
-    trie = Trie.build(sids, corpus.codes, items=allowed)
-    trie.save(home / "catalogue")
-    kinds = ("sequences", "sids", "transitions", "catalogue")
-    artifacts = {kind: {"kind": kind, "path": str(home / kind), "sha256": ""} for kind in kinds}
-    served.folder.write_json(
-        "catalogues.json", {"versions": [{"version": trie.version, "artifacts": artifacts}]}
+    """One more item, and one that leaves."""
+    items = served.ring.corpus().items
+    row = {"item_id": [5000], "title": [title], "categories": [items["categories"].to_pylist()[3]]}
+    pq.write_table(
+        pa.table({name: row[name] for name in row if name in items.column_names}), folder / "new.parquet"
     )
+    add_items(str(served.folder.path), str(folder / "new.parquet"), [str(withdrawn)])
 
 
 def test_items_that_come_are_recommended_and_those_that_go_are_not_without_a_restart(
@@ -65,7 +32,7 @@ def test_items_that_come_are_recommended_and_those_that_go_are_not_without_a_res
     gone = items(every)[0]
     first = every["version"]
     assert ask(client, "/score", user=110, items=[5000])["unknown"] == [5000]
-    new_catalogue(served, tmp_path, "fresh", {gone - 1000})
+    new_catalogue(served, tmp_path, "fresh", gone)
     vanished = None
     for _ in range(400):
         answer = ask(client, user=110, k=39)
