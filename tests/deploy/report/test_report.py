@@ -7,6 +7,7 @@ import pytest
 
 from nonet.deploy.report.page import page
 from nonet.deploy.report.report import write_report
+from nonet.deploy.report.tables import made_tables
 from nonet.errors import ConfigError
 
 
@@ -343,3 +344,16 @@ def test_coverage_stands_in_the_stage_table_beside_the_other_metrics_and_alone()
         text = Page(page(made)).text
         assert "coverage@10" in text
         assert "0.7700" in text
+
+
+def test_the_machine_of_every_stage_is_a_table():
+    shares = {"data wait": 0.1, "dense": 0.7, "other": 0.2}
+    stage = {
+        "mfu": 0.25,
+        "flops_per_s": 5e9,
+        "matmul_flops_per_s": 2e10,
+        "tokens_per_s": 1234.5,
+        "shares": shares,
+    }
+    (table,) = made_tables({"machine": {"pretrain": stage}})
+    assert table.rows == [["pretrain", "25.0 %", "5 of 20", "1,234", "10.0 %", "70.0 %", "20.0 %"]]
