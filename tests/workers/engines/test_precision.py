@@ -145,8 +145,7 @@ def test_what_cannot_run_is_refused_by_its_key(ring):
             check_runnable(scenario)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, as torch.compile imports it
-@pytest.mark.parametrize("engine", ["recompute: true", pytest.param("compile: true", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["recompute: true"])
 def test_blocks_that_are_recomputed_or_compiled_learn_the_same(ring, engine):
     changes = "model.dropout=0.2", "model.layers=2"
     plain, other = (
