@@ -84,8 +84,6 @@ def _missing_roles(path: str, roles: Mapping[str, Role], blocks: bool) -> Iterat
             yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
         elif role.engine and not role.engine.spec.runs:
             yield f"{path}.{name}.engine: {role.engine.use}"
-        elif role.engine and role.engine.options().get("compile"):
-            yield f"{path}.{name}.engine.compile (torch.compile fails on the blocks)"
         elif role.engine and not blocks and (key := _of_blocks(role.engine.options())):
             yield f"{path}.{name}.engine.{key} with a model that has no blocks"
         elif role.engine and (what := role.engine.spec.unsupported(role.engine.options())):

@@ -152,8 +152,7 @@ def paired(
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or len(a) != len(user) or not len(a):
         raise ValueError(f"paired wants one a, b and user an event, got {a.shape}, {b.shape} and {len(user)}")
-    _, place = np.unique(user, return_inverse=True)
-    total_U, events_U = np.bincount(place, weights=a - b), np.bincount(place)
+    total_U, events_U = _of_users(a - b, user)
     draw = rng(seed, "bootstrap")
     means = []
     for some in _chunks(resamples, max(1, 4_000_000 // len(total_U))):
@@ -170,14 +169,19 @@ def half_width(values: np.ndarray, user: np.ndarray, of_users: int) -> float:
     values [P]: the metric of each event; user [P]: who it belongs to. Users are drawn, so it is the interval of a ratio of
     totals, with the correction for a finite population (Cochran, Sampling Techniques, 1977, 2.11). 0 where all were ranked.
     """
-    _, place = np.unique(user, return_inverse=True)
-    total_U, events_U = np.bincount(place, weights=values), np.bincount(place)
+    total_U, events_U = _of_users(values, user)
     drawn = len(total_U)
     if drawn >= of_users or drawn < 2:
         return 0.0
     left_U = total_U - total_U.sum() / events_U.sum() * events_U
     variance = (left_U @ left_U) / (drawn - 1) / drawn * (1 - drawn / of_users)
     return float(_NORMAL_95 * np.sqrt(variance) / events_U.mean())
+
+
+def _of_users(values: np.ndarray, user: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of each user's values [U], and how many they are [U]."""
+    _, place = np.unique(user, return_inverse=True)
+    return np.bincount(place, weights=values), np.bincount(place)
 
 
 def significant(difference: dict[str, float]) -> bool:

@@ -70,7 +70,8 @@ class RlTargets:
         ask, seq = self.ask, self.ask.events()
         epoch, picks = step_rows(self.rows, min(ask.rows, self.rows), ask.seed, ask.stage, step)
         windows = self.windows(self._users[picks[rank::world]])
-        parts = bounded(window_positions(seq, windows[:3]), ask.chunk)
+        row, block, stop, _ = windows
+        parts = bounded(window_positions(seq, (row, block, stop)), ask.chunk)
         return [partial(self._made, epoch, *(each[part] for each in windows)) for part in parts]
 
     def _made(

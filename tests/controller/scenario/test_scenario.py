@@ -120,9 +120,12 @@ def test_every_number_is_finite(change):
 
 
 def test_a_clip_is_a_width_or_two_bounds():
-    assert "clip: list should have at least 2 items" in wrong("stages.rl.algorithm.clip=[0.2]")
-    assert "clip.0: input should be greater than 0, got -0.2" in wrong("stages.rl.algorithm.clip=[-0.2, 0.2]")
-    load_scenario("quickstart", ["stages.rl.algorithm.clip=[0.2, 0.28]"])
+    def grpo(clip):
+        return f"stages.rl.algorithm={{use: grpo, clip: {clip}}}"
+
+    assert "clip: list should have at least 2 items" in wrong(grpo([0.2]))
+    assert "clip.0: input should be greater than 0, got -0.2" in wrong(grpo([-0.2, 0.2]))
+    load_scenario("quickstart", [grpo([0.2, 0.28])])
 
 
 def test_a_seed_fits_64_bits_and_something_is_measured():

@@ -27,9 +27,9 @@ def wrong(*changes) -> str:
     return str(caught.value)
 
 
-def test_supervised_stages_are_validated_by_default_and_others_are_not():
+def test_supervised_stages_are_validated_by_their_metric_and_rl_by_its_reward_while_that_metric_holds():
     assert rule() == ValidationRule("ndcg@10", patience=3)
-    assert rule(stage="rl") is None
+    assert rule(stage="rl") == ValidationRule("ndcg@10", patience=None, reward=True, least=0.98, apart=10)
     assert rule("stages.pretrain.stop=off").patience is None
     assert rule("stages.pretrain.stop.patience=7").patience == 7
     assert rule("stages.pretrain={steps: 100, stop: off}") is not None, (

@@ -26,13 +26,14 @@ class Trips:
         look = ray.wait
 
         def noted(refs, **options):
-            pending = set(look(list(refs), num_returns=len(refs), timeout=0)[1])
+            asked = refs if isinstance(refs, list) else [refs]
+            pending = set(look(asked, num_returns=len(asked), timeout=0)[1])
             if (
                 pending
                 and options.get("timeout") != 0
                 and not any(pending <= before for before in self.waits)
             ):
-                self.waits.append(set(refs))
+                self.waits.append(set(asked))
             return call(refs, **options)
 
         return noted
@@ -50,6 +51,9 @@ class Steps:
     def step(self, *shown):
         self.counts.append(len(self.trips.waits))
         self.trips.waits.clear()
+
+    def event(self, *told, **more):
+        """A note to whoever watches."""
 
     def tables(self, *counts):
         """They came along with the update."""

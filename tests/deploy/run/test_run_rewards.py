@@ -19,6 +19,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.deploy.run import steer
 from nonet.errors import ConfigError
 from nonet.plugins import import_file
+from nonet.workers.engines import MEASURED
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "rewards"
 ODD = """
@@ -180,8 +181,8 @@ def test_rewards_are_attached_set_and_detached_between_steps_and_a_resume_repeat
             again = stepped(session, session.rollout.generate(prompts))[1]
             session.commit(step)
             if step in records:
-                same = {key: value for key, value in records[step].items() if key != "seconds"}
-                assert {key: value for key, value in again.items() if key != "seconds"} == same
+                same = {key: value for key, value in records[step].items() if key not in MEASURED}
+                assert {key: value for key, value in again.items() if key not in MEASURED} == same
     assert len([each for each in read_journal(run.journal) if "applied" in each]) == 6
 
 

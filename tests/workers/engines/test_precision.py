@@ -98,15 +98,17 @@ def test_a_commit_keeps_the_scale(ring, tmp_path):
     assert torch.equal(again.weights(), world.weights())
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
+def engines():
+    """Those of two ranks; what divides weights takes longer."""
+    return [
         "ddp",
         pytest.param("fsdp2", marks=pytest.mark.slow),
         pytest.param("deepspeed, zero: 1", marks=[pytest.mark.slow, NEEDS_DEEPSPEED]),
         pytest.param("deepspeed, zero: 2", marks=[pytest.mark.slow, NEEDS_DEEPSPEED]),
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize("engine", engines())
 def test_two_ranks_skip_and_cut_as_one_process(ring, tmp_path, engine):
     """fp16 rounds what a rank adds up, so its losses differ by more than fp32's; which steps are skipped does not."""
     acts = [["begin", "pretrain"], ["train", "pretrain", 0, 6]]
@@ -145,7 +147,10 @@ def test_what_cannot_run_is_refused_by_its_key(ring):
             check_runnable(scenario)
 
 
-@pytest.mark.parametrize("engine", ["recompute: true"])
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method.:DeprecationWarning", "ignore:The .grad attribute:UserWarning"
+)  # torch's own compiler warns of itself
+@pytest.mark.parametrize("engine", ["recompute: true", pytest.param("compile: true", marks=pytest.mark.slow)])
 def test_blocks_that_are_recomputed_or_compiled_learn_the_same(ring, engine):
     changes = "model.dropout=0.2", "model.layers=2"
     plain, other = (
