@@ -21,7 +21,9 @@ class Report:
     left_s: float
 
     def text(self) -> str:
-        """For people."""
+        """For people. A phase that goes over its rows several times says how often it has."""
+        if self.rows > self.of > 0:
+            return f"{self.phase}: pass {-(-self.rows // self.of)} of all {self.of:,} rows, {self.rows_s:,.0f} rows/s"
         share = self.rows / max(1, self.of)
         done = f"{self.phase}: {self.rows:,} of {self.of:,} rows ({share:.0%})"
         return f"{done}, {self.rows_s:,.0f} rows/s, {self.left_s:.0f} s left"

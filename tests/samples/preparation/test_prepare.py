@@ -212,3 +212,10 @@ def test_progress_tells_rows_and_what_is_left(tmp_path):
     assert (told[0].phase, told[0].rows, told[0].of) == ("scatter", 25, 100)
     assert told[0].left_s == pytest.approx(75 / told[0].rows_s)
     assert "25 of 100 rows (25%)" in told[0].text()
+
+
+def test_a_phase_of_several_passes_says_which_it_is_in():
+    from nonet.samples.preparation.progress import Report
+
+    assert Report("core", 250, 100, 50.0, 0.0).text() == "core: pass 3 of all 100 rows, 50 rows/s"
+    assert Report("core", 50, 100, 50.0, 1.0).text() == "core: 50 of 100 rows (50%), 50 rows/s, 1 s left"
