@@ -145,7 +145,8 @@ class Sequences:
 
     def let_go(self) -> None:
         """Take the pages of mapped files out of this process; what is asked for is read again."""
-        let_go(*self._fields().values())
+        fields = self.item, self.time, self.event, self.split
+        let_go(*fields, *self.columns.values(), *self.targets.values())
 
     def part(self, start: int, stop: int) -> Sequences:
         """The users [start, stop) alone; items keep their places. Nothing is copied."""

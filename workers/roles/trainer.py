@@ -268,6 +268,7 @@ class Trainer(DistributeWorker):
             MemoryFit(
                 self.run, self.corpus, self.model, self.sparse, self._member, self._voters, self.device
             ).set()
+            self.corpus.let_go()
 
     @method(collect="first", shards=Replicate)
     def reshard(self, shards: Sequence[int]) -> int:
