@@ -8,8 +8,6 @@ paired over the test events that both runs have.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from nonet.bench.timing import run_scenario
 from nonet.controller.record import find_run
 from nonet.controller.scenario import yaml
 from nonet.deploy.after import Tested
@@ -86,7 +85,7 @@ def _measured(
         scenario = _scenario(folder, events, "categories" in items.column_names, seed, epochs)
         path = folder / f"{kind}.yaml"
         path.write_text(yaml.dump(scenario))
-        _run(path, folder / kind)
+        run_scenario(path, folder / kind)
     return {
         "log": name,
         "rows": facts["rows"],
@@ -117,13 +116,6 @@ def _scenario(folder: Path, events: Any, categories: bool, seed: int, epochs: in
         "stages": {"pretrain": {"epochs": epochs, "lr": 3e-3}},
         "evaluate": {"metrics": list(_METRICS), "width": 20},
     }
-
-
-def _run(scenario: Path, run: Path) -> None:
-    command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
-    result = subprocess.run([*command, "--run-dir", str(run)], capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"the run failed:\n{(result.stdout + result.stderr)[-4000:]}")
 
 
 def _paired(folder: Path) -> dict[str, Any]:

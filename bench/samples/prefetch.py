@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from nonet.bench.timing import run_scenario
 from nonet.controller.scenario import yaml
 from nonet.samples.stores import open_store
 from nonet.samples.tables import read_items
 
 _COLUMNS = {"price": "d:price float64", "shop": "d:shop int64"}
 _AHEAD = {"none ahead": 1, "three batches in flight": 3}
-_ROUNDS = 3  # of ten recorded calls each; the first record of a run, where processes warm up, is left out
+_CALLS = 3  # of ten steps, each a record; the run's first, where processes warm up, is left out
 
 
 def hidden(folder: Path, port: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -33,7 +32,7 @@ def hidden(folder: Path, port: int) -> tuple[list[dict[str, Any]], dict[str, flo
     for name, ahead in _AHEAD.items():
         path = folder / f"{ahead}.yaml"
         path.write_text(yaml.dump(_scenario(use, ahead)))
-        rows.append({"reader": name, **_steps(_run(path, folder / f"run-{ahead}"))})
+        rows.append({"reader": name, **_steps(run_scenario(path, folder / f"run-{ahead}"))})
     alone, ahead = (row["waited_ms"] for row in rows)
     return rows, {"join, share of its waiting that reading ahead hides": 1 - ahead / alone}
 
@@ -61,17 +60,9 @@ def _scenario(use: str, ahead: int) -> dict[str, Any]:
         "tokenizer": {"use": "rq_kmeans", "vectors": ["title", "categories"], "levels": 3, "codes": 64},
         "model": {"use": "sid_decoder", "width": 64, "layers": 3, "heads": 4},
         "sparse": {"tables": {"item": {"dim": 32}, "shop": {"dim": 8}}, "in_flight": ahead},
-        "stages": {"pretrain": {"steps": 10 * (_ROUNDS + 1), "batch": {"tokens": 2048}, "lr": 3e-3}},
+        "stages": {"pretrain": {"steps": 10 * (_CALLS + 1), "batch": {"tokens": 2048}, "lr": 3e-3}},
         "evaluate": {"metrics": ["recall@10"], "users": 50, "baselines": ["popularity"]},
     }
-
-
-def _run(scenario: Path, run: Path) -> Path:
-    command = [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", str(scenario)]
-    result = subprocess.run([*command, "--run-dir", str(run)], capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"the run failed:\n{(result.stdout + result.stderr)[-4000:]}")
-    return run
 
 
 def _steps(run: Path) -> dict[str, float]:

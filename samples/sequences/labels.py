@@ -10,11 +10,15 @@ to be a refusal that is only late (Chapelle, Modeling delayed feedback in displa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from nonet.errors import DataError
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,7 @@ def _pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _index_in(column: pa.Array, dictionary: pa.Array) -> np.ndarray:
-    import pyarrow.compute as pc
-
-    index = getattr(pc, "index_in")(column, value_set=dictionary)  # noqa: B009  made at import
+    index = pc.index_in(column, value_set=dictionary)
     return index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
