@@ -14,13 +14,12 @@ import numpy as np
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
 from nonet.controller.record import Commands, RunFolder, Validations, control_name, read_journal
-from nonet.controller.scenario import Scenario
+from nonet.controller.scenario import Scenario, holds
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
 from nonet.models.ranking import paired
 
 _NAMED = 50  # users of a reward's quarantine
-_TOLERANCE = 0.02  # below a floor that still counts as held
 _PACKAGES = ("nonet", "ray", "torch", "numpy", "pyarrow")
 
 
@@ -39,6 +38,7 @@ def make_report(
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
+    rewards = _rewards(run, scenario)
     report = {
         "run": run.id,
         "name": scenario.name,
@@ -51,10 +51,10 @@ def make_report(
         "detail": {name: result["detail"] for name, result in results.items()},
         "paired": comparison.get("paired", {}),
         **_beyond(results),
-        **_rewards(run, scenario),
+        **rewards,
         "quarantined": _quarantined(run),
         "commands": Commands(run).taken(),
-        "floors": _floors(run, scenario),
+        "floors": _floors(run, scenario, rewards.get("stage_rewards", {})),
         "validation": _validations(run, scenario),
         "tokenizer": facts["tokenizer"],
         "users": _users(comparison.get("shown", []), results),
@@ -193,9 +193,11 @@ def _quarantined(run: RunFolder) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _floors(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, Any]]:
-    """By `stage.reward` with a floor: the floor, the mean over the last fifth of steps, the last multiplier, and whether it held
-    within 2 %."""
+def _floors(
+    run: RunFolder, scenario: Scenario, rewards: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """By `stage.reward` with a floor: the floor, the mean over the last fifth of steps, the last multiplier, [before, after] of
+    users that RL never trains on, and whether it held within 2 %: for those users, where there are some."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for record in _records(run):
         if record["role"] == "trainer" and record["name"].startswith(("reward.", "multiplier.")):
@@ -216,11 +218,14 @@ def _floors(run: RunFolder, scenario: Scenario) -> dict[str, dict[str, Any]]:
             continue
         last = sorted(means)[-max(1, len(means) // 5) :]
         mean = float(np.mean([means[step] for step in last]))
+        held_out = rewards.get(stage, {}).get("rewards", {}).get(name, [])[:2]
+        shown = held_out[-1] if held_out else mean
         found[f"{stage}.{name}"] = {
             "at_least": floor,
             "mean": mean,
             "multiplier": steps[max(steps)] if steps else 0.0,
-            "held": mean >= floor - _TOLERANCE * abs(floor),
+            "held_out": held_out,
+            "held": holds(shown, floor),
             "steps": len(last),
         }
     return found

@@ -64,7 +64,8 @@ def test_own_loop_starts_from_a_finished_run_and_commits_in_a_run_of_its_own(ray
 def test_scenarios_of_rewards_run_to_their_report(ray_local, tmp_path, name, shown):
     """Two objectives, a floor and a worker between; scenes, staleness and a rollout in bf16."""
     scenario = api.scenario(
-        EXAMPLES / "rewards" / f"{name}.yaml", ["stages.pretrain={steps: 20}", "stages.rl.steps=6"]
+        EXAMPLES / "rewards" / f"{name}.yaml",
+        ["stages.pretrain={use: supervised, steps: 20}", "stages.rl.steps=6"],
     )
     finished = api.run(scenario, run_dir=tmp_path / "run", panel=Panel(io.StringIO(), live=False))
     assert finished.state == "done"

@@ -2,7 +2,8 @@
 
 A resume replays them, so it decides as the run before it; what came after the commit that it goes on from is cut off. Kept as
 {"history": [{"step", "metrics", "nats", "events"}], "end": {"metric", "best", "ran", "steps"} or null}; of a reinforced stage
-also "start", what was found of the commit before it, and "rewards", the trained reward of validation prompts by step.
+also "start", what was found of the commit before it, and "rewards" by step: the trained reward of validation prompts, and
+what is missing to the floor that is missed most, as a share of it, 0 where all hold.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ class Validations:
         self.history: list[dict[str, Any]] = stored["history"]
         self.end: dict[str, Any] | None = stored["end"]
         self.start: dict[str, Any] | None = stored.get("start")
-        self.rewards: dict[str, float] = stored.get("rewards", {})
+        self.rewards: dict[str, list[float]] = stored.get("rewards", {})
 
     def add(self, step: int, found: Mapping[str, Any]) -> dict[str, Any]:
         """Keep what was found after a step, later than those before; the entry."""
         entry = {"step": step, **found}
         if str(step) in self.rewards:
-            entry["reward"] = self.rewards[str(step)]
+            entry["reward"], missing = self.rewards[str(step)]
+            entry |= {"missing": missing} if missing else {}
         self.history.append(entry)
         self._write()
         return entry
 
-    def rewarded(self, step: int, reward: float) -> None:
-        """Keep the trained reward of validation prompts after a step, before it is validated; 0: before the stage."""
-        self.rewards[str(step)] = reward
+    def rewarded(self, step: int, reward: float, missing: float = 0.0) -> None:
+        """Keep the trained reward of validation prompts after a step, before it is validated, and what is missing to floors."""
+        self.rewards[str(step)] = [reward, missing]
         self._write()
 
     def begin(self, found: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from .options import Topology as Topology
 from .replaceable import Between as Between
 from .replaceable import Replaceable as Replaceable
 from .replaceable import RewardOptions as RewardOptions
+from .replaceable import holds as holds
 from .scenario import LIBRARY as LIBRARY
 from .scenario import Scenario as Scenario
 from .scenario import bound as bound

@@ -22,6 +22,9 @@ def files_of(info: ValidationInfo[Any]) -> Files:
     return context.get("files", HERE)
 
 
+_TOLERANCE = 0.02  # below a floor that still counts as held
+
+
 class Replaceable(BaseModel):
     """A part with `use:`, whose specs are in a `registry`; or in `shipped`, where nothing of one's own can be named yet."""
 
@@ -127,6 +130,11 @@ class RewardOptions(BaseModel):
     def weight_at(self, step: int) -> float:
         """What it counts at a step of its stage, a floor's multiplier aside."""
         return self.weight.at(step) if isinstance(self.weight, Ramp) else self.weight
+
+
+def holds(mean: float, floor: float) -> bool:
+    """Whether a mean keeps a floor of a reward, within 2 % of it."""
+    return mean >= floor - _TOLERANCE * abs(floor)
 
 
 class Between(BaseModel):

@@ -39,7 +39,8 @@ class Best(StrictModel):
     by: Annotated[
         str,
         Field(
-            description="reward: the highest trained reward of validation prompts, of steps that hold `least`; or a metric"
+            description="reward: the highest trained reward of validation prompts, of steps that hold floors and `least`; "
+            "or a metric; or last: the last one, validated all the same"
         ),
     ] = "reward"
     least: Annotated[

@@ -21,6 +21,7 @@ FEWEST, MOST, LEAST_STEPS = 4, 20, 50
 _LEAST_RL_STEPS = 10
 _FAR = 1e6  # below every reward
 REWARD = "reward"  # what a reinforced stage is judged by, where no metric is named
+LAST = "last"  # the last step goes on, and is validated like those before
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ class ValidationRule:
     metric    that says which commit is the best one; `lower`: whether less of it is better
     patience  validations without a better one after which the stage stops; None: all its steps run
     every     steps between validations; None: as `points` says
-    reward    whether the trained reward of validation prompts says which is the best, among those that keep `least` of what
-              the metric was before the stage
+    reward    whether the trained reward of validation prompts says which is the best, among those that hold the floors of
+              rewards and keep `least` of what the metric was before the stage
+    last      whether the last one goes on, whatever it is like
     apart     steps between validations at least
     """
 
@@ -41,6 +43,7 @@ class ValidationRule:
     every: int | None = None
     reward: bool = False
     least: float = 0.0
+    last: bool = False
     apart: int = LEAST_STEPS
 
     def points(self, steps: int, epochs: float) -> tuple[int, ...]:
@@ -57,12 +60,17 @@ class ValidationRule:
         known = [index for index, value in enumerate(values) if not math.isnan(value)]
         return max(known, key=lambda index: (sign * values[index], -index), default=0 if values else None)
 
-    def judged(self, metric: float, reward: float | None, before: float | None) -> float:
+    def judged(
+        self, metric: float, reward: float | None, before: float | None, missing: float | None = None
+    ) -> float:
         """What a validation counts, more is better: its reward where the metric kept enough of what it was `before`; one that
-        did not counts less than any that did, by its metric. NaN where it says nothing."""
+        did not counts less than any that did, by its metric; one below a floor less still, by what is `missing` as a share of
+        the floor. NaN where it says nothing."""
         sign = -1.0 if self.lower else 1.0
         if not self.reward or reward is None:
             return sign * metric
+        if missing:
+            return -2 * _FAR - missing
         enough = before is None or math.isnan(before)
         enough = enough or (metric * self.least <= before if self.lower else metric >= self.least * before)  # type: ignore[operator]
         return reward if enough else sign * metric - _FAR
@@ -84,10 +92,12 @@ def validation_rule(scenario: Scenario, stage: str) -> ValidationRule | None:
     if not holds_out_validation(scenario):
         return None
     if isinstance(best, Best):
-        metric = best_metric(scenario) if best.by == REWARD else best.by
+        reward, last = best.by in (REWARD, LAST), best.by == LAST
+        metric = best_metric(scenario) if reward else best.by
         lower = metric == NATS or metric in scenario.model.spec.lower_is_better
-        reward = best.by == REWARD
-        return ValidationRule(metric, lower, reward=reward, least=best.least, apart=_LEAST_RL_STEPS)
+        return ValidationRule(
+            metric, lower, reward=reward, least=best.least, last=last, apart=_LEAST_RL_STEPS
+        )
     if not body.kind.validates:
         return None
     metric = best_metric(scenario)
@@ -113,10 +123,10 @@ def check_validation(scenario: Scenario) -> None:
         )
     for name, body in scenario.stages.items():
         by = getattr(getattr(body, "best", None), "by", REWARD)
-        if by != REWARD and by not in metrics:
+        if by not in (REWARD, LAST, *metrics):
             raise ConfigError(
                 f"stages.{name}.best.by: {by!r} is neither reward nor measured; evaluate.metrics and {NATS} are: "
-                f"{', '.join(metrics)}.{did_you_mean(by, [REWARD, *metrics])}"
+                f"{', '.join(metrics)}.{did_you_mean(by, [REWARD, LAST, *metrics])}"
             )
     asked = ["checkpoint.keep.best"] if best is not None else []
     asked += ["evaluate.every"] if scenario.evaluate.every is not None else []
@@ -159,7 +169,8 @@ def validation_words(scenario: Scenario, stage: str) -> str:
     epochs, steps = getattr(body, "epochs", None), getattr(body, "steps", None)
     if isinstance(getattr(body, "best", None), Best):
         by = f"trained reward, with {rule.least:.0%} of {rule.metric} kept" if rule.reward else rule.metric
-        return f"validated up to {FEWEST} times, at least {rule.apart} steps apart; best by {by}"
+        by = "the last one" if rule.last else f"best by {by}"
+        return f"validated up to {FEWEST} times, at least {rule.apart} steps apart; {by}"
     if rule.every:
         when = f"every {rule.every} steps"
         when += f" ({len(rule.points(steps, 0))} times)" if steps else ""

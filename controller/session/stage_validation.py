@@ -98,10 +98,13 @@ class StageValidation:
         return self.kept.history[told:]
 
     def best(self) -> dict[str, Any] | None:
-        """The best validation so far, the earlier of equals."""
+        """The best validation so far, the earlier of equals; the last one where the rule says so."""
         before = self._before()
+        if self.rule.last and self.kept.history:
+            return self.kept.history[-1]
         values = [
-            self.rule.judged(self.value(entry), entry.get("reward"), before) for entry in self.kept.history
+            self.rule.judged(self.value(entry), entry.get("reward"), before, entry.get("missing"))
+            for entry in self.kept.history
         ]
         known = [index for index, value in enumerate(values) if not math.isnan(value)]
         best = max(known, key=lambda index: (values[index], -index), default=0 if values else None)

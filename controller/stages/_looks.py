@@ -85,10 +85,10 @@ def validated_reward(session: Session, stage: str, done: int) -> dict[str, float
             sums.setdefault(name, []).append(means)
     each = {name: np.concatenate(parts) for name, parts in sums.items()}
     total = float(np.nanmean(trained(session, stage, each, users, positions)))
-    validation.kept.rewarded(done, total)
-    return {"validation reward": total} | {
-        f"validation reward.{name}": float(np.nanmean(values)) for name, values in each.items()
-    }
+    known = {name: float(np.nanmean(values)) for name, values in each.items()}
+    assert session.objectives is not None
+    validation.kept.rewarded(done, total, session.objectives.missing(known))
+    return {"validation reward": total} | {f"validation reward.{name}": mean for name, mean in known.items()}
 
 
 def validated(session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False) -> None:

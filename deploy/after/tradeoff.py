@@ -1,8 +1,9 @@
 """`nonet tradeoff RUN KEY=0,0.1,0.3`: an RL stage of a finished run once a value of one of its keys, and the curve that makes.
 
-Each point begins with the commit that the run's stage began with, so what differs is that key alone. What a point gives is
-measured on validation, and the point that is chosen is chosen there: the highest of the rewards that the key moves, among points
-that keep `least` of the metric before the stage. Test and held-out users are told beside it, and decide nothing.
+Each point begins with the commit that the run's stage began with and goes on to its last step, so what differs is that key
+alone. What a point gives is measured on validation, and the point that is chosen is chosen there: the highest of the rewards
+that the key moves, among points that keep `least` of the metric before the stage. Test and held-out users are told beside it,
+and decide nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder, Validations, find_run, new_run
-from nonet.controller.scenario import load_scenario, make_scenario, put, validation_rule, yaml
+from nonet.controller.scenario import holds, load_scenario, make_scenario, put, validation_rule, yaml
 from nonet.deploy.report import tick_labels, ticks
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
@@ -81,10 +82,26 @@ def curve_text(curve: Mapping[str, Any]) -> str:
         if curve["chosen"] is not None
         else f"no point keeps {curve['least']:.0%} of {metric}"
     )
-    lines.append(
-        f"{reward} {'rises' if curve['monotone'] else 'does not rise'} with its weight at every point"
-    )
+    lines.append(_kept_floors(curve) if curve["key"].endswith(".at_least") else _rises(curve))
     return "\n".join(lines)
+
+
+def _rises(curve: Mapping[str, Any]) -> str:
+    return f"{curve['reward']} {'rises' if curve['monotone'] else 'does not rise'} with its weight at every point"
+
+
+def _kept_floors(curve: Mapping[str, Any]) -> str:
+    """Of a sweep of floors: where those of users that RL never trained on held, as reports judge them."""
+    held = [
+        f"{point['value']:g}"
+        for point in curve["points"]
+        if curve["reward"] in point["held_out"]
+        and holds(point["held_out"][curve["reward"]][1], point["value"])
+    ]
+    return (
+        f"floors held within 2 % for held-out users: {len(held)} of {len(curve['points'])}"
+        f"{': ' if held else ''}{', '.join(held)}"
+    )
 
 
 def _sweep(text: str) -> tuple[str, list[float]]:
@@ -143,8 +160,8 @@ def _point(
     whole["stages"] = {stage: whole["stages"][stage]}
     whole["init"] = dict(start)
     whole.pop("settings", None)
-    put(whole, f"stages.{stage}.best", {"by": "reward", "least": 0.0}, "tradeoff")
-    put(whole, f"stages.{stage}.control", False, "tradeoff")
+    put(whole, f"stages.{stage}.best", {"by": "last"}, "tradeoff")
+    put(whole, f"stages.{stage}.control", False, "tradeoff")  # --set may say otherwise of all of these
     put(whole, "evaluate.baselines", [{"use": "popularity"}], "tradeoff")
     for change in changes:
         path, _, text = change.partition("=")

@@ -153,6 +153,7 @@ def rl_tables(report: Mapping[str, Any]) -> list[Table]:
         [
             name,
             number(each["at_least"]),
+            number(each["held_out"][-1] if each.get("held_out") else None),
             Cell(number(each["mean"]), f"last {each['steps']} steps"),
             number(each["multiplier"]),
             Cell("held" if each["held"] else "not held", tone=1 if each["held"] else -1),
@@ -175,7 +176,9 @@ def rl_tables(report: Mapping[str, Any]) -> list[Table]:
         table
         for table in (
             Table(
-                ["floor", "at least", "mean", "multiplier", ""], floors, "Floors of rewards, held within 2 %"
+                ["floor", "at least", "held-out users", "training", "multiplier", ""],
+                floors,
+                "Floors of rewards, held within 2 % for users that RL never trains on",
             ),
             Table(
                 ["reward", "prompts", "steps", "users", "why"],

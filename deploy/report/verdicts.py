@@ -183,10 +183,14 @@ def _left_out(report: Mapping[str, Any]) -> list[Finding]:
     ]
     for name, each in (report.get("floors") or {}).items():
         words = "held" if each["held"] else "was not held"
+        before, after = each.get("held_out") or (None, None)
+        shown = f"{number(each['mean'])} in the last {each['steps']} steps"
+        if after is not None:
+            shown = f"{number(after)} for users that RL never trained on ({number(before)} before), {shown}"
         found.append(
             Finding(
-                f"The floor of {name} {words}: {number(each['mean'])} in the last {each['steps']} steps, at least "
-                f"{number(each['at_least'])} (multiplier {number(each['multiplier'])}).",
+                f"The floor of {name} {words}: at least {number(each['at_least'])}; {shown} (multiplier "
+                f"{number(each['multiplier'])}).",
                 1 if each["held"] else -1,
             )
         )

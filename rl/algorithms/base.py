@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, Any]
 Clip = Rate | Annotated[list[Rate], Field(min_length=2, max_length=2)]
+Normalise = Annotated[
+    Literal["group", "gdpo"] | None,
+    Field(
+        description="group: the weighted sum over its spread in a group; gdpo: each reward by itself, then weighted; by "
+        "default gdpo where there are several"
+    ),
+]
 
 
 class Moving(StrictModel):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, Normalise, Options, Policy, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class Dapo(PolicyGradient):
     clip: Clip = [0.2, 0.28]
-    normalise: Literal["group", "gdpo"] = "group"
+    normalise: Normalise = None
     oversample: Annotated[
         float, Field(ge=1, le=16, description="prompts asked for, as a multiple of the stage's users")
     ] = 1.5

@@ -6,12 +6,20 @@ OneRec, arXiv 2506.13695: the old policy is max(sg(pi) / (1 + clip + delta), old
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from nonet.options import Rate
-from nonet.rl.algorithms.base import Algorithm, Options, Policy, PolicyGradient, beams, has_kl
+from nonet.rl.algorithms.base import (
+    Algorithm,
+    Normalise,
+    Options,
+    Policy,
+    PolicyGradient,
+    beams,
+    has_kl,
+)
 
 if TYPE_CHECKING:
     from nonet.rl import PolicyLoss
@@ -22,7 +30,7 @@ class Ecpo(PolicyGradient):
     delta: Annotated[
         float, Field(ge=0, description="how far above the clip a bad beam's ratio may stand")
     ] = 0.1
-    normalise: Literal["group", "gdpo"] = "group"
+    normalise: Normalise = None
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:

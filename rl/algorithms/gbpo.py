@@ -5,16 +5,16 @@ OneRec-V2, arXiv 2508.20900: the old policy is max(old, sg(pi)) for good beams, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from nonet.rl.algorithms.base import Algorithm, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Normalise, Options, Policy, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from nonet.rl import PolicyLoss
 
 
 class Gbpo(PolicyGradient):
-    normalise: Literal["group", "gdpo"] = "group"
+    normalise: Normalise = None
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:

@@ -1,17 +1,18 @@
 """GRPO: advantages relative to a user's other beams, a clipped ratio a level, a KL term to a reference.
 
-Shao et al., arXiv 2402.03300. `normalise: gdpo` normalises every reward by itself (GDPO, arXiv 2601.05242). Without `kl` no
-reference is kept.
+Shao et al., arXiv 2402.03300. `normalise: gdpo` normalises every reward by itself (GDPO, arXiv 2601.05242), and is the default
+for several rewards: in a group where one of them alone has a spread, the spread of the sum takes its weight away. Without `kl`
+no reference is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, Normalise, Options, Policy, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Grpo(PolicyGradient):
     kl: Annotated[float, Field(ge=0)] = 0.01
     clip: Clip = 0.2
-    normalise: Literal["group", "gdpo"] = "group"
+    normalise: Normalise = None
 
 
 def advantage(
@@ -36,7 +37,8 @@ def advantage(
     """Normalised in each user's group of beams, by the weighted sum or by reward."""
     from nonet.rl import gdpo, grpo, weighed, weighted_sum
 
-    if options["normalise"] == "gdpo":
+    how = options["normalise"] or ("gdpo" if len(rewards) > 1 else "group")
+    if how == "gdpo":
         return weighed(gdpo(rewards, weights, valid_UW, reduce=reduce), draws, valid_UW)
     return weighed(grpo(weighted_sum(rewards, weights), valid_UW), draws, valid_UW)
 

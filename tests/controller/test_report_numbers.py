@@ -105,6 +105,17 @@ def test_a_second_stage_with_rewards_has_its_numbers_too(run):
     assert made["rewards"] == made["stage_rewards"]["again"]["rewards"]
 
 
+@pytest.mark.parametrize(("floor", "held"), [(0.66, True), (0.68, True), (0.69, False)])
+def test_a_floor_is_held_within_two_percent_for_users_that_rl_never_trains_on(run, floor, held):
+    means = (0.9, 0.1, 0.1, 0.1, 0.1)
+    run.metrics.write_text("".join(record("rl", step, "reward.hit", mean) for step, mean in enumerate(means)))
+    stages = SCENARIO.model_dump(mode="python", exclude_none=True, by_alias=True)
+    stages["stages"]["rl"]["rewards"]["hit"]["at_least"] = floor
+    made = make_report(run, make_scenario(stages), {"parameters": 5}, {}, {})["floors"]["rl.hit"]
+    assert (made["mean"], made["held"]) == (0.1, held)
+    assert made["held_out"] == pytest.approx([1 / 6, 2 / 3])
+
+
 def test_rows_and_table_counts_are_summed_over_steps_and_a_step_written_twice_counts_once(run):
     run.metrics.write_text(
         record("pretrain", 1, "events", 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import sqrt
 
 import pytest
@@ -76,6 +77,33 @@ def test_gdpo_normalises_each_objective_then_sums_then_whitens():
         rewards, weights, valid, {"normalise": "gdpo"}, lambda moments: moments
     )
     assert torch.allclose(by_name.value, result.value, atol=1e-3)
+
+
+NO_HITS = {"hit": torch.zeros(3, 4), "novel": torch.tensor([[0.1, 0.2, 0.3, 0.9]] * 3)}
+NO_HITS["hit"][0, 1] = 1.0
+
+
+@pytest.mark.parametrize(("use", "survives"), [("gdpo", True), (None, True), ("group", False)])
+def test_a_weight_counts_in_groups_where_one_reward_alone_has_a_spread(use, survives):
+    valid, advantage = torch.ones(3, 4, dtype=torch.bool), ALGORITHMS.get("grpo").advantage
+    sizes = []
+    for weight in (0.1, 0.2, 0.4, 0.8):
+        weights = {"hit": 1.0, "novel": weight}
+        found = advantage(NO_HITS, weights, valid, {"normalise": use}, lambda moments: moments)
+        sizes.append(float(found.value[1].abs().max()))
+    growth = [after / before for before, after in pairwise(sizes)]
+    assert all(each > 1.2 for each in growth) == survives
+    assert all(each < 1.01 for each in growth) != survives
+
+
+def test_one_reward_is_normalised_in_its_group_unless_gdpo_is_asked_for():
+    valid, rewards = torch.ones(3, 4, dtype=torch.bool), {"novel": NO_HITS["novel"]}
+    advantage = ALGORITHMS.get("grpo").advantage
+    found = [
+        advantage(rewards, {"novel": 0.3}, valid, {"normalise": use}, lambda moments: moments).value
+        for use in (None, "group")
+    ]
+    assert torch.equal(*found)
 
 
 def test_gdpo_does_not_let_a_large_scale_drown_another_objective():

@@ -23,10 +23,29 @@ def test_a_floor_that_is_missed_counts_more_each_step_and_never_below_zero():
     for step in range(3):
         seen.append(objectives.weights(step)["b"])
         objectives.learn(step, {"reward.a": 1.0, "reward.b": 0.25})
-    assert seen == pytest.approx([0.0, 0.55, 0.6])
+    assert seen == pytest.approx([0.0, 1.525, 1.55])  # half is missing: 3 of it at once, 0.05 of it a step
     for step in range(100):
         objectives.learn(step, {"reward.b": 5.0})
-    assert objectives.multipliers() == {"b": 0.0}
+    assert objectives.multipliers(100) == {"b": 0.0}
+
+
+def test_a_multiplier_is_in_units_of_what_the_other_rewards_count():
+    seen = []
+    for weight in (1.0, 10.0):
+        rewards = {"a": RewardOptions(weight=weight), "b": RewardOptions(weight=0.0, at_least=0.5)}
+        objectives = Objectives(rewards)
+        objectives.learn(0, {"reward.b": 0.25})
+        seen.append(objectives.weights(1)["b"])
+    assert seen[1] == pytest.approx(10 * seen[0])
+
+
+def test_one_odd_step_moves_a_multiplier_by_a_fifth_of_what_a_steady_lack_does():
+    objectives = Objectives({"a": RewardOptions(), "b": RewardOptions(weight=0.0, at_least=1.0)})
+    objectives.learn(0, {"reward.b": 1.0})
+    objectives.learn(1, {"reward.b": 0.5})
+    assert objectives.weights(2)["b"] == pytest.approx(0.2 * 0.5 * 3.0 + 0.05 * 0.5)
+    assert objectives.missing({"a": 0.0, "b": 0.9}) == pytest.approx(0.1)
+    assert objectives.missing({"a": 0.0, "b": 1.1}) == 0.0
 
 
 def test_what_is_restored_goes_on_as_it_was():

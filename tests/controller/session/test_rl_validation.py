@@ -28,7 +28,7 @@ class Answer:
         return True
 
 
-def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE):
+def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None):
     """The validation of a stage of 40 steps with these metrics and rewards at its points, and how its start was asked about."""
     kept = Validations(RunFolder(tmp_path), "rl")
     answers = {"start": before} | {f"step-{step}": value for step, value in metrics.items()}
@@ -44,7 +44,7 @@ def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE):
     )
     validation.begin(tmp_path / "start")
     for step, reward in rewards.items():
-        kept.rewarded(step, reward)
+        kept.rewarded(step, reward, (missing or {}).get(step, 0.0))
     validation.settle(40)
     return validation, asked
 
@@ -70,6 +70,24 @@ def test_a_metric_that_is_better_when_low_may_rise_as_far(tmp_path):
     assert validation.best()["step"] == 20
 
 
+def test_a_step_below_a_floor_goes_on_only_where_none_holds_it(tmp_path):
+    metrics, rewards = {10: 0.1, 20: 0.1, 30: 0.1, 40: 0.09}, {10: 0.9, 20: 0.3, 30: 0.4, 40: 0.5}
+    held, _ = judged(tmp_path / "a", metrics, rewards, missing={10: 0.1, 30: 0.001})
+    assert held.best()["step"] == 20, "and a metric that is lost counts more than a reward, less than a floor"
+    missed, _ = judged(tmp_path / "b", metrics, rewards, missing={10: 0.1, 20: 0.05, 30: 0.001, 40: 0.02})
+    assert missed.best()["step"] == 30
+    metric_lost, _ = judged(tmp_path / "c", metrics, rewards, missing={10: 0.1, 20: 0.1, 30: 0.1})
+    assert metric_lost.best()["step"] == 40
+
+
+def test_the_last_step_goes_on_where_that_is_asked_for(tmp_path):
+    rule = validation_rule(scenario(best={"by": "last"}), "rl")
+    validation, _ = judged(
+        tmp_path, {10: 0.1, 20: 0.1, 30: 0.1, 40: 0.01}, {10: 0.9, 20: 0.3, 30: 0.4, 40: 0.1}, rule=rule
+    )
+    assert validation.best()["step"] == 40
+
+
 def test_a_resume_knows_start_and_rewards_up_to_its_commit_and_asks_no_start_again(tmp_path):
     metrics, rewards = {10: 0.101, 20: 0.1, 30: 0.1, 40: 0.1}, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.5}
     assert judged(tmp_path, metrics, rewards)[0].best()["step"] == 40
@@ -77,7 +95,7 @@ def test_a_resume_knows_start_and_rewards_up_to_its_commit_and_asks_no_start_aga
     kept.cut(20)
     again = Validations(RunFolder(tmp_path), "rl")
     assert [entry["reward"] for entry in again.history] == [0.2, 0.3]
-    assert set(again.rewards) == {"10", "20"}
+    assert again.rewards == {"10": [0.2, 0.0], "20": [0.3, 0.0]}
     assert again.start["metrics"] == {"ndcg@10": 0.1}
     kept.cut(0)
     assert (kept.history, kept.rewards, kept.start) == ([], {}, None)

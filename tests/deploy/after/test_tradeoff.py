@@ -46,6 +46,12 @@ def test_no_point_is_chosen_where_none_keeps_enough_and_a_fall_is_told():
     assert "does not rise" in curve_text(curve)
 
 
+def test_a_sweep_of_floors_tells_where_they_held_for_held_out_users():
+    points = [point(0.3, 0.31, 0.1), point(0.33, 0.324, 0.1), point(0.36, 0.352, 0.1)]
+    told = curve_text(_curve(points, "stages.rl.rewards.novelty.at_least", "novelty", 0.98))
+    assert told.endswith("floors held within 2 % for held-out users: 2 of 3: 0.3, 0.33")
+
+
 @pytest.mark.parametrize(
     ("sweep", "told"),
     [

@@ -243,3 +243,20 @@ def test_a_stage_overfits_where_validation_rises_while_the_training_loss_lies_fa
 )
 def test_what_does_not_rise_or_is_not_far_below_is_not_called_overfitting(points):
     assert not [found for found in findings(validated(*points)) if "overfits" in found.text]
+
+
+def test_a_floor_is_told_by_users_that_rl_never_trained_on():
+    floor = {"at_least": 0.33, "mean": 0.34, "multiplier": 0.1, "steps": 12, "held": True}
+
+    def told(facts):
+        found = [
+            each.text for each in findings(compared(0.1, 0.05, 0.15) | {"floors": {"rl.novelty": facts}})
+        ]
+        return next(text for text in found if text.startswith("The floor"))
+
+    assert told(floor | {"held_out": [0.29, 0.335]}) == (
+        "The floor of rl.novelty held: at least 0.3300; 0.3350 for users that RL never trained on (0.2900 before), 0.3400 in "
+        "the last 12 steps (multiplier 0.1000)."
+    )
+    alone = told(floor | {"held": False})
+    assert alone.startswith("The floor of rl.novelty was not held: at least 0.3300; 0.3400 in the last 12")
