@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: `zero` says what ranks divide: 1 the optimizer, 2 gradients while they are added up too.
+"""DeepSpeed ZeRO: `zero` says what ranks divide: 1 the optimizer, 2 gradients while they are added up too, 3 the copy of the weights.
 
 `deepspeed:` passes keys through under DeepSpeed's own names. Weights are whole between steps.
 """
