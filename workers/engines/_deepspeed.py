@@ -93,7 +93,9 @@ class Deepspeed(Ddp):
 
     def _config(self) -> dict[str, Any]:
         whole, largest = sum(self._sizes), max(self._sizes)
-        bucket = -(-max(largest, min(whole, _AT_ONCE)) // 64) * 64  # of elements; DeepSpeed wants an even number
+        bucket = (
+            -(-max(largest, min(whole, _AT_ONCE)) // 64) * 64
+        )  # of elements; DeepSpeed wants an even number
         zero: dict[str, Any] = {"stage": self.options.get("zero", 1)}
         zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
         if zero["stage"] == 3:  # no parameter stays whole, none is gathered before its turn
@@ -221,9 +223,7 @@ class _Pieces:
     def whole(self, slot: str | None = None) -> Iterator[tuple[int, Tensor]]:
         """Each parameter's moment, its weights by default, on the device, by its place; all ranks read to the end."""
         for places in self._buckets():
-            sizes = [
-                [pieces[at].stop - pieces[at].start for at in places] for pieces in self._of_rank
-            ]
+            sizes = [[pieces[at].stop - pieces[at].start for at in places] for pieces in self._of_rank]
             longest = max(map(sum, sizes))
             mine = torch.zeros(longest, device=self._device)
             filled = torch.cat([self._kept(self._of_rank[self._mine][at], slot) for at in places])
