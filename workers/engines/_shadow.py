@@ -13,13 +13,21 @@ from torch import Tensor
 
 
 class Shadow(torch.nn.Module):
-    """Clones of parameters, in their order."""
+    """Clones of parameters, in their order; a module each, so that ZeRO 3 holds no more than one of them whole."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__()
-        clones = (torch.nn.Parameter(p.detach().clone(), requires_grad=True) for p in parameters)
-        self.weights = torch.nn.ParameterList(clones)
+        self.clones = torch.nn.ModuleList(_Clone(p) for p in parameters)
 
     def forward(self, gradients: list[Tensor]) -> Tensor:
         """The scalar whose gradient is `gradients`."""
-        return torch.stack([(p * g).sum() for p, g in zip(self.weights, gradients, strict=True)]).sum()
+        return torch.stack([clone(g) for clone, g in zip(self.clones, gradients, strict=True)]).sum()
+
+
+class _Clone(torch.nn.Module):
+    def __init__(self, parameter: torch.nn.Parameter):
+        super().__init__()
+        self.weight = torch.nn.Parameter(parameter.detach().clone(), requires_grad=True)
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        return (self.weight * gradient).sum()

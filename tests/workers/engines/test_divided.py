@@ -20,6 +20,10 @@ WAYS = [
     ("fsdp2", "adamw"),
     pytest.param("deepspeed, zero: 1", "adamw", marks=NEEDS_DEEPSPEED),
     pytest.param("deepspeed, zero: 2", "adamw", marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 3", "adamw", marks=NEEDS_DEEPSPEED),
+    # a plan refuses it on cpu; DeepSpeed's own way of it runs all the same
+    pytest.param("deepspeed, zero: 2, offload: optimizer", "adamw", marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 3, offload: optimizer", "adamw", marks=NEEDS_DEEPSPEED),
 ]
 
 
@@ -43,6 +47,30 @@ def test_two_ranks_of_fsdp2_take_the_steps_of_one_process(ring, tmp_path):
     acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
     alone = ran(ring, tmp_path / "alone", "ddp", "muon", 1, acts)
     assert ran(ring, tmp_path / "two", "fsdp2", "muon", 2, acts) == pytest.approx(alone, rel=1e-5)
+
+
+@NEEDS_DEEPSPEED
+def test_a_commit_of_two_ranks_of_zero_3_goes_on_in_one_process(ring, tmp_path):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 3], ["save", "half"], ["train", "pretrain", 3, 5]]
+    two = ran(ring, tmp_path / "two", "deepspeed, zero: 3", "adamw", 2, acts)
+    alone = ring.world("stages.pretrain.optimizer={use: adamw}", "stages.pretrain.epochs=60")
+    assert two[:3] == pytest.approx([r["loss"] for r in alone.train("pretrain", 0, 3)], rel=1e-5)
+    alone.load(tmp_path / "two" / "half", "pretrain")
+    assert two[3:] == pytest.approx([r["loss"] for r in alone.train("pretrain", 3, 5)], rel=1e-5)
+
+
+@NEEDS_DEEPSPEED
+@pytest.mark.slow
+def test_zero_3_waits_for_no_shard_that_is_apart(ring, tmp_path):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
+    changes = [
+        "roles.trainer={engine: {use: deepspeed, zero: 3}}",
+        "stages.pretrain.optimizer={use: adamw}",
+    ]
+    apart = played(ring.scenario, tmp_path, acts, changes=changes, trainers=2, shards=1)
+    losses = [record["loss"] for record in apart[0]["records"]]
+    alone = ring.world(changes[1]).train("pretrain", 0, 4)
+    assert losses == pytest.approx([record["loss"] for record in alone], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ WAYS = [
     ("fsdp2", []),
     pytest.param("deepspeed, zero: 1", ADAMW, marks=NEEDS_DEEPSPEED),
     pytest.param("deepspeed, zero: 2", ADAMW, marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 3", ADAMW, marks=NEEDS_DEEPSPEED),
 ]
 
 
