@@ -27,7 +27,7 @@ from nonet.workers.engines._shadow import Shadow
 from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
 _AT_ONCE = 1 << 22  # elements that ranks gather or reduce together: 16 MB
 
 
@@ -163,7 +163,7 @@ class Deepspeed(Ddp):
         own = self.own_names("optimizer", shape, saving)
         moments = {name: torch.tensor(float(self._steps)) for name in shape if name.endswith(".step")}
         for slot in _MOMENTS if self._steps else ():
-            for index, whole in self._pieces.whole(slot):
+            for index, whole in self._pieces.whole(_MOMENTS[slot]):
                 if (name := f"{index}.{slot}") in own:
                     moments[name] = whole.clone()
         return self.written(shape, moments, self.optimizer.state_dict()["param_groups"], saving)
@@ -181,7 +181,7 @@ class Deepspeed(Ddp):
             if slot == "step":
                 self._steps = int(value)
             else:
-                self._pieces.put(int(index), slot, value)
+                self._pieces.put(int(index), _MOMENTS[slot], value)
         if self._steps:
             self._pieces.set_steps(self._steps)
 
