@@ -23,11 +23,11 @@ from torch import Tensor
 from nonet.errors import ConfigError
 from nonet.workers import Saving, read_tensors
 from nonet.workers.engines._ddp import BESIDE, Ddp
-from nonet.workers.engines._shadow import Shadow
+from nonet.workers.engines._shadow import Shadow, round_to
 from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
 _AT_ONCE = 1 << 22  # elements that ranks gather or reduce together: 16 MB
 
 
@@ -120,8 +120,7 @@ class Deepspeed(Ddp):
         if self._engine is None:
             return super().clip(rows)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
-        torch._foreach_mul_(gradients, float(self.member.n_trainers))
-        self._engine.backward(self._engine(gradients))
+        self._engine.backward(self._engine(gradients) * self.member.n_trainers)
         zero = self._engine.optimizer
         if self.options.get("zero", 1) == 3:
             dense = float(torch.linalg.vector_norm(torch.stack(zero._get_norm_groups())))
@@ -141,8 +140,9 @@ class Deepspeed(Ddp):
         self._engine.step()
         self._steps += 1
         parameters = list(self.model.parameters())
+        ordered = [p for p in parameters if p.ndim > 1] + [p for p in parameters if p.ndim <= 1]
+        self._pieces.round_to(ordered)
         if self.options.get("zero", 1) == 3:
-            ordered = [p for p in parameters if p.ndim > 1] + [p for p in parameters if p.ndim <= 1]
             for index, whole in self._pieces.whole():
                 ordered[index].copy_(whole)
         else:
@@ -163,7 +163,7 @@ class Deepspeed(Ddp):
         own = self.own_names("optimizer", shape, saving)
         moments = {name: torch.tensor(float(self._steps)) for name in shape if name.endswith(".step")}
         for slot in _MOMENTS if self._steps else ():
-            for index, whole in self._pieces.whole(slot):
+            for index, whole in self._pieces.whole(_MOMENTS[slot]):
                 if (name := f"{index}.{slot}") in own:
                     moments[name] = whole.clone()
         return self.written(shape, moments, self.optimizer.state_dict()["param_groups"], saving)
@@ -181,7 +181,7 @@ class Deepspeed(Ddp):
             if slot == "step":
                 self._steps = int(value)
             else:
-                self._pieces.put(int(index), slot, value)
+                self._pieces.put(int(index), _MOMENTS[slot], value)
         if self._steps:
             self._pieces.set_steps(self._steps)
 
@@ -241,6 +241,11 @@ class _Pieces:
         if slot not in state:
             state[slot] = torch.zeros_like(piece.flat, requires_grad=False)
         piece.of(state[slot]).copy_(value.reshape(-1)[piece.start : piece.stop])
+
+    def round_to(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Make this rank's pieces what these parameters, in the optimizer's order, can hold."""
+        for at, piece in self._of_rank[self._mine].items():
+            round_to(parameters[at], piece.of(piece.flat.detach()))
 
     def set_steps(self, steps: int) -> None:
         """How often the optimizer stepped."""

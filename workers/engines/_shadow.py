@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Shadow(torch.nn.Module):
-    """Clones of parameters, in their order; a module each, so that ZeRO 3 holds no more than one of them whole."""
+    """Clones of parameters in fp32, in their order; a module each, so that ZeRO 3 holds no more than one of them whole."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__()
@@ -27,7 +27,14 @@ class Shadow(torch.nn.Module):
 class _Clone(torch.nn.Module):
     def __init__(self, parameter: torch.nn.Parameter):
         super().__init__()
-        self.weight = torch.nn.Parameter(parameter.detach().clone(), requires_grad=True)
+        self.weight = torch.nn.Parameter(parameter.detach().to(torch.float32, copy=True), requires_grad=True)
 
     def forward(self, gradient: Tensor) -> Tensor:
         return (self.weight * gradient).sum()
+
+
+@torch.no_grad()
+def round_to(parameter: Tensor, part: Tensor) -> None:
+    """Make a part of a clone what its parameter can hold, in place: a commit has no more of it, and a run goes on from that."""
+    if parameter.dtype != part.dtype:
+        part.copy_(part.to(parameter.dtype))

@@ -27,6 +27,19 @@ WAYS = [
 ]
 
 
+QWEN3 = (
+    "model={{use: hf, precision: {}, config: {{model_type: qwen3, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}}}}"
+)
+BACKBONES = [
+    ("ddp", "fp32"),
+    ("fsdp2", "fp32"),
+    pytest.param("deepspeed, zero: 2", "fp32", marks=NEEDS_DEEPSPEED),
+    ("fsdp2", "bf16"),
+    pytest.param("deepspeed, zero: 3", "bf16", marks=NEEDS_DEEPSPEED),
+]
+
+
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory):
     return Ring(tmp_path_factory.mktemp("ring"))
@@ -97,6 +110,20 @@ def test_a_commit_of_two_ranks_goes_on_under_every_engine_and_world(ring, tmp_pa
     kept = plain.trainer.dense.optimizer.state_dict()["state"]
     shapes = {f"{at}.{slot}": value.shape for at, slots in kept.items() for slot, value in slots.items()}
     assert {name: value.shape for name, value in names.items()} == shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "precision"), BACKBONES)
+def test_two_ranks_step_a_hugging_face_backbone_and_go_on_from_its_commit(ring, tmp_path, engine, precision):
+    """A bf16 backbone rounds every sum, so it is only near one process. A commit holds all of it, so what follows is equal."""
+    go_on = [["load", "half", "pretrain"], ["train", "pretrain", 4, 7]]
+    begun = [["begin", "pretrain"], ["train", "pretrain", 0, 4], ["save", "half"]]
+    qwen3 = [QWEN3.format(precision)]
+    alone = ran(ring, tmp_path / "alone", "ddp", "adamw", 1, begun[:2], more=qwen3)
+    acts = [*begun, ["train", "pretrain", 4, 7], *go_on]
+    two = ran(ring, tmp_path / "two", engine, "adamw", 2, acts, more=qwen3)
+    assert two[:4] == pytest.approx(alone, rel=1e-5 if precision == "fp32" else 1e-2)
+    assert two[7:] == two[4:7]
 
 
 def test_muon_and_deepspeed_do_not_go_together(ring):
