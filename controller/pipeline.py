@@ -56,6 +56,7 @@ class Pipeline:
                 self._evaluate(name, partial(session.evaluator.baseline, name))
             for name in self._done_before(session.restored):
                 self._evaluate(name, partial(self._ranked, name))
+                self._control_before(name)
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self._collect()
@@ -137,6 +138,13 @@ class Pipeline:
             self._timed(subject, time.time() - began)
         self._evaluate(subject, lambda: session.evaluator.evaluate(subject, str(folder)))
         return True
+
+    def _control_before(self, name: str) -> None:
+        """Rank the control of a stage that ended before the commit a resume goes on from, where its ranking was lost."""
+        subject = control_name(name)
+        folders = list((self.session.run.path / "controls" / subject).glob("step-*"))
+        if len(folders) == 1:  # training keeps the best one alone
+            self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folders[0])))
 
     def _rebind(self, name: str) -> None:
         """Have the groups of a stage; what an evaluator that ends was asked is waited for."""

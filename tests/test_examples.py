@@ -50,7 +50,7 @@ def test_own_loop_starts_from_a_finished_run_and_commits_in_a_run_of_its_own(ray
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
@@ -65,9 +65,9 @@ def test_scenarios_of_rewards_run_to_their_report(ray_local, tmp_path, name, sho
     """Two objectives, a floor and a worker between; scenes, staleness and a rollout in bf16."""
     scenario = api.scenario(
         EXAMPLES / "rewards" / f"{name}.yaml",
-        ["stages.pretrain={use: supervised, steps: 20}", "stages.rl.steps=6"],
+        ["stages.pretrain={use: supervised, steps: 20}", "stages.rl.steps=4"],
     )
-    finished = api.run(scenario, run_dir=tmp_path / "run", panel=Panel(io.StringIO(), live=False))
+    finished = api.run(scenario, run_dir=tmp_path / name, panel=Panel(io.StringIO(), live=False))
     assert finished.state == "done"
     metrics = [json.loads(line) for line in finished.folder.metrics.read_text().splitlines()]
     assert shown <= {each["name"] for each in metrics if each["stage"] == "rl"}

@@ -42,7 +42,8 @@ def explain(error: ValidationError, model: type[BaseModel], document: Any, files
     if kind == "extra_forbidden":
         known = _keys_at(loc[:-1], model, document, files)
         if loc[-1] in known:
-            text = "is a key of another `use`"
+            others = _with_key(str(loc[-1]), _class_at(loc[:-1], model, document, files))
+            text = f"is a key of another `use`{': ' if others else ''}{', '.join(others)}"
         else:
             text = f"unknown key{suggestion(str(loc[-1]), known)}" + (
                 f"; known keys: {', '.join(known)}" if known else ""
@@ -86,8 +87,8 @@ def _is_arm(part: Any) -> bool:
     return str(part) in _WORDLESS or "[" in str(part)
 
 
-def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files) -> list[str]:
-    """Keys that a scenario may have where `loc` points, for suggestions."""
+def _class_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files) -> type[BaseModel] | None:
+    """The class of what a scenario has where `loc` points; None where that is none."""
     own_name = False
     for part in loc:
         if isinstance(part, int):  # a place in a list
@@ -102,8 +103,23 @@ def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         inside, own_name = _model_of(annotation), get_origin(annotation) is dict
         if inside is None:
-            return []
+            return None
         model = inside
+    return model
+
+
+def _with_key(key: str, model: type[BaseModel] | None) -> list[str]:
+    """Names that `use` may have and that have a key."""
+    shipped = model.option_classes() if model is not None and issubclass(model, Replaceable) else {}
+    return sorted(name for name, options in shipped.items() if key in options.model_fields)
+
+
+def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files) -> list[str]:
+    """Keys that a scenario may have where `loc` points, for suggestions."""
+    found = _class_at(loc, model, document, files)
+    if found is None:
+        return []
+    model = found
     names = [field.alias or name for name, field in model.model_fields.items() if name != "use"]
     shipped = model.option_classes() if issubclass(model, Replaceable) else {}
     return sorted(

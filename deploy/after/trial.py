@@ -90,6 +90,8 @@ def trial_text(found: Tried) -> str:
     trial = found.trial
     users, width = trial.rollouts.valid.shape
     lines = [f"{trial.name} on {users} users, {width} items each (stand-ins for a model's beams)", ""]
+    if len(trial.troubles) == users:
+        return "\n".join([*lines, f"no score for any user: {trial.troubles[0].why}"])
     for user in range(users):
         scored = trial.scores[trial.name][user]
         order = np.argsort(-np.where(trial.rollouts.valid[user], scored, -np.inf), kind="stable")[:_SHOWN]

@@ -1,22 +1,22 @@
-"""The Python face of scenarios and runs: `nonet.scenario`, `nonet.run`, `nonet.start`."""
+"""The Python face of scenarios and runs: `nonet.scenario`, `nonet.run`, `nonet.start`. Ray is loaded where a run starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nonet.controller.cluster import ClusterView, this_machine
 from nonet.controller.plan import Plan, plan
 from nonet.controller.record import RunFolder, find_run, in_job, new_run, place_of
 from nonet.controller.scenario import Scenario, document, find, load_scenario, make_scenario, put, with_values
 from nonet.controller.setup import check_same
-from nonet.deploy.run.driver import Run
-from nonet.deploy.run.driver import start as _start
-from nonet.deploy.run.driver import start_detached as _start_detached
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
 from nonet.plugins import Files
+
+if TYPE_CHECKING:
+    from nonet.deploy.run.driver import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,21 @@ def start(source: ScenarioFile | str | Path, *, run_dir: str | Path | None = Non
     return _start(chosen.scenario, chosen.folder, new_run(chosen.scenario.name, run_dir), command=command)
 
 
+def _start(*args: Any, **more: Any) -> Run:
+    from nonet.deploy.run import driver
+
+    return driver.start(*args, **more)
+
+
 def start_detached(
     source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = ""
 ) -> RunFolder:
     """Start a run that goes on without this process, on the cluster RAY_ADDRESS names; its folder."""
     chosen = source if isinstance(source, ScenarioFile) else scenario(source)
     folder = new_run(chosen.scenario.name, run_dir)
-    _start_detached(chosen.scenario, chosen.folder, folder, command=command)
+    from nonet.deploy.run import driver
+
+    driver.start_detached(chosen.scenario, chosen.folder, folder, command=command)
     return folder
 
 

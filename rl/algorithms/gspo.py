@@ -5,9 +5,18 @@ Zheng et al., arXiv 2507.18071; the clip is the paper's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from nonet.rl.algorithms.base import Algorithm, Clip, Options, Policy, PolicyGradient, beams, has_kl
+from nonet.rl.algorithms.base import (
+    Algorithm,
+    Clip,
+    Normalise,
+    Options,
+    Policy,
+    PolicyGradient,
+    beams,
+    has_kl,
+)
 
 if TYPE_CHECKING:
     from nonet.rl import PolicyLoss
@@ -15,7 +24,7 @@ if TYPE_CHECKING:
 
 class Gspo(PolicyGradient):
     clip: Clip = [3e-4, 4e-4]
-    normalise: Literal["group", "gdpo"] = "group"
+    normalise: Normalise = None
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:

@@ -53,6 +53,6 @@ def actor_parts(url: str, title: str = "") -> tuple[str, str, str]:
     name, _, method = rest.partition("/")
     if not namespace or not name:
         raise ConfigError(
-            f"{title or url!r}: wanted actor://namespace/name, or actor://namespace/name/method"
+            f"{title or repr(url)}: wanted actor://namespace/name, or actor://namespace/name/method"
         )
     return namespace, name, method or "score"

@@ -244,3 +244,16 @@ def test_drawn_users_and_beams_alone_are_told(changes, data, said):
     notes = list(evaluation_notes(scenario, data))
     assert len(notes) == len(said)
     assert all(words in note for words, note in zip(said, notes, strict=True))
+
+
+@pytest.mark.parametrize(("kept", "asked"), [(1, True), (2, False), (0, False)])
+def test_a_control_that_was_trained_and_not_ranked_is_ranked_by_a_resume_from_a_later_stage(
+    made, kept, asked
+):
+    pipeline, session = made({})
+    session.restored = SimpleNamespace(stage="finetune", stage_step=5, last=False)
+    for step in range(kept):  # one: the best; more: training did not end
+        (session.run.path / "controls" / "pretrain_control" / f"step-{step}").mkdir(parents=True)
+    assert pipeline.run()
+    assert ("asked for pretrain_control" in session.evaluator.log) == asked
+    assert ("showed pretrain_control" in session.evaluator.log) == asked

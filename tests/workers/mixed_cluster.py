@@ -18,7 +18,7 @@ from nonet.controller.plan.planner import plan
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.workers.devices.vendors import device
 from nonet.workers.runtime.group import WorkerGroup
-from nonet.workers.runtime.host import RoleSpec
+from nonet.workers.runtime.worker import RoleSpec
 
 SCENARIO = {
     "name": "mixed",

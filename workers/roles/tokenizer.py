@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import write_whole
 from nonet.errors import DataError
-from nonet.models.generation import Trie
-from nonet.models.tokenizer import KnownSids, tokenise
+from nonet.models.tokenizer import KnownSids
 from nonet.samples.preparation import BuildOptions, Prepared, Report, prepare, sample_of
 from nonet.samples.sequences import (
     TEST,
@@ -191,6 +190,9 @@ class Tokeniser(DistributeWorker):
             device(HOST).release()
 
     def _artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
+        from nonet.models.generation import Trie
+        from nonet.models.tokenizer import tokenise
+
         root = Path(run_folder) / "artifacts"
         seq, items, sequences = sequences_of(data, root)
         known = data.known and data.known.tokens()

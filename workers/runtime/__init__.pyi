@@ -9,7 +9,6 @@ from .future import all_there as all_there
 from .future import end_to_end as end_to_end
 from .future import together as together
 from .group import WorkerGroup as WorkerGroup
-from .host import RoleSpec as RoleSpec
 from .methods import PerRank as PerRank
 from .methods import Replicate as Replicate
 from .methods import Shard as Shard
@@ -26,3 +25,4 @@ from .timeline import Spans as Spans
 from .timeline import size_bytes as size_bytes
 from .worker import DistributeWorker as DistributeWorker
 from .worker import Place as Place
+from .worker import RoleSpec as RoleSpec

@@ -24,8 +24,8 @@ from nonet.workers.devices import device as known_device
 from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.dispatch import Header, packed, task_name
 from nonet.workers.runtime.future import GroupFuture
-from nonet.workers.runtime.host import RoleSpec, WorkerActor
-from nonet.workers.runtime.worker import Place
+from nonet.workers.runtime.host import WorkerActor
+from nonet.workers.runtime.worker import Place, RoleSpec
 
 if TYPE_CHECKING:
     from nonet.workers.runtime.residents import Moved

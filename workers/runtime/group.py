@@ -19,9 +19,8 @@ from nonet.workers.runtime import payload as wire
 from nonet.workers.runtime.actors import ActorGroup, Life, Message, Seat
 from nonet.workers.runtime.dispatch import Header, is_plain, spread
 from nonet.workers.runtime.future import GroupFuture, GroupStream
-from nonet.workers.runtime.host import RoleSpec
 from nonet.workers.runtime.methods import Method, declared, positional, signature
-from nonet.workers.runtime.worker import DistributeWorker
+from nonet.workers.runtime.worker import DistributeWorker, RoleSpec
 
 
 class WorkerGroup:

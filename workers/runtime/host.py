@@ -30,19 +30,10 @@ from nonet.workers.runtime.dispatch import arguments, named, unpacked
 from nonet.workers.runtime.methods import declared
 from nonet.workers.runtime.orphan_guard import OrphanGuard
 from nonet.workers.runtime.timeline import Spans
-from nonet.workers.runtime.worker import DistributeWorker, Place
+from nonet.workers.runtime.worker import DistributeWorker, Place, RoleSpec
 
 if TYPE_CHECKING:  # torch, which rewards need not have
     from nonet.workers.runtime.residents import Moved, Residents
-
-
-@dataclass(frozen=True, slots=True)
-class RoleSpec:
-    """How to make one role: its class and constructor arguments."""
-
-    cls: type[DistributeWorker]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,3 +90,12 @@ class DistributeWorker:
 
     def teardown(self) -> None:
         """Called once before a graceful stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """How to make one role: its class and constructor arguments."""
+
+    cls: type[DistributeWorker]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None

@@ -12,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # Ray's workers import this 
 from views import scenario
 
 from nonet.errors import PlacementError
-from nonet.workers.runtime.host import RoleSpec
-from nonet.workers.runtime.worker import DistributeWorker
+from nonet.workers.runtime.worker import DistributeWorker, RoleSpec
 
 
 class Idle(DistributeWorker):

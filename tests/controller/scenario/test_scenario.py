@@ -111,6 +111,29 @@ def test_a_key_of_another_use_is_not_suggested_to_itself():
 
 
 @pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("algorithm={use: grpoo}", "algorithm 'grpoo' (did you mean 'grpo'?) is neither shipped"),
+        (
+            "algorithm={use: rloo, normalise: gdpo}",
+            "normalise: is a key of another `use`: dapo, ecpo, gbpo, grpo",
+        ),
+        ("algorithm={use: rsft, normalise: grup}", "input should be 'group' or 'gdpo', got 'grup'"),
+        ("rollout={use: beem}", "'beem' (did you mean 'beam'?) is neither shipped"),
+        ("rollout={use: beam, temperature: 2}", "temperature: is a key of another `use`: sample"),
+        ("rollout.width=0", "rollout.width: input should be greater than or equal to 2, got 0"),
+        ("rewards={}", "name at least one"),
+        ("rewards.hit.weight=one", "rewards.hit.weight: input should be a valid number, got 'one'"),
+        ("rewards.hit.at_least=.nan", "rewards.hit.at_least: input should be a finite number"),
+    ],
+)
+def test_what_an_rl_stage_cannot_have_is_one_line(change, told):
+    line = wrong(f"stages.rl.{change}")
+    assert told in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
     "change",
     ["stages.pretrain.lr=.inf", "stages.rl.rewards.hit.weight=.nan", "stages.rl.algorithm.kl=.inf",
      "sparse.tables.item.lr=.inf", "stages.rl.algorithm.clip=.inf"],

@@ -14,7 +14,7 @@ import torch
 import nonet
 from nonet.errors import ConfigError, DeadlineExceeded, StaleVersion, WorkerFailed, WorkerLost
 from nonet.workers.runtime.actors import ActorGroup
-from nonet.workers.runtime.host import RoleSpec
+from nonet.workers.runtime.worker import RoleSpec
 
 
 class Fragile(nonet.DistributeWorker):

@@ -1,0 +1,55 @@
+"""`nonet reward test`: a reward beside the scenario's others, a wrong shape with what came back, and nothing heavy is loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests_ring import make_ring
+
+from nonet.deploy.after.trial import trial_facts, trial_text, try_reward
+from nonet.deploy.run import api
+
+OWN = """
+import numpy as np
+import nonet
+
+
+@nonet.reward
+def odd(item):
+    return item % 2
+
+
+@nonet.reward
+def flat(item):
+    return np.ones(len(item))
+"""
+
+
+def test_a_wrong_shape_is_told_with_what_came_back_and_neither_torch_nor_ray_is_loaded(tmp_path):
+    folder = make_ring(tmp_path)
+    (folder / "own.py").write_text(OWN)
+    code = (
+        "import sys; sys.argv = ['nonet', 'reward', 'test', 'own.py:flat', '--scenario', 'ring.yaml']\n"
+        "from nonet.deploy.cli import main\n"
+        "try: main()\nfinally: assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=os.environ
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("no score for any user: reward 'flat' returned numpy.ndarray of shape [8] float64")
+    assert "wanted numbers of shape [8, 16], [users, beams]" in last
+
+
+def test_a_reward_is_compared_with_those_of_the_scenario(tmp_path, monkeypatch):
+    folder = make_ring(tmp_path)
+    (folder / "own.py").write_text(OWN)
+    monkeypatch.chdir(folder)
+    found = try_reward(api.scenario(folder / "ring.yaml"), "own.py:odd", 0.5, {}, 8)
+    facts = trial_facts(found)
+    assert (facts["reward"], len(facts["users"]), facts["troubles"]) == ("odd", 8, [])
+    assert "hit" in facts["correlation"]
+    assert "share of the weighted spread" in trial_text(found)
