@@ -101,10 +101,9 @@ def _trained(role: Role, reference: bool, workers: int, size: ModelSize) -> dict
     zero = _zero(role)
     weights = size.parameters * size.weight_bytes
     master = 4 if size.weight_bytes < 4 else 0
-    parts = {
-        "weights": weights / (workers if zero == 3 else 1),
-        "optimizer": size.parameters * (8 + master) / (workers if zero else 1),
-    }
+    parts = {"weights": weights / (workers if zero == 3 else 1)}
+    if not _aside(role):
+        parts["optimizer"] = size.parameters * (8 + master) / (workers if zero else 1)
     if reference:
         parts["reference"] = float(weights)
     if copies := _copies(role, workers)[0]:
@@ -123,6 +122,20 @@ def _zero(role: Role) -> int:
 def _copies(role: Role, workers: int) -> tuple[float, float]:
     """Copies of the weights that the engine keeps on each rank, and those of a step."""
     return role.engine.spec.copies(role.engine.options(), workers) if role.engine else (0.0, 0.0)
+
+
+def _aside(role: Role) -> bool:
+    return role.engine is not None and role.engine.spec.aside(role.engine.options())
+
+
+def stepped_on_host(
+    scenario: Scenario, stage: str, roles: tuple[str, ...], workers: int, size: ModelSize
+) -> float:
+    """Bytes of a worker's share of an optimizer in host memory: moments, weights in fp32 and their gradients."""
+    named = roles_of(scenario, stage)
+    if not any(role in named and _aside(named[role]) for role in roles):
+        return 0.0
+    return size.parameters * 16 / workers
 
 
 def _stepping(scenario: Scenario, tokens: float, size: ModelSize) -> float:

@@ -13,7 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nonet.controller.cluster import MEMORY, ClusterView
-from nonet.controller.plan.memory import PROCESS_BYTES, RUNTIME_BYTES, Need, need, usual_share
+from nonet.controller.plan.memory import (
+    PROCESS_BYTES,
+    RUNTIME_BYTES,
+    Need,
+    need,
+    stepped_on_host,
+    usual_share,
+)
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.sizes import ModelSize, model_size, shard_bytes
 from nonet.controller.scenario import Scenario
@@ -202,6 +209,8 @@ def _host_line(
             each |= {**needs[group.name].fixed, **needs[group.name].working}
         if "embedding" in group.roles and (rows := shard_bytes(scenario, group.workers)):
             each["rows"] = rows
+        if stepped := stepped_on_host(scenario, stage, group.roles, group.workers, size):
+            each["optimizer"] = stepped
         if group.name in aside:
             each["offloaded"] = aside[group.name]
         for node, count in counts.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nonet.controller.scenario.options import Elastic, Model, Role, Weights
+from nonet.controller.scenario.options import Elastic, Model, Pool, Role, Weights
 from nonet.controller.scenario.scenario import Scenario
 from nonet.errors import ConfigError
 from nonet.plugins import is_reference
@@ -53,10 +53,10 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield f"model.use: {scenario.model.use}"
     if is_reference(str(scenario.tokenizer.use)):
         yield f"tokenizer.use: {scenario.tokenizer.use}"
-    yield from _missing_roles("roles", scenario.roles, scenario.model.spec.blocks)
+    yield from _missing_roles("roles", scenario.roles, scenario)
     yield from _missing_evaluators("roles", scenario.roles, scenario.model)
     for name, stage in scenario.stages.items():
-        yield from _missing_roles(f"stages.{name}.roles", stage.roles, scenario.model.spec.blocks)
+        yield from _missing_roles(f"stages.{name}.roles", stage.roles, scenario)
         yield from _missing_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
         if getattr(stage, "target", None) and not data.source.spec.targets:
             yield f"stages.{name}.target with data.source: {data.source.use}"
@@ -78,7 +78,20 @@ def _of_blocks(options: Mapping[str, Any]) -> str | None:
     return next((key for key in ("recompute", "compile") if options.get(key)), None)
 
 
-def _missing_roles(path: str, roles: Mapping[str, Role], blocks: bool) -> Iterator[str]:
+def _undone(role: Role, scenario: Scenario) -> str | None:
+    """What an engine does not do with its options where the role is."""
+    if role.engine is None:
+        return None
+    host = role
+    for name in (role.fuse, role.collocate):
+        host = scenario.roles.get(name, host) if name else host
+    pool = scenario.pools.get(host.pool or "cpu", Pool())
+    ranks = role.workers.min if isinstance(role.workers, Elastic) else role.workers
+    return role.engine.spec.unsupported(role.engine.options(), pool.device, ranks)
+
+
+def _missing_roles(path: str, roles: Mapping[str, Role], scenario: Scenario) -> Iterator[str]:
+    blocks = scenario.model.spec.blocks
     for name, role in roles.items():
         if role.engine and (path, name) != ("roles", "trainer"):
             yield f"{path}.{name}.engine (a run has one engine: roles.trainer.engine)"
@@ -86,7 +99,7 @@ def _missing_roles(path: str, roles: Mapping[str, Role], blocks: bool) -> Iterat
             yield f"{path}.{name}.engine: {role.engine.use}"
         elif role.engine and not blocks and (key := _of_blocks(role.engine.options())):
             yield f"{path}.{name}.engine.{key} with a model that has no blocks"
-        elif role.engine and (what := role.engine.spec.unsupported(role.engine.options())):
+        elif role.engine and (what := _undone(role, scenario)):
             yield f"{path}.{name}.engine: {role.engine.use} with {what}"
         if not _runs(name, role):
             near = did_you_mean(name, shipped_roles())

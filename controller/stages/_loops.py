@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -59,7 +60,7 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         }
         show_tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
-        recorder.metrics(name, stop, of_the_machine(records))
+        recorder.metrics(name, stop, of_the_machine(records) | _of_some_stages(records))
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
@@ -67,6 +68,17 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
     session.end(step)
     validated(session, recorder, name, step, over=True)
     return True
+
+
+def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Further losses of a call's steps, their mean; with fp16 how many steps were skipped, and the last scale."""
+    last = records[-1]
+    found = {
+        key: sum(record[key] for record in records) / len(records) for key in last if key.endswith("_loss")
+    }
+    if "scale" in last:
+        found |= {"skipped": sum(record["skipped"] for record in records), "scale": last["scale"]}
+    return found
 
 
 def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:

@@ -14,7 +14,7 @@ from nonet.suggest import suggestion
 
 
 class AlgorithmOptions(Replaceable):
-    default: ClassVar[str] = "grpo"
+    default: ClassVar[str] = "rloo"
     registry: ClassVar[Registry[Any] | None] = ALGORITHMS
 
 
@@ -55,7 +55,7 @@ class SampledRollout(_Drawing):
 
 
 class RolloutOptions(Replaceable):
-    default: ClassVar[str] = "beam"
+    default: ClassVar[str] = "gumbel"
     shipped: ClassVar[dict[str, type[StrictModel]]] = {
         "beam": BeamRollout,
         "sample": SampledRollout,

@@ -127,6 +127,8 @@ class HfSpec(ModelSpec):
         from nonet.models.hf.lora import linears, wanted  # torch, which a plan of another model does without
         from nonet.models.hf.text import layout_of
 
+        _check_heads(config)
+        _outline(_frozen(options.get("config")), options.get("path"))
         levels = (
             int(scenario.tokenizer.options().get("levels", 3)) + 1
         )  # one more tells items of the same codes apart
@@ -158,6 +160,13 @@ class HfSpec(ModelSpec):
 
 
 SPEC = HfSpec()
+
+
+def _check_heads(config: Any) -> None:
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    shared = int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads % shared:
+        raise ConfigError(f"model: num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}")
 
 
 def _check_window(config: Any, history: int, layout: Any) -> None:
@@ -209,12 +218,17 @@ def _parameters(config: Any, path: str | None) -> int:
 
 @cache
 def _outline(config: Any, path: str | None) -> Any:
-    """The module, made without memory."""
+    """The module, made without memory. Raises ConfigError where its sizes do not go together."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(read_config({"config": _thawed(config), "path": path}))
+    read = read_config({"config": _thawed(config), "path": path})
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(read)
+    except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(f"model: {read.model_type} cannot be made of its config: {said}") from None
 
 
 def _frozen(value: Any) -> Any:

@@ -1,33 +1,39 @@
 """Deepspeed: DeepSpeed's ZeRO over a shadow of the parameters (`pip install 'nonet[deepspeed]'`).
 
 ZeRO cuts the parameters into flat pieces, so Muon, which wants whole matrices, is refused. DeepSpeed averages over the ranks; the
-gradients go in times their number, which makes it the sum. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
+gradients go in times their number, which makes it the sum. ZeRO 1 and 2 give the moved weights back whole. Under ZeRO 3 they are
+gathered from the pieces, some parameters at a time. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.workers import Saving
+from nonet.workers import Saving, read_tensors
 from nonet.workers.engines._ddp import BESIDE, Ddp
-from nonet.workers.engines._shadow import Shadow
+from nonet.workers.engines._shadow import Shadow, round_to
 from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
-_MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
+_MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
+_AT_ONCE = 1 << 22  # elements that ranks gather or reduce together: 16 MB
 
 
 class Deepspeed(Ddp):
-    """options: `zero`, and `deepspeed`, keys of DeepSpeed's own configuration. Alone it is AdamW on one rank.
+    """options: `zero`; `offload`, whether the optimizer is in host memory; `deepspeed`, keys of DeepSpeed's own configuration.
+    Alone it is AdamW on one rank.
 
     A commit is that of `Ddp`: any engine and any number of ranks reads it. Raises ConfigError for an optimizer other than AdamW.
     """
@@ -35,6 +41,7 @@ class Deepspeed(Ddp):
     def __init__(
         self, options: Mapping[str, Any], model: torch.nn.Module, learning: Learning, member: Membership
     ):
+        self._engine: Any = None
         super().__init__(
             options, model, replace(learning, optimizer="adamw"), member
         )  # until a stage says its own
@@ -50,39 +57,52 @@ class Deepspeed(Ddp):
                 "every stage, or engine: {use: fsdp2}"
             )
         super().restart()
-        if self.member.n_trainers > 1:
-            self._divide()
+        self._divide()
 
     def _divide(self) -> None:
-        """A new engine over the weights as they are."""
-        if next(self.model.parameters()).device.type == "cpu":
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees the device that is its own
-        try:
-            import deepspeed  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ConfigError("engine deepspeed wants DeepSpeed: pip install 'nonet[deepspeed]'") from None
+        """A new engine over the weights as they are, in the place of the one before; none where this rank is alone."""
+        if self._engine is not None:
+            self._engine.destroy()
+        self._engine, self._steps = None, 0
+        if self.member.n_trainers == 1:
+            return
         shadow = Shadow(list(self.model.parameters()))
         self._shadows: list[Any] = list(shadow.parameters())
+        self._sizes = [p.numel() for p in self._shadows]
         # in the order of `Ddp`'s optimizer, whose files a commit holds
+        ordered = [p for p in self._shadows if p.ndim > 1] + [p for p in self._shadows if p.ndim <= 1]
+        self._shapes = [p.shape for p in ordered]
+        matrices = [p for p in ordered if p.ndim > 1]
         groups = [
-            {"params": [p for p in self._shadows if p.ndim > 1], "weight_decay": self.learning.weight_decay},
-            {"params": [p for p in self._shadows if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": self.learning.weight_decay},
+            {"params": ordered[len(matrices) :], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98)
         )
-        self._engine: Any = deepspeed.initialize(
-            model=shadow,
-            optimizer=optimizer,
-            config=self._config(),
-            mpu=_Group(self.member),
-            dist_init_required=False,
-        )[0]
-        self._steps = 0
+        deepspeed = _imported(next(self.model.parameters()).device.type)
+        with _barriers_of_trainers(deepspeed, self.member):
+            self._engine = deepspeed.initialize(
+                model=shadow,
+                optimizer=optimizer,
+                config=self._config(),
+                mpu=_Group(self.member),
+                dist_init_required=False,
+            )[0]
+        self._pieces = _Pieces(self._engine.optimizer, ordered, self._shapes, self.member)
 
     def _config(self) -> dict[str, Any]:
-        zero = {"stage": self.options.get("zero", 1)}
+        whole, largest = sum(self._sizes), max(self._sizes)
+        bucket = (
+            -(-max(largest, min(whole, _AT_ONCE)) // 64) * 64
+        )  # of elements; DeepSpeed wants an even number
+        zero: dict[str, Any] = {"stage": self.options.get("zero", 1)}
+        zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+        if zero["stage"] == 3:  # no parameter stays whole, none is gathered before its turn
+            zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
+            zero |= {"stage3_max_live_parameters": largest, "stage3_max_reuse_distance": 0}
+        if self.options.get("offload", "none") == "optimizer":
+            zero["offload_optimizer"] = {"device": "cpu"}
         own = dict(self.options.get("deepspeed") or {})
         zero |= own.pop("zero_optimization", {})
         return {
@@ -97,89 +117,202 @@ class Deepspeed(Ddp):
 
     def clip(self, rows: float = 0.0) -> float:
         """The norm; the cut is made by DeepSpeed as it steps, by the dense norm and what is allowed of it."""
-        if self.member.n_trainers == 1:
+        if self._engine is None:
             return super().clip(rows)
-        count = self.member.n_trainers
-        gradients = [
-            torch.zeros_like(p) if p.grad is None else p.grad * count for p in self.model.parameters()
-        ]
-        self._engine.backward(self._engine(gradients))
-        dense = float(self._engine.optimizer.scaled_global_norm())
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
+        self._engine.backward(self._engine(gradients) * self.member.n_trainers)
+        zero = self._engine.optimizer
+        if self.options.get("zero", 1) == 3:
+            dense = float(torch.linalg.vector_norm(torch.stack(zero._get_norm_groups())))
+        else:
+            dense = float(zero.scaled_global_norm())
         norm, most = math.hypot(dense, rows), self.learning.clip_norm
-        self._engine.optimizer.clip_grad = most * (dense + 1e-6) / (norm + 1e-6) if rows else most
+        zero.clip_grad = most * (dense + 1e-6) / (norm + 1e-6) if rows else most
         return norm
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        if self.member.n_trainers == 1:
+        if self._engine is None:
             super().step(lr)
             return
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
         self._steps += 1
-        for p, shadow in zip(self.model.parameters(), self._shadows, strict=True):
-            p.copy_(shadow)
-            if p.grad is not None:
-                p.grad.zero_()
+        parameters = list(self.model.parameters())
+        ordered = [p for p in parameters if p.ndim > 1] + [p for p in parameters if p.ndim <= 1]
+        self._pieces.round_to(ordered)
+        if self.options.get("zero", 1) == 3:
+            for index, whole in self._pieces.whole():
+                ordered[index].copy_(whole)
+        else:
+            for p, shadow in zip(parameters, self._shadows, strict=True):
+                p.copy_(shadow)
+        torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
 
     def snapshot(self, saving: Saving = BESIDE) -> Callable[[Path], list[Path]]:
-        """Moments are gathered, one group after the other; a rank keeps those that it writes."""
-        if self.member.n_trainers == 1:
+        """Moments are gathered, some parameters at a time; a rank keeps those that it writes."""
+        if self._engine is None:
             return super().snapshot(saving)
-        place = {id(shadow): at for at, shadow in enumerate(self._ordered())}
-        pieces = list(self._pieces()) if self._steps else []
+        slots = (*_MOMENTS, "step") if self._steps else ()
         shape = {
-            f"{place[id(shadow)]}.{slot}": torch.empty(
-                () if slot == "step" else shadow.shape, dtype=flat.dtype, device="meta"
-            )
-            for flat, shadows in pieces
-            for shadow in shadows
-            for slot in (*_MOMENTS, "step")
+            f"{index}.{slot}": torch.empty(() if slot == "step" else whole, device="meta")
+            for index, whole in enumerate(self._shapes)
+            for slot in slots
         }
-        own, moments = self.own_names("optimizer", shape, saving), {}
-        for flat, shadows in pieces:
-            sizes = [p.numel() for p in shadows]
-            for slot, theirs in _MOMENTS.items():
-                mine = self._engine.optimizer.optimizer.state[flat][theirs]
-                parts = [torch.empty_like(mine) for _ in range(self.member.n_trainers)]
-                torch.distributed.all_gather(parts, mine, group=self.member.trainers)
-                whole = torch.cat(parts)[: sum(sizes)]
-                for shadow, value in zip(shadows, whole.split(sizes), strict=True):
-                    if (name := f"{place[id(shadow)]}.{slot}") in own:
-                        moments[name] = value.view_as(shadow).clone()
-            for shadow in shadows:
-                moments[f"{place[id(shadow)]}.step"] = torch.tensor(float(self._steps))
+        own = self.own_names("optimizer", shape, saving)
+        moments = {name: torch.tensor(float(self._steps)) for name in shape if name.endswith(".step")}
+        for slot in _MOMENTS if self._steps else ():
+            for index, whole in self._pieces.whole(_MOMENTS[slot]):
+                if (name := f"{index}.{slot}") in own:
+                    moments[name] = whole.clone()
         return self.written(shape, moments, self.optimizer.state_dict()["param_groups"], saving)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        super().load(folder, optimizer=optimizer)
         if self.member.n_trainers == 1:
+            super().load(folder, optimizer=optimizer)
             return
+        super().load(folder, optimizer=False)
         self._divide()  # of the weights that were read
-        state = self.optimizer.state_dict()["state"]
-        if not optimizer or not state:
+        if not optimizer:
             return
-        self._steps = int(state[0]["step"])
-        place = {id(shadow): at for at, shadow in enumerate(self._ordered())}
-        for flat, shadows in self._pieces():
-            theirs = {"step": torch.tensor(float(self._steps))}
-            for slot, name in _MOMENTS.items():
-                whole = torch.cat([state[place[id(shadow)]][slot].reshape(-1) for shadow in shadows])
-                padded = torch.zeros(flat.numel() * self.member.n_trainers)
-                padded[: len(whole)] = whole
-                mine = torch.distributed.get_rank(self.member.trainers) * flat.numel()
-                theirs[name] = padded[mine : mine + flat.numel()].clone().to(flat.device)
-            self._engine.optimizer.optimizer.state[flat] = theirs
+        for key, value in read_tensors(folder / "optimizer.safetensors").items():
+            index, slot = key.split(".", 1)
+            if slot == "step":
+                self._steps = int(value)
+            else:
+                self._pieces.put(int(index), _MOMENTS[slot], value)
+        if self._steps:
+            self._pieces.set_steps(self._steps)
 
-    def _pieces(self) -> Iterable[tuple[Tensor, list[Any]]]:
-        """Of each of ZeRO's groups this rank's flat piece of the parameters, and the parameters that were laid end to end."""
-        zero = self._engine.optimizer
-        return zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True)
+    def device_tensors(self) -> Iterable[Tensor]:
+        if self._engine is None:
+            return super().device_tensors()
+        copies = (getattr(shadow, "ds_tensor", shadow) for shadow in self._shadows)
+        return (*super().device_tensors(), *copies, *self._pieces.tensors())
 
-    def _ordered(self) -> list[Any]:
-        """Shadows in the order of the optimizer."""
-        return [p for p in self._shadows if p.ndim > 1] + [p for p in self._shadows if p.ndim <= 1]
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A rank's elements start:stop of a parameter, laid end to end; they are flat[at : at + stop - start]."""
+
+    flat: Tensor
+    at: int
+    start: int
+    stop: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Of a tensor laid out as `flat`."""
+        return flat[self.at : self.at + self.stop - self.start]
+
+
+class _Pieces:
+    """Where ZeRO keeps what: of each parameter, in the optimizer's order, the piece of each rank."""
+
+    def __init__(self, zero: Any, ordered: list[Any], shapes: list[torch.Size], member: Membership):
+        self._zero, self._shapes, self._member = zero, shapes, member
+        self._device = ordered[0].device
+        self._mine = torch.distributed.get_rank(member.trainers)
+        ranks, place = range(member.n_trainers), {id(p): index for index, p in enumerate(ordered)}
+        layout = _apart if hasattr(zero, "fp32_partitioned_groups_flat") else _end_to_end
+        self._of_rank = [
+            dict(sorted((place[id(p)], piece) for p, piece in layout(zero, ordered, shapes, rank)))
+            for rank in ranks
+        ]
+
+    def whole(self, slot: str | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Each parameter's moment, its weights by default, on the device, by its place; all ranks read to the end."""
+        for places in self._buckets():
+            sizes = [[pieces[at].stop - pieces[at].start for at in places] for pieces in self._of_rank]
+            longest = max(map(sum, sizes))
+            mine = torch.zeros(longest, device=self._device)
+            filled = torch.cat([self._kept(self._of_rank[self._mine][at], slot) for at in places])
+            mine[: len(filled)] = filled
+            parts = [torch.empty_like(mine) for _ in sizes]
+            torch.distributed.all_gather(parts, mine, group=self._member.trainers)
+            by_rank = [part[: sum(each)].split(each) for part, each in zip(parts, sizes, strict=True)]
+            for number, at in enumerate(places):
+                yield at, torch.cat([split[number] for split in by_rank]).view(self._shapes[at])
+
+    def put(self, index: int, slot: str, value: Tensor) -> None:
+        """This rank's piece of a moment of the optimizer's `index`-th parameter."""
+        piece = self._of_rank[self._mine][index]
+        state = self._zero.optimizer.state[piece.flat]
+        if slot not in state:
+            state[slot] = torch.zeros_like(piece.flat, requires_grad=False)
+        piece.of(state[slot]).copy_(value.reshape(-1)[piece.start : piece.stop])
+
+    def round_to(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Make this rank's pieces what these parameters, in the optimizer's order, can hold."""
+        for at, piece in self._of_rank[self._mine].items():
+            round_to(parameters[at], piece.of(piece.flat.detach()))
+
+    def set_steps(self, steps: int) -> None:
+        """How often the optimizer stepped."""
+        for piece in self._of_rank[self._mine].values():
+            self._zero.optimizer.state[piece.flat]["step"] = torch.tensor(float(steps))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """This rank's pieces on its device, and their moments."""
+        flats = {id(piece.flat): piece.flat for piece in self._of_rank[self._mine].values()}
+        for flat in flats.values():
+            slots = self._zero.optimizer.state.get(flat, {})
+            yield from (t for t in (flat, *slots.values()) if t.device == self._device)
+
+    def _kept(self, piece: _Piece, slot: str | None) -> Tensor:
+        flat = piece.flat if slot is None else self._zero.optimizer.state[piece.flat][slot]
+        return piece.of(flat.detach()).to(self._device)
+
+    def _buckets(self) -> Iterator[list[int]]:
+        """Places of parameters that are gathered together."""
+        bucket, elements = [], 0
+        for at, shape in enumerate(self._shapes):
+            if bucket and elements + shape.numel() > _AT_ONCE:
+                yield bucket
+                bucket, elements = [], 0
+            bucket.append(at)
+            elements += shape.numel()
+        if bucket:
+            yield bucket
+
+
+def _end_to_end(
+    zero: Any, ordered: list[Any], shapes: list[torch.Size], rank: int
+) -> Iterator[tuple[Any, _Piece]]:
+    """ZeRO 1 and 2: the parameters of a group one after the other, cut into as many pieces as there are ranks."""
+    for flat, parameters in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
+        mine, begin = rank * flat.numel(), 0
+        for p in parameters:
+            start, stop = (min(max(edge - begin, 0), p.numel()) for edge in (mine, mine + flat.numel()))
+            yield p, _Piece(flat, begin + start - mine if stop > start else 0, start, stop)
+            begin += p.numel()
+
+
+def _apart(
+    zero: Any, ordered: list[Any], shapes: list[torch.Size], rank: int
+) -> Iterator[tuple[Any, _Piece]]:
+    """ZeRO 3: every parameter cut into as many pieces as there are ranks, the last ones filled up."""
+    for p, shape in zip(ordered, shapes, strict=True):
+        group, at, elements = zero.grad_position[zero.get_param_id(p)]
+        start, stop = (min(edge * int(elements), shape.numel()) for edge in (rank, rank + 1))
+        yield p, _Piece(zero.fp32_partitioned_groups_flat[group], int(at), start, stop)
+
+
+def _imported(device: str) -> Any:
+    """DeepSpeed, told the device. Raises ConfigError where it is not installed."""
+    if device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", "0")  # a worker sees the device that is its own
+    try:
+        import deepspeed  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError("engine deepspeed wants DeepSpeed: pip install 'nonet[deepspeed]'") from None
+    return deepspeed
+
+
+def _barriers_of_trainers(deepspeed: Any, member: Membership) -> AbstractContextManager[Any]:
+    """Where ZeRO 3 waits for all processes it waits for trainers: embedding shards apart are in the job and never come."""
+    return patch.object(deepspeed.comm, "barrier", partial(deepspeed.comm.barrier, group=member.trainers))
 
 
 class _Group:

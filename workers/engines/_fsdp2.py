@@ -6,7 +6,7 @@ Gradients are added up by a reduce-scatter, moved weights come back by an all-ga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from nonet.models import Muon, orthogonal
 from nonet.workers import Saving
 from nonet.workers.engines._ddp import BESIDE, Ddp, cut
-from nonet.workers.engines._shadow import Shadow
+from nonet.workers.engines._shadow import Shadow, round_to
 from nonet.workers.runtime import Membership
 
 
@@ -74,7 +74,8 @@ class Fsdp2(Ddp):
         super().step(lr)
         if self.member.n_trainers == 1:
             return
-        for p, shard in zip(self._parameters, self._shards, strict=True):
+        for p, own, shard in zip(self._parameters, self._own, self._shards, strict=True):
+            round_to(p, own)
             p.copy_(shard.full_tensor())
             if p.grad is not None:
                 p.grad.zero_()
@@ -107,6 +108,10 @@ class Fsdp2(Ddp):
             self.optimizer = self.make_optimizer()
         if optimizer:
             self.load_optimizer(folder, self._part)
+
+    def device_tensors(self) -> Iterable[Tensor]:
+        copies = () if self.member.n_trainers == 1 else self._own
+        return (*super().device_tensors(), *copies)
 
     def _places(self) -> list[int]:
         """The place among the parameters of each of the optimizer's, in the optimizer's order."""

@@ -13,13 +13,28 @@ from torch import Tensor
 
 
 class Shadow(torch.nn.Module):
-    """Clones of parameters, in their order."""
+    """Clones of parameters in fp32, in their order; a module each, so that ZeRO 3 holds no more than one of them whole."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__()
-        clones = (torch.nn.Parameter(p.detach().clone(), requires_grad=True) for p in parameters)
-        self.weights = torch.nn.ParameterList(clones)
+        self.clones = torch.nn.ModuleList(_Clone(p) for p in parameters)
 
     def forward(self, gradients: list[Tensor]) -> Tensor:
         """The scalar whose gradient is `gradients`."""
-        return torch.stack([(p * g).sum() for p, g in zip(self.weights, gradients, strict=True)]).sum()
+        return torch.stack([clone(g) for clone, g in zip(self.clones, gradients, strict=True)]).sum()
+
+
+class _Clone(torch.nn.Module):
+    def __init__(self, parameter: torch.nn.Parameter):
+        super().__init__()
+        self.weight = torch.nn.Parameter(parameter.detach().to(torch.float32, copy=True), requires_grad=True)
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        return (self.weight * gradient).sum()
+
+
+@torch.no_grad()
+def round_to(parameter: Tensor, part: Tensor) -> None:
+    """Make a part of a clone what its parameter can hold, in place: a commit has no more of it, and a run goes on from that."""
+    if parameter.dtype != part.dtype:
+        part.copy_(part.to(parameter.dtype))

@@ -131,8 +131,12 @@ def _no_copies(options: Options, ranks: int) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _none(options: Options) -> str | None:
+def _none(options: Options, device: str, ranks: int) -> str | None:
     return None
+
+
+def _on_device(options: Options) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,9 @@ class TrainEngine:
     divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
     copies   by its options and the number of ranks: copies of the whole weights that a rank keeps beside the model, and those
              that a step makes besides
-    runs     whether this version runs it, or only plans it; unsupported: of its options what it only plans
+    aside    by its options, whether a rank keeps the optimizer in host memory
+    runs     whether this version runs it, or only plans it; unsupported: by its options, the kind of device and the least number
+             of ranks, what it does not do
     optimizers  those of a stage that it steps
     needs    a module of the extra of its name, which must be installed
     """
@@ -153,8 +159,9 @@ class TrainEngine:
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _nothing
     copies: Callable[[Options, int], tuple[float, float]] = _no_copies
+    aside: Callable[[Options], bool] = _on_device
     runs: bool = True
-    unsupported: Callable[[Options], str | None] = _none
+    unsupported: Callable[[Options, str, int], str | None] = _none
     optimizers: tuple[str, ...] = ("muon", "adamw")
     needs: str | None = None
 

@@ -1,9 +1,10 @@
-"""DeepSpeed ZeRO: `zero` says what ranks divide: 1 the optimizer, 2 gradients while they are added up too.
+"""DeepSpeed ZeRO: `zero` says what ranks divide: 1 the optimizer, 2 gradients while they are added up too, 3 the copy of the
+weights too.
 
 `deepspeed:` passes keys through under DeepSpeed's own names. Weights are whole between steps.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,11 +13,16 @@ from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
 # Keys of https://www.deepspeed.ai/docs/config-json that this engine leaves to the user.
 _PASSED = ("zero_optimization", "comms_logger", "wall_clock_breakdown", "flops_profiler", "steps_per_print")
+_SOME = 0.5  # of the weights, at most: a parameter whole, its gradient and what is reduced together
 _OF_ZERO = ("reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "overlap_comm")
 
 
 class Deepspeed(EngineOptions):
     zero: Annotated[int, Field(ge=1, le=3)] = 1
+    offload: Annotated[
+        Literal["none", "optimizer"],
+        Field(description="`optimizer`: moments and fp32 weights are in host memory, and are stepped there"),
+    ] = "none"
     deepspeed: Annotated[
         dict[str, Any], Field(description="keys of DeepSpeed's own configuration, such as zero_optimization")
     ] = {}
@@ -37,16 +43,32 @@ def _check(given: Options, known: tuple[str, ...], where: str) -> None:
 
 
 def _divides(options: Options) -> int:
-    return 3 if options["zero"] == 3 else 1
+    return 1
 
 
 def _copies(options: Options, ranks: int) -> tuple[float, float]:
-    """ZeRO's flat weights, and its part of them in fp32; a step has gradients times the number of ranks, and ZeRO's of them."""
-    return (1 + 1 / ranks, 2.0) if ranks > 1 and options["zero"] < 3 else (0.0, 0.0)
+    """ZeRO 1 and 2: its flat weights, and a rank's part of them in fp32; a step has ZeRO's gradients, and its part of them.
+    ZeRO 3: a rank's part of the weights, the same in fp32, and of the gradients; a step has some whole parameters."""
+    if ranks == 1:
+        return 0.0, 0.0
+    part, aside = 1 / ranks, _aside(options)
+    if options["zero"] == 3:
+        return (part if aside else 3 * part), _SOME
+    return (1.0 if aside else 1 + part), 1 + part
 
 
-def _unsupported(options: Options) -> str | None:
-    return "zero: 3 (weights are whole between steps)" if options["zero"] == 3 else None
+def _aside(options: Options) -> bool:
+    return options["offload"] == "optimizer"
+
+
+def _unsupported(options: Options, device: str, ranks: int) -> str | None:
+    if not _aside(options):
+        return None
+    if device == "cpu":
+        return "offload: optimizer on device cpu, where the optimizer is in host memory anyway (say offload: none)"
+    if ranks == 1:
+        return "offload: optimizer with 1 trainer, where DeepSpeed divides nothing (say workers: 2 or offload: none)"
+    return None
 
 
 SPEC = TrainEngine(
@@ -54,6 +76,7 @@ SPEC = TrainEngine(
     Deepspeed,
     divides=_divides,
     copies=_copies,
+    aside=_aside,
     unsupported=_unsupported,
     optimizers=("adamw",),
     needs="deepspeed",

@@ -8,8 +8,8 @@ def _divides(options: Options) -> int:
 
 
 def _copies(options: Options, ranks: int) -> tuple[float, float]:
-    """Its part, with gradients; a step gathers the whole copy, and its gradients, at once."""
-    return (2 / ranks, 2.0) if ranks > 1 else (0.0, 0.0)
+    """Its part, with gradients; a step gathers the whole copy, and its gradients, at once, and its part of their sum."""
+    return (2 / ranks, 2 + 1 / ranks) if ranks > 1 else (0.0, 0.0)
 
 
 SPEC = TrainEngine("nonet.workers.engines._fsdp2:Fsdp2", EngineOptions, divides=_divides, copies=_copies)

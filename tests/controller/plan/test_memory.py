@@ -44,7 +44,7 @@ def test_what_a_plan_places_and_no_run_starts_is_refused():
     asked = scenario(
         roles={
             "evaluator": {"workers": {"min": 1, "max": 2}},
-            "trainer": {"engine": {"use": "deepspeed", "zero": 3}},
+            "trainer": {"engine": {"use": "deepspeed", "offload": "optimizer"}},
         }
     )
     made = plan(asked, gpu_nodes(1))
@@ -53,7 +53,7 @@ def test_what_a_plan_places_and_no_run_starts_is_refused():
     with pytest.raises(ConfigError) as caught:
         check_runnable(asked)
     for key in (
-        "roles.trainer.engine: deepspeed with zero: 3",
+        "roles.trainer.engine: deepspeed with offload: optimizer on device cpu",
         "roles.evaluator.workers from 1 to 2 (say how many)",
     ):
         assert key in str(caught.value)
@@ -92,16 +92,34 @@ def test_workers_are_told_the_chunk_that_the_plan_names():
 
 
 def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
-    """FSDP2 keeps its part with gradients and gathers both whole in a step; ZeRO keeps flat weights and its fp32 part."""
+    """FSDP2 keeps its part with gradients and gathers both whole in a step; ZeRO keeps flat weights and its fp32 part, ZeRO 3
+    its part thrice: as weights, as fp32 and as gradients."""
     parts = {}
-    for engine in ("ddp", "fsdp2", "deepspeed"):
+    for engine in ("ddp", "fsdp2", "deepspeed", "deepspeed, zero: 3"):
         made, _ = load_scenario("quickstart", [f"roles.trainer={{engine: {{use: {engine}}}}}"])
         for ranks in (1, 4):
             found = need(made, "pretrain", ("trainer",), ranks, model_size(made), 0.0)
             parts[engine, ranks] = found.fixed.get("copy", 0.0), found.working.get("copies", 0.0)
     weights = model_size(made).parameters * 4.0
     nothing = (0.0, 0.0)
-    assert [parts[engine, 1] for engine in ("ddp", "fsdp2", "deepspeed")] == [nothing] * 3
+    assert {parts[engine, 1] for engine, _ in parts} == {nothing}
     assert parts["ddp", 4] == nothing
-    assert parts["fsdp2", 4] == (weights / 2, 2 * weights)
-    assert parts["deepspeed", 4] == (1.25 * weights, 2 * weights)
+    assert parts["fsdp2", 4] == (weights / 2, 2.25 * weights)
+    assert parts["deepspeed", 4] == (1.25 * weights, 1.25 * weights)
+    assert parts["deepspeed, zero: 3", 4] == (0.75 * weights, 0.5 * weights)
+
+
+def test_an_optimizer_in_host_memory_is_counted_there():
+    gpu = {"pool": "gpu", "workers": 2}
+    here, aside = (
+        plan(
+            scenario(roles={"trainer": gpu | {"engine": {"use": "deepspeed", "zero": 3} | more}}),
+            gpu_nodes(1),
+        )
+        for more in ({}, {"offload": "optimizer"})
+    )
+    parameters = model_size(scenario()).parameters
+    assert here.ledger.peak("pretrain", "trainer").parts["trainer.optimizer"] == parameters * 8 / 2
+    assert "trainer.optimizer" not in aside.ledger.peak("pretrain", "trainer").parts
+    host = next(line for line in aside.ledger.lines if line.place == "host")
+    assert host.parts["trainer.optimizer"] == 2 * parameters * 16 / 2

@@ -92,7 +92,8 @@ def test_what_is_too_large_alone_is_refused_and_zero_makes_it_fit():
     sharded = {"trainer": {"pool": "gpu", "workers": 64, "engine": {"use": "deepspeed", "zero": 3}}}
     line = plan(scenario(model=big, roles=sharded), view).ledger.peak("pretrain", "trainer")
     assert line.parts["trainer.optimizer"] == pytest.approx(4.02e9 * 12 / 64)
-    assert line.parts["trainer.weights"] == pytest.approx(4.02e9 * 2 / 64)
+    assert line.parts["trainer.copy"] == pytest.approx(3 * 4.02e9 * 2 / 64)
+    assert line.parts["trainer.weights"] == pytest.approx(4.02e9 * 2)  # whole between steps
 
 
 def test_a_chunk_is_halved_until_it_fits():

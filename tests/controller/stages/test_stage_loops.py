@@ -74,6 +74,24 @@ def test_a_call_of_several_steps_shows_the_mean_over_its_events():
     assert (shown["lr"], shown["norm"]) == (0.03, 4.0)
 
 
+def test_further_losses_of_a_call_and_the_scale_of_fp16_are_told():
+    def more(step):
+        return record(step) | {
+            "align_loss": float(step),
+            "scale": 8.0 / (1 + step),
+            "skipped": float(step < 2),
+        }
+
+    recorder, told = Recorder(), []
+    recorder.metrics = lambda stage, step, values, **_: told.append((step, values))
+    run_stage(LoopSession(SCENARIO, {"pretrain": PRETRAIN}, more), "pretrain", recorder, never)
+    assert next(values for step, values in told if step == 4 and "scale" in values) == {
+        "align_loss": 1.5,
+        "scale": 2.0,
+        "skipped": 2.0,
+    }
+
+
 def test_a_stage_goes_on_from_where_its_commit_is_and_stops_when_asked():
     session = LoopSession(SCENARIO, {"pretrain": PRETRAIN}, record, at=8)
     asked = iter([False, True])

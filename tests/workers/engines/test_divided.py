@@ -20,6 +20,23 @@ WAYS = [
     ("fsdp2", "adamw"),
     pytest.param("deepspeed, zero: 1", "adamw", marks=NEEDS_DEEPSPEED),
     pytest.param("deepspeed, zero: 2", "adamw", marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 3", "adamw", marks=NEEDS_DEEPSPEED),
+    # a plan refuses it on cpu; DeepSpeed's own way of it runs all the same
+    pytest.param("deepspeed, zero: 2, offload: optimizer", "adamw", marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 3, offload: optimizer", "adamw", marks=NEEDS_DEEPSPEED),
+]
+
+
+QWEN3 = (
+    "model={{use: hf, precision: {}, config: {{model_type: qwen3, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}}}}"
+)
+BACKBONES = [
+    ("ddp", "fp32"),
+    ("fsdp2", "fp32"),
+    pytest.param("deepspeed, zero: 2", "fp32", marks=NEEDS_DEEPSPEED),
+    ("fsdp2", "bf16"),
+    pytest.param("deepspeed, zero: 3", "bf16", marks=NEEDS_DEEPSPEED),
 ]
 
 
@@ -43,6 +60,30 @@ def test_two_ranks_of_fsdp2_take_the_steps_of_one_process(ring, tmp_path):
     acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
     alone = ran(ring, tmp_path / "alone", "ddp", "muon", 1, acts)
     assert ran(ring, tmp_path / "two", "fsdp2", "muon", 2, acts) == pytest.approx(alone, rel=1e-5)
+
+
+@NEEDS_DEEPSPEED
+def test_a_commit_of_two_ranks_of_zero_3_goes_on_in_one_process(ring, tmp_path):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 3], ["save", "half"], ["train", "pretrain", 3, 5]]
+    two = ran(ring, tmp_path / "two", "deepspeed, zero: 3", "adamw", 2, acts)
+    alone = ring.world("stages.pretrain.optimizer={use: adamw}", "stages.pretrain.epochs=60")
+    assert two[:3] == pytest.approx([r["loss"] for r in alone.train("pretrain", 0, 3)], rel=1e-5)
+    alone.load(tmp_path / "two" / "half", "pretrain")
+    assert two[3:] == pytest.approx([r["loss"] for r in alone.train("pretrain", 3, 5)], rel=1e-5)
+
+
+@NEEDS_DEEPSPEED
+@pytest.mark.slow
+def test_zero_3_waits_for_no_shard_that_is_apart(ring, tmp_path):
+    acts = [["begin", "pretrain"], ["train", "pretrain", 0, 4]]
+    changes = [
+        "roles.trainer={engine: {use: deepspeed, zero: 3}}",
+        "stages.pretrain.optimizer={use: adamw}",
+    ]
+    apart = played(ring.scenario, tmp_path, acts, changes=changes, trainers=2, shards=1)
+    losses = [record["loss"] for record in apart[0]["records"]]
+    alone = ring.world(changes[1]).train("pretrain", 0, 4)
+    assert losses == pytest.approx([record["loss"] for record in alone], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -69,6 +110,20 @@ def test_a_commit_of_two_ranks_goes_on_under_every_engine_and_world(ring, tmp_pa
     kept = plain.trainer.dense.optimizer.state_dict()["state"]
     shapes = {f"{at}.{slot}": value.shape for at, slots in kept.items() for slot, value in slots.items()}
     assert {name: value.shape for name, value in names.items()} == shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "precision"), BACKBONES)
+def test_two_ranks_step_a_hugging_face_backbone_and_go_on_from_its_commit(ring, tmp_path, engine, precision):
+    """A bf16 backbone rounds every sum, so it is only near one process. A commit holds all of it, so what follows is equal."""
+    go_on = [["load", "half", "pretrain"], ["train", "pretrain", 4, 7]]
+    begun = [["begin", "pretrain"], ["train", "pretrain", 0, 4], ["save", "half"]]
+    qwen3 = [QWEN3.format(precision)]
+    alone = ran(ring, tmp_path / "alone", "ddp", "adamw", 1, begun[:2], more=qwen3)
+    acts = [*begun, ["train", "pretrain", 4, 7], *go_on]
+    two = ran(ring, tmp_path / "two", engine, "adamw", 2, acts, more=qwen3)
+    assert two[:4] == pytest.approx(alone, rel=1e-5 if precision == "fp32" else 1e-2)
+    assert two[7:] == two[4:7]
 
 
 def test_muon_and_deepspeed_do_not_go_together(ring):

@@ -220,6 +220,14 @@ def test_what_is_no_engine_is_said_where_the_scenario_is_read(ring, change, says
     ("roles", "says"),
     [
         ({"trainer": {"engine": {"use": "deepspeed", "zero": 2}}}, r"muon with engine deepspeed"),
+        (
+            {"trainer": {"workers": 2, "engine": {"use": "deepspeed", "offload": "optimizer"}}},
+            r"offload: optimizer on device cpu, .* \(say offload: none\)",
+        ),
+        (
+            {"trainer": {"pool": "gpu", "engine": {"use": "deepspeed", "zero": 3, "offload": "optimizer"}}},
+            r"offload: optimizer with 1 trainer, .*workers: 2",
+        ),
         ({"evaluator": {"engine": "ddp"}}, r"roles\.evaluator\.engine \(a run has one engine"),
     ],
 )
@@ -227,6 +235,7 @@ def test_engines_that_no_run_would_use_are_refused(roles, says):
     body = {
         "name": "own",
         "data": {"interactions": "x"},
+        "pools": {"gpu": {"device": "cuda"}},
         "roles": roles,
         "stages": {"pretrain": {"epochs": 1}},
     }
@@ -239,5 +248,5 @@ def test_facts_are_read_without_torch():
     code = f"import sys; {read}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
     assert all(isinstance(ENGINES.get(name), TrainEngine) for name in ENGINES.names())
-    assert [ENGINES.get("deepspeed").divides({"zero": zero}) for zero in (1, 2, 3)] == [1, 1, 3]
+    assert [ENGINES.get("deepspeed").divides({"zero": zero}) for zero in (1, 2, 3)] == [1, 1, 1]
     assert ENGINES.get("ddp").divides({}) == 0

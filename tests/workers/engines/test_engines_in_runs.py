@@ -33,10 +33,15 @@ SHORT = [
     "stages.rl.users=16",
 ]
 LONG = ["stages.pretrain.epochs=15", "checkpoint.every=10"]
+QWEN3 = (
+    "model={use: hf, config: {model_type: qwen3, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}}"
+)
 WAYS = [
     ("fsdp2", []),
     pytest.param("deepspeed, zero: 1", ADAMW, marks=NEEDS_DEEPSPEED),
     pytest.param("deepspeed, zero: 2", ADAMW, marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed, zero: 3", ADAMW, marks=NEEDS_DEEPSPEED),
 ]
 
 
@@ -95,6 +100,24 @@ def test_a_killed_rank_changes_no_bit_of_what_the_run_ends_in(ray_local, tmp_pat
     assert rough.state == "done"
     assert "going on from its newest commit" in said.getvalue()
     assert newest(rough) == newest(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "engine", ["ddp", "fsdp2", pytest.param("deepspeed, zero: 2", marks=NEEDS_DEEPSPEED)]
+)
+def test_two_trainers_of_a_hugging_face_backbone_have_the_losses_of_one(ray_local, tmp_path, engine):
+    ring = make_ring(tmp_path) / "ring.yaml"
+    runs = [
+        api.run(api.scenario(ring, [QWEN3, *ADAMW, *more]), run_dir=tmp_path / name, panel=panel())
+        for name, more in (("one", []), ("two", [TWO.format(engine)]))
+    ]
+    alone, divided = map(losses, runs)
+    assert {stage for stage, _ in alone} >= {"pretrain", "finetune", "rl"}
+    for (stage, step), loss in alone.items():
+        near = {"abs": 1e-5} if stage == "rl" else {"rel": 1e-4}
+        assert divided[stage, step] == pytest.approx(loss, **near), (stage, step)
 
 
 @pytest.mark.slow

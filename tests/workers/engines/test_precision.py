@@ -105,6 +105,7 @@ def engines():
         pytest.param("fsdp2", marks=pytest.mark.slow),
         pytest.param("deepspeed, zero: 1", marks=[pytest.mark.slow, NEEDS_DEEPSPEED]),
         pytest.param("deepspeed, zero: 2", marks=[pytest.mark.slow, NEEDS_DEEPSPEED]),
+        pytest.param("deepspeed, zero: 3", marks=[pytest.mark.slow, NEEDS_DEEPSPEED]),
     ]
 
 
