@@ -124,12 +124,18 @@ def put(
 def append(
     run: RunArg,
     events: Annotated[str, typer.Argument(metavar="EVENTS", help="Interactions, named as the run's were.")],
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Where serving reads them from: services.features.store; else the run's data.sequences."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put events behind those of their users in the store of a run's sequences: serving and recommend read them at once."""
     from nonet.deploy.serving.features import append_events
 
-    done = append_events(run, events)
+    done = append_events(run, events, store)
     if as_json:
         print(json.dumps(done))
         return

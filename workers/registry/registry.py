@@ -94,7 +94,8 @@ class Registry:
     def publish(self, contents: Contents, *, base: int | None = None, serve: bool = True) -> Version:
         """A new version made from `base`; with `serve` it is what everybody is answered by from now on.
 
-        A commit that was published is not published again: the version it has.
+        A commit that was published is not published again: the version it has. One whose version was rolled back gets another
+        where nobody is answered by it yet (`serve` False): a person asked for it.
 
         Raises StaleVersion, and leaves no version, where the base was rolled back.
         """
@@ -102,7 +103,8 @@ class Registry:
             serving = self.serving
             commit = contents.source.get("commit")
             for number in self.numbers() if commit else ():
-                if (there := self.version(number)).source.get("commit") == commit:
+                again = not serve and number in serving.refused
+                if (there := self.version(number)).source.get("commit") == commit and not again:
                     return there
             if base is not None and base in serving.refused:
                 raise StaleVersion(

@@ -44,7 +44,8 @@ class Serving:
         """With a version for everybody, or for a share of the users beside the default. Raises ConfigError."""
         if version in self.refused:
             raise ConfigError(
-                f"version {version} was rolled back, or made from one that was; promote another, or publish anew"
+                f"version {version} was rolled back, or made from one that was; promote another, or publish its commit anew "
+                "(nonet publish --step N)"
             )
         if share is None or self.default is None:
             return replace(self, default=version, shares={}, turn=self.turn + 1)

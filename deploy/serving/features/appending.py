@@ -1,4 +1,4 @@
-"""Events of a table, put behind those of their users in the store that a run's scenario names (`data.sequences`)."""
+"""Events of a table, put behind those of their users in the store that a run's scenario names (`data.sequences`), or another."""
 
 # Shapes: N events.
 
@@ -13,17 +13,18 @@ from nonet.models.inference import usual_columns
 from nonet.samples.tables import as_numbers, read_interactions
 
 
-def append_events(run: str, events: str) -> dict[str, int]:
-    """Interactions, as the run's `data.columns` names theirs, into its store: {"events", "users", "unknown_items"}.
+def append_events(run: str, events: str, store: str | None = None) -> dict[str, int]:
+    """Interactions, as the run's `data.columns` names theirs, into its store, or the one at an address (that of
+    `services.features.store`): {"events", "users", "unknown_items"}.
 
     Events with items that the run does not know are left out. Raises ConfigError where the run has no store, DataError.
     """
     opened = OpenRun.of(run)
-    stored, seq = opened.events, opened.corpus.seq
+    stored, seq = opened.events if store is None else opened.events_in(store), opened.corpus.seq
     if stored is None:
         raise ConfigError(
             f"{opened.folder.id} keeps its users' events in its folder; name a store for them: data.sequences: "
-            "{use: lmdb:FOLDER}"
+            "{use: lmdb:FOLDER}, or say --store lmdb:FOLDER"
         )
     table = read_interactions(events, dict(opened.scenario.data.columns))
     items = as_numbers(table["item_id"])

@@ -9,10 +9,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from served_run import ServedRun
 
-from nonet.deploy.serving.features import Histories
+from nonet.deploy.serving.features import Histories, append_events
+from nonet.errors import ConfigError
 from nonet.samples.tokenised import StoredSequences
 
 KILLED = """
@@ -92,6 +95,19 @@ def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_ans
     events.append(["100"], new, corpus.sids)
     assert histories.of("100").item.tolist() == [3, *before.item.tolist()]
     assert not len(histories.of("nobody"))
+
+
+def test_events_are_appended_to_the_store_that_serving_reads_them_from(served, tmp_path):
+    opened, address = served.open(), f"lmdb:{tmp_path / 's'}"
+    before = len(Histories(opened.corpus, None, stored=opened.events_in(address)).of("100").item)
+    table = pa.table({"user_id": ["100"], "item_id": [1001], "timestamp": [9_000_000_000], "event": ["view"]})
+    pq.write_table(table, tmp_path / "new.parquet")
+    with pytest.raises(ConfigError, match="or say --store"):
+        append_events(str(served.folder.path), str(tmp_path / "new.parquet"))
+    done = append_events(str(served.folder.path), str(tmp_path / "new.parquet"), address)
+    assert (done["events"], done["unknown_items"]) == (1, 0)
+    after = Histories(opened.corpus, None, stored=opened.events_in(address)).of("100")
+    assert len(after.item) == before + 1
 
 
 def test_a_user_s_key_is_that_of_its_id_whoever_it_is(served, tmp_path):

@@ -73,6 +73,20 @@ def test_a_rollback_goes_back_and_refuses_what_was_made_from_the_bad_one(registr
         registry.rollback(77)
 
 
+def test_a_commit_that_was_rolled_back_is_published_anew_where_a_person_asks(registry, tmp_path):
+    def publish(serve, commit, base=None):
+        body = contents(tmp_path, rows=[1])
+        body.source["commit"] = commit
+        return registry.publish(body, base=base, serve=serve).number
+
+    assert (publish(True, "a"), publish(True, "b", base=1)) == (1, 2)
+    assert registry.rollback(1).refused == (2,)
+    assert publish(True, "b", base=1) == 2, "who follows a run does not undo a rollback"
+    assert publish(False, "b", base=1) == 3
+    assert publish(False, "b", base=1) == 3, "once"
+    assert registry.promote(3).default == 3
+
+
 def test_the_first_version_has_nothing_before_it(registry, tmp_path):
     with pytest.raises(ConfigError, match="serves no version"):
         registry.rollback()
