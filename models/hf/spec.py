@@ -166,7 +166,9 @@ def _check_heads(config: Any) -> None:
     heads = int(getattr(config, "num_attention_heads", None) or 1)
     shared = int(getattr(config, "num_key_value_heads", None) or heads)
     if heads % shared:
-        raise ConfigError(f"model: num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}")
+        raise ConfigError(
+            f"model: num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}"
+        )
 
 
 def _check_window(config: Any, history: int, layout: Any) -> None:
