@@ -81,7 +81,8 @@ class Deepspeed(Ddp):
             [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.98)
         )
         deepspeed = _imported(next(self.model.parameters()).device.type)
-        with _barriers_of_trainers(deepspeed, self.member):
+        self._among_trainers = partial(_among_trainers, deepspeed, self.member)
+        with self._among_trainers():
             self._engine = deepspeed.initialize(
                 model=shadow,
                 optimizer=optimizer,
@@ -120,7 +121,8 @@ class Deepspeed(Ddp):
         if self._engine is None:
             return super().clip(rows)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
-        self._engine.backward(self._engine(gradients) * self.member.n_trainers)
+        with self._among_trainers():
+            self._engine.backward(self._engine(gradients) * self.member.n_trainers)
         zero = self._engine.optimizer
         if self.options.get("zero", 1) == 3:
             dense = float(torch.linalg.vector_norm(torch.stack(zero._get_norm_groups())))
@@ -137,7 +139,8 @@ class Deepspeed(Ddp):
             return
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        self._engine.step()
+        with self._among_trainers():
+            self._engine.step()
         self._steps += 1
         parameters = list(self.model.parameters())
         ordered = [p for p in parameters if p.ndim > 1] + [p for p in parameters if p.ndim <= 1]
@@ -310,9 +313,19 @@ def _imported(device: str) -> Any:
     return deepspeed
 
 
-def _barriers_of_trainers(deepspeed: Any, member: Membership) -> AbstractContextManager[Any]:
-    """Where ZeRO 3 waits for all processes it waits for trainers: embedding shards apart are in the job and never come."""
-    return patch.object(deepspeed.comm, "barrier", partial(deepspeed.comm.barrier, group=member.trainers))
+def _among_trainers(deepspeed: Any, member: Membership) -> AbstractContextManager[Any]:
+    """Where ZeRO 3 meets the whole job it meets the trainers: embedding shards apart are in the job and never come."""
+    comm = deepspeed.comm
+    barrier, broadcast = comm.barrier, comm.broadcast
+
+    def trainers(group: Any) -> Any:
+        return member.trainers if group is None else group
+
+    return patch.multiple(
+        comm,
+        barrier=lambda group=None, **more: barrier(trainers(group), **more),
+        broadcast=lambda tensor, src, group=None, **more: broadcast(tensor, src, trainers(group), **more),
+    )
 
 
 class _Group:

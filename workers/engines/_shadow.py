@@ -21,7 +21,10 @@ class Shadow(torch.nn.Module):
 
     def forward(self, gradients: list[Tensor]) -> Tensor:
         """The scalar whose gradient is `gradients`."""
-        return torch.stack([clone(g) for clone, g in zip(self.clones, gradients, strict=True)]).sum()
+        total = torch.zeros((), device=gradients[0].device, requires_grad=True)
+        for clone, gradient in zip(self.clones, gradients, strict=True):
+            total = clone(total, gradient)
+        return total
 
 
 class _Clone(torch.nn.Module):
@@ -29,8 +32,9 @@ class _Clone(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(parameter.detach().to(torch.float32, copy=True), requires_grad=True)
 
-    def forward(self, gradient: Tensor) -> Tensor:
-        return (self.weight * gradient).sum()
+    def forward(self, total: Tensor, gradient: Tensor) -> Tensor:
+        """Behind `total`, whose gradient tells ZeRO 3 that the clone's backward is over and its pieces are enough again."""
+        return total + (self.weight * gradient).sum()
 
 
 @torch.no_grad()

@@ -48,12 +48,13 @@ def _divides(options: Options) -> int:
 
 def _copies(options: Options, ranks: int) -> tuple[float, float]:
     """ZeRO 1 and 2: its flat weights, and a rank's part of them in fp32; a step has ZeRO's gradients, and its part of them.
-    ZeRO 3: a rank's part of the weights, the same in fp32, and of the gradients; a step has some whole parameters."""
+    ZeRO 3: a rank's part of the weights, the same in fp32, and of the gradients; a step has some whole parameters, then what
+    AdamW computes of its part."""
     if ranks == 1:
         return 0.0, 0.0
     part, aside = 1 / ranks, _aside(options)
     if options["zero"] == 3:
-        return (part if aside else 3 * part), _SOME
+        return (part if aside else 3 * part), max(_SOME, 0.0 if aside else 3 * part)
     return (1.0 if aside else 1 + part), 1 + part
 
 

@@ -106,7 +106,7 @@ def test_copies_of_the_weights_that_an_engine_keeps_are_counted():
     assert parts["ddp", 4] == nothing
     assert parts["fsdp2", 4] == (weights / 2, 2.25 * weights)
     assert parts["deepspeed", 4] == (1.25 * weights, 1.25 * weights)
-    assert parts["deepspeed, zero: 3", 4] == (0.75 * weights, 0.5 * weights)
+    assert parts["deepspeed, zero: 3", 4] == (0.75 * weights, 0.75 * weights)
 
 
 def test_an_optimizer_in_host_memory_is_counted_there():
