@@ -18,7 +18,14 @@ TOGETHER = {"trainer": {"pool": "gpu"}, "rollout": {"collocate": "trainer"}}
 
 
 def rl(users: int = 8, **rollout: object) -> dict:
-    return {"rl": {**RL, "users": users, "rollout": {"use": "beam", "width": 16, **rollout}}}
+    return {
+        "rl": {
+            **RL,
+            "users": users,
+            "algorithm": {"use": "grpo"},
+            "rollout": {"use": "beam", "width": 16, **rollout},
+        }
+    }
 
 
 def test_parameters_are_those_of_the_real_module():

@@ -13,7 +13,8 @@ TOGETHER = {"trainer": {"pool": "gpu"}, "rollout": {"collocate": "trainer"}}
 
 
 def made(gigabytes: int):
-    stages = {"pretrain": {"epochs": 1}, "rl": {**RL, "users": 64, "rollout": {"use": "beam", "width": 16}}}
+    grpo = {"algorithm": {"use": "grpo"}, "rollout": {"use": "beam", "width": 16}}
+    stages = {"pretrain": {"epochs": 1}, "rl": {**RL, "users": 64, **grpo}}
     return plan(
         scenario(model=QWEN, roles=TOGETHER, stages=stages), gpu_nodes(1, memory_bytes=gigabytes * 10**9)
     ).ledger
@@ -54,7 +55,7 @@ DECODER = {
     "sparse": {"tables": {"item": {"dim": 8}, "user": {"dim": 8}}},
     "stages": {
         "pretrain": {"epochs": 1, "batch": {"users": 10}},
-        "rl": {**RL, "rollout": {"use": "beam", "width": 4}},
+        "rl": {**RL, "algorithm": {"use": "grpo"}, "rollout": {"use": "beam", "width": 4}},
     },
 }
 
