@@ -25,6 +25,7 @@ stages:
   rl:
     steps: 4
     users: 8
+    algorithm: {use: grpo, normalise: group}
     rollout: {use: beam, width: 4}
     rewards:
       hit: {weight: 1.0}

@@ -183,7 +183,7 @@ def test_a_value_head_learns_and_goes_on_from_a_commit_bit_for_bit(ring, world, 
 
 
 def test_dapo_asks_for_more_prompts_and_divides_by_those_it_uses(world):
-    there = world({"use": "dapo", "oversample": 1.5})
+    there = world({"use": "dapo", "oversample": 1.5, "normalise": "group"})
     assert there.stages["rl"].users == 12
     beams = there.beams()
     scores = {name: np.zeros(beams["valid"].shape, np.float32) for name in ("hit", "own")}
@@ -194,7 +194,7 @@ def test_dapo_asks_for_more_prompts_and_divides_by_those_it_uses(world):
         for name, values in beams.items()
         if name in ("sid", "valid", "logp", "user", "position")
     }
-    alone = world({"use": "dapo"})
+    alone = world({"use": "dapo", "normalise": "group"})
     same = alone.update(live, {name: score[:1] for name, score in scores.items()})
     assert record["norm"] == pytest.approx(same["norm"], rel=1e-5)
     assert record["flat_groups"] == len(beams["user"]) - 1
