@@ -24,6 +24,7 @@ def played(scenario, folder, acts, *, changes=(), trainers=1, shards=0, data=Non
     ask = {"scenario": str(scenario), "changes": list(changes), "trainers": trainers, "shards": shards,
            "folder": str(folder), "data": str(data or folder), "acts": acts}  # fmt: skip
     (folder / "ask.json").write_text(json.dumps(ask))
+    (folder / "store.json").unlink(missing_ok=True)  # of ranks that met in this folder before
     done = subprocess.run(
         [sys.executable, __file__, str(folder / "ask.json")],
         capture_output=True,
