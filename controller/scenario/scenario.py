@@ -25,17 +25,18 @@ from pydantic import (
 )
 
 from nonet.controller.scenario import yaml
-from nonet.controller.scenario.data_options import Data, Tokenizer
 from nonet.controller.scenario.explain import explain
 from nonet.controller.scenario.hidden import hide, is_hidden
 from nonet.controller.scenario.options import (
     Checkpoint,
+    Data,
     Deadlines,
     Evaluate,
     Init,
     Model,
     Pool,
     Role,
+    Tokenizer,
     Weights,
 )
 from nonet.controller.scenario.replaceable import files_of
