@@ -119,9 +119,8 @@ def _keys_at(loc: list[Any], model: type[BaseModel], document: Any, files: Files
     found = _class_at(loc, model, document, files)
     if found is None:
         return []
-    model = found
-    names = [field.alias or name for name, field in model.model_fields.items() if name != "use"]
-    shipped = model.option_classes() if issubclass(model, Replaceable) else {}
+    names = [field.alias or name for name, field in found.model_fields.items() if name != "use"]
+    shipped = found.option_classes() if issubclass(found, Replaceable) else {}
     return sorted(
         {
             *names,

@@ -69,8 +69,7 @@ class Deepspeed(Ddp):
         shadow = Shadow(list(self.model.parameters()))
         self._shadows: list[Any] = list(shadow.parameters())
         self._sizes = [p.numel() for p in self._shadows]
-        # in the order of `Ddp`'s optimizer, whose files a commit holds
-        ordered = [p for p in self._shadows if p.ndim > 1] + [p for p in self._shadows if p.ndim <= 1]
+        ordered = _matrices_first(self._shadows)
         self._shapes = [p.shape for p in ordered]
         matrices = [p for p in ordered if p.ndim > 1]
         groups = [
@@ -143,7 +142,7 @@ class Deepspeed(Ddp):
             self._engine.step()
         self._steps += 1
         parameters = list(self.model.parameters())
-        ordered = [p for p in parameters if p.ndim > 1] + [p for p in parameters if p.ndim <= 1]
+        ordered = _matrices_first(parameters)
         self._pieces.round_to(ordered)
         if self.options.get("zero", 1) == 3:
             for index, whole in self._pieces.whole():
@@ -299,6 +298,11 @@ def _apart(
         group, at, elements = zero.grad_position[zero.get_param_id(p)]
         start, stop = (min(edge * int(elements), shape.numel()) for edge in (rank, rank + 1))
         yield p, _Piece(zero.fp32_partitioned_groups_flat[group], int(at), start, stop)
+
+
+def _matrices_first(parameters: list[Any]) -> list[Any]:
+    """In the order of `Ddp`'s optimizer, whose files a commit holds."""
+    return sorted(parameters, key=lambda p: p.ndim <= 1)
 
 
 def _imported(device: str) -> Any:
