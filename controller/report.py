@@ -32,7 +32,7 @@ def make_report(
     plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
-    facts = run.read_json("results/tokenise.json")
+    facts = run.read_facts()
     controls = {control_name(name): {} for name in scenario.stages}
     baselines = baselines_of(scenario) | controls
     comparison = run.read_json("results/comparison.json") or {}

@@ -186,7 +186,7 @@ class Session:
 
     def tokenise(self) -> dict[str, Any]:
         """Sequences, semantic ids and catalogue; made once a run."""
-        self.facts = self.run.read_json("results/tokenise.json")
+        self.facts = self.run.read_facts()
         if self.facts is None:
             start = warm_start(self.scenario)
             data = data_setup(self.scenario, self.folder, start and start.known)
@@ -197,7 +197,7 @@ class Session:
             )
             if start is not None:
                 facts["init"] = start.as_dict() | facts.get("init", {})
-            self.run.write_json("results/tokenise.json", facts)
+            self.run.write_facts(facts)
             self.facts = facts
         return self.facts
 

@@ -2,7 +2,8 @@
 
 Every rank works on its share of the prompts, a bounded chunk at a time; losses are divided by the global count of codes. A
 rollout is learned from `epochs` times, in `minibatches` optimizer steps each. Sparse rows are frozen unless the stage has a
-`sparse_lr`; policy and reference read the same rows, so the KL measures the dense policy alone.
+`sparse_lr`. Then the rows that a step is about to change are stored in the reference and in older versions of the policy, so that
+a KL term compares complete policies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nonet.rl import Advantages, Critic, Draws, PolicyLoss, corrected, correctio
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
-from nonet.workers import Share, SparseBatch
+from nonet.workers import FrozenPolicy, Share, SparseBatch
 from nonet.workers.engines import EngineRuntime, Meter
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
 from nonet.workers.runtime import Membership
@@ -41,9 +42,14 @@ _WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figur
 
 @dataclass(frozen=True)
 class PolicyUpdate:
-    """What an RL step works on; `reference`: what the policy is held to, None where its algorithm needs none; `voters`: of the
-    model's memory, None without one; `critic`: the value head of algorithms that have one; `versions`: models as they were
-    published, by version, where `mismatch` is measured; the newest is the model itself."""
+    """One RL step of a trainer.
+
+    Attributes:
+        reference: The policy that a KL term compares with; None where the algorithm needs none.
+        voters: The voters of the model's memory; None without one.
+        critic: The value head of algorithms that have one.
+        versions: Policies as they were published, by version, where `mismatch` is measured. The newest is the live policy.
+    """
 
     run: RunSetup
     stage: StageSetup
@@ -51,11 +57,11 @@ class PolicyUpdate:
     dense: EngineRuntime
     sparse: ShardedTables
     member: Membership
-    reference: Any
+    reference: FrozenPolicy | None
     voters: Voters | None
     device: str
     critic: Critic | None = None
-    versions: Mapping[int, Any] = field(default_factory=dict)
+    versions: Mapping[int, FrozenPolicy] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -84,6 +90,7 @@ class PolicyUpdate:
             count, sums = self._minibatch(step, _rows(beams, part), _part(advantage, part), valid_UW[part])
             norm = self._stepped(lr)
             counts, totals = counts + count, sums if totals is None else totals + sums
+        self._move_reference()
         self.sparse.stop()
         if totals is None:
             totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
@@ -124,13 +131,13 @@ class PolicyUpdate:
         share = Share([self._prompts(_rows(beams, part)) for part in parts], self.run.features, self.device)
         rows = share.frozen_rows(self.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            some, batch, spread = _rows(beams, part), on(chunk.batch, self.device), chunk.spread(rows)
-            model = self.versions.get(int(made[part[0]]), self.model) if len(part) else self.model
+            some, batch = _rows(beams, part), on(chunk.batch, self.device)
+            version = self.versions.get(int(made[part[0]])) if len(part) else None
+            model = self.model if version is None else version.model
             sid_UWL = torch.from_numpy(some["sid"]).to(self.device)
-            cache = model.prefill(batch, spread)
-            out[part] = (
-                policy_log_prob(model, cache, sid_UWL, self.corpus.trie, self._votes(some)).cpu().numpy()
-            )
+            cache = model.prefill(batch, chunk.spread(_rows_of(version, share.keys, rows)))
+            votes = self._votes(some, version)
+            out[part] = policy_log_prob(model, cache, sid_UWL, self.corpus.trie, votes).cpu().numpy()
         return out
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
@@ -171,6 +178,8 @@ class PolicyUpdate:
         parts = bounded(np.ones(len(valid_UW), np.int64), self.stage.chunk)
         share = Share([self._prompts(_rows(beams, p)) for p in parts], self.run.features, self.device)
         learn = self.stage.sparse_lr is not None
+        if learn:
+            self._store_rows(share)
         rows = self._learning_rows(share) if learn else share.frozen_rows(self.sparse)
         sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
@@ -183,6 +192,31 @@ class PolicyUpdate:
         if learn:
             self._push(step, share, rows)
         return sums
+
+    def _store_rows(self, share: Share) -> None:
+        """Store the rows that this step is about to change in every policy that is compared with later.
+
+        All ranks store what any of them changes, and each calls this at the same place of a step.
+        """
+        policies = [*self.versions.values(), *([] if self.reference is None else [self.reference])]
+        if not policies:
+            return
+        for table, keys in share.keys.items():
+            changing = self.member.union(keys)
+            missing = [policy.missing_keys(table, changing) for policy in policies]
+            some = torch.cat(missing).unique()
+            rows = self.sparse.pull(table, some, train=False).detach().clone().to(self.device)
+            for policy in policies:
+                policy.store(table, some, rows)
+
+    def _move_reference(self) -> None:
+        """Let the reference follow the policy as an exponential moving average, where the algorithm says so."""
+        how = self.stage.algorithm.get("reference")
+        if self.reference is None or not isinstance(how, Mapping) or not how.get("ema"):
+            return
+        self.reference.follow(
+            self.model, how["ema"], lambda table, keys: self.sparse.pull(table, keys, train=False).detach()
+        )
 
     def _learning_rows(self, share: Share) -> dict[str, Tensor]:
         """Rows [M, D] by table that gradients are kept of; every rank asks at once."""
@@ -304,13 +338,16 @@ class PolicyUpdate:
         if target:
             taken_UL = torch.from_numpy(self._targets(beams)).to(self.device)
             sid_UWL = torch.cat([sid_UWL, taken_UL[:, None].to(sid_UWL.dtype)], 1)
-        asked = sid_UWL, self.corpus.trie, self._votes(beams)
+        asked = sid_UWL, self.corpus.trie
         both_UWL = None
         if self.reference is not None:
             with torch.no_grad():
-                both_UWL = policy_log_prob(self.reference, self.reference.prefill(batch, spread), *asked)
+                frozen = chunk.spread(_rows_of(self.reference, chunk.keys, rows))
+                cache = self.reference.model.prefill(batch, frozen)
+                votes = self._votes(beams, self.reference)
+                both_UWL = policy_log_prob(self.reference.model, cache, *asked, votes)
         cache = self.model.prefill(batch, spread)
-        logp_UWL = policy_log_prob(self.model, cache, *asked)
+        logp_UWL = policy_log_prob(self.model, cache, *asked, self._votes(beams))
         policy = Policy(
             logp_UWL[:, :width],
             old_UWL,
@@ -325,10 +362,15 @@ class PolicyUpdate:
         )
         return heavy(self.algorithm.loss)(policy, self.stage.algorithm)
 
-    def _votes(self, beams: Mapping[str, Any]) -> Votes | None:
-        if self.voters is None:
+    def _votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
+        """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
+        voters = self.voters
+        if frozen is not None and voters is not None and voters.nearest:
+            keys = torch.from_numpy(self.corpus.seq.keys_of_items(voters.items))
+            voters = frozen.restore_voters(voters, self.run.features["item"], keys)
+        if voters is None:
             return None
-        return self.voters.votes(self.corpus.seq, beams["user"], beams["position"]).to(self.device)
+        return voters.votes(self.corpus.seq, beams["user"], beams["position"]).to(self.device)
 
     def _targets(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Semantic ids [U, L] of what each prompt's user took next."""
@@ -351,12 +393,15 @@ class PolicyUpdate:
         rows, chunk = share.frozen_rows(self.sparse), next(iter(share))
         if not len(few["user"]):
             return 0.0, 0.0, 0.0
-        batch, spread, votes = on(chunk.batch, self.device), chunk.spread(rows), self._votes(few)
-        models = [self.model] if self.reference is None else [self.model, self.reference]
-        policy_UI, *other = (
-            catalogue_log_prob(model, model.prefill(batch, spread), self.corpus.trie, votes)
-            for model in models
-        )
+        batch, policy_UI, other = on(chunk.batch, self.device), torch.empty(0), []
+        for frozen in [None] if self.reference is None else [None, self.reference]:
+            model = self.model if frozen is None else frozen.model
+            cache = model.prefill(batch, chunk.spread(_rows_of(frozen, chunk.keys, rows)))
+            found = catalogue_log_prob(model, cache, self.corpus.trie, self._votes(few, frozen))
+            if frozen is None:
+                policy_UI = found
+            else:
+                other.append(found)
         apart = float(divergence(policy_UI, other[0]).sum()) if other else 0.0
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
 
@@ -397,6 +442,13 @@ def value_rate(stage: StageSetup) -> float:
 
 def _algorithm(stage: StageSetup) -> Algorithm:
     return ALGORITHMS.get(stage.algorithm["use"])
+
+
+def _rows_of(
+    frozen: FrozenPolicy | None, keys: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the rows [M, D] by table that a policy reads, from the live rows: the live policy reads them as they are."""
+    return rows if frozen is None else frozen.restore_rows(keys, rows)
 
 
 def _rows(beams: Mapping[str, np.ndarray], part: slice | np.ndarray) -> dict[str, np.ndarray]:
