@@ -86,6 +86,8 @@ class PolicyUpdate:
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
         norm, totals, counts = 0.0, None, 0.0
         held = bool(apart) and stops(apart, self.stage.mismatch)
+        if self.critic is not None and self._passes() > 1 and not held:
+            beams["value"] = self._values(beams)
         for part in self._minibatches(step, len(valid_UW)) if not held else ():
             count, sums = self._minibatch(step, _rows(beams, part), _part(advantage, part), valid_UW[part])
             norm = self._stepped(lr)
@@ -117,6 +119,25 @@ class PolicyUpdate:
         return mismatch_record(
             self.member.total(*found.sums.tolist()), rollout_UWL.shape[-1]
         ), found.weight_UW
+
+    def _passes(self) -> int:
+        """Return how many optimizer steps one rollout is learned from."""
+        options = self.stage.algorithm
+        return int(options.get("epochs", 1)) * int(options.get("minibatches", 1))
+
+    @torch.no_grad()
+    def _values(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """Return the critic's values [U, W, L] of the beams as they are before the first pass over this rollout."""
+        assert self.critic is not None
+        out = np.zeros(beams["logp"].shape, np.float32)
+        parts = bounded(np.ones(len(out), np.int64), self.stage.chunk)
+        share = Share([self._prompts(_rows(beams, part)) for part in parts], self.run.features, self.device)
+        rows = share.frozen_rows(self.sparse)
+        for part, chunk in zip(parts, share, strict=True):
+            cache = self.model.prefill(on(chunk.batch, self.device), chunk.spread(rows))
+            sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.device)
+            out[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
+        return out
 
     @torch.no_grad()
     def _same_version(self, beams: Mapping[str, Any]) -> np.ndarray:
@@ -258,12 +279,15 @@ class PolicyUpdate:
         that compute otherwise; an item's goes into how the group was drawn, where it says so."""
         valid_UW = torch.from_numpy(beams["valid"])
         rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        drawn = {}
+        drawn: dict[str, Any] = {}
         if self.algorithm.weighted and "weight" in beams:
             share, chance = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
             if weight is not None and weight.ndim == 2:
                 share, weight = share.double() * weight, None
             drawn = {"draws": Draws(share, chance)}
+        column = self.algorithm.feedback_column(self.stage.algorithm)
+        if column is not None:
+            drawn["feedback_U"] = torch.from_numpy(self._feedback(beams, column))
         compute = heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
         options = self.stage.algorithm
         found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
@@ -359,8 +383,17 @@ class PolicyUpdate:
             torch.from_numpy(self._taken(beams)).to(self.device) if target else None,
             None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
             advantage.group_U,
+            self._weights_of_draws(beams, valid_UW),
+            torch.from_numpy(beams["value"]).to(self.device) if "value" in beams else None,
         )
         return heavy(self.algorithm.loss)(policy, self.stage.algorithm)
+
+    def _weights_of_draws(self, beams: Mapping[str, Any], valid_UW: Tensor) -> Tensor | None:
+        """Return what each beam counts [U, W], 1 on average over a group; None where the rollout says no weights."""
+        if not self.algorithm.weighted or "weight" not in beams:
+            return None
+        draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
+        return draws.scaled(valid_UW).float().to(self.device)
 
     def _votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
         """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
@@ -377,6 +410,11 @@ class PolicyUpdate:
         return self.corpus.sids[
             self.corpus.seq.item[event_at(self.corpus.seq, beams["user"], beams["position"])]
         ]
+
+    def _feedback(self, beams: Mapping[str, Any], column: str) -> np.ndarray:
+        """Return what the log says of each prompt's next event in a column of the interactions, [U] float64."""
+        events = event_at(self.corpus.seq, beams["user"], beams["position"])
+        return np.asarray(self.corpus.seq.columns[column][events], np.float64)
 
     def _taken(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Which beams are what their user took next, [U, W] bool."""
