@@ -29,6 +29,11 @@ def control_name(stage: str) -> str:
     return f"{stage}_control"
 
 
+def unselected_name(stage: str) -> str:
+    """Return the name among a run's results of a stage's best own checkpoint, where the stage selected its start."""
+    return f"{stage}_unselected"
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths of one run."""
