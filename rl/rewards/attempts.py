@@ -111,6 +111,7 @@ class Attempts:
         scores, troubles = _nothing(rollouts), {}
         sets, scored, failed_alone = [np.arange(len(prompts))], False, 0
         error: DataError | None = None
+        late = self._stuck  # the call that failed on all of them was late
         while sets:
             rows = sets.pop()
             left_s = deadline - time.monotonic()
@@ -121,9 +122,9 @@ class Attempts:
                 continue
             some = rollouts.take(rows)
             try:
-                found, wrong = self._called(some, left_s, late=isinstance(error, Late))
+                found, wrong = self._called(some, left_s, late=late)
             except DataError as failure:
-                error = failure
+                error, late = failure, isinstance(failure, Late)
                 if len(rows) == 1:
                     failed_alone += 1
                     troubles[int(rows[0])] = str(failure)
@@ -143,11 +144,12 @@ class Attempts:
     def _called(self, some: Rollouts, left_s: float, *, late: bool) -> tuple[np.ndarray, list[Trouble]]:
         """Call the reward, again with growing pauses while it cannot be reached, for a third of the time that is left.
 
-        Where a call was late before, each one has a share of what is left, so that the halving comes to its end.
+        Where a call was late before, each one has a share of half of what is left: the halving then comes to its end, and the
+        other half is for prompts that are not to blame.
         """
         until, pause_s = time.monotonic() + left_s / 3, _FIRST_PAUSE_S
         levels = math.ceil(math.log2(max(1, len(some.uid))))
-        limit_s = left_s / (levels + 1) if late else min(self.timeout_s, left_s)
+        limit_s = left_s / 2 / (levels + 1) if late else min(self.timeout_s, left_s)
         while True:
             try:
                 return self._finite(self._within(limit_s, some), some)
