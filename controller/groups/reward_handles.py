@@ -4,7 +4,7 @@ A prompt that a reward fails on is scored once more, by another rank where there
 halved until those that are to blame are found, inside a rank for what raises or hangs, and here for what ends a rank's
 process. Without a score then, a prompt is quarantined: its row is NaN, trainers leave it out, and `quarantined` names it. A
 rank whose process hangs is ended and started again. All attempts of a call together take at most three times the reward's
-`timeout_s`, and no longer than a step may.
+`timeout_s`, and no longer than a step may; the time in which a process is started again comes on top.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ class RewardHandles:
         for name, future in futures.items():
             futures[name] = self._settled(name, groups[name], future, beams, calls[name], strict=strict)
         for name, future in futures.items():
-            until = began + min(_ATTEMPTS * self._timeouts_s[name], float(self.deadlines.step))
-            one = _Call(self, name, groups[name], beams, until)
+            one = _Call(self, name, groups[name], beams, began + float(self.deadlines.step))
             found[name] = one.with_retries(future, told[name], calls[name], found, step)
         self.quarantined, self.retried = found.quarantined, found.retried
         return found
@@ -220,6 +219,7 @@ class _Call:
     ):
         self._handles, self._name, self._group, self._beams = handles, name, group, beams
         self._deadlines, self._until = handles.deadlines, until
+        self._budget_s = (_ATTEMPTS - 1) * handles.timeout_s(name)  # the first call had one `timeout_s`
 
     def with_retries(
         self, scores: GroupFuture, told: GroupFuture, call: str, found: Scores, step: int
@@ -234,7 +234,6 @@ class _Call:
         left = {int(starts[rank]) + each.row: each for rank, wrong in enumerate(troubles) for each in wrong}
         makers = {int(starts[rank]) + each.row: rank for rank, wrong in enumerate(troubles) for each in wrong}
         found.retried += len(left)
-        self._end_hung()
         scores, left = self._score_again(scores, sorted(left), left, makers, total)
         self._end_hung()
         if left:
@@ -255,11 +254,13 @@ class _Call:
     ) -> tuple[GroupFuture, dict[int, Any]]:
         """Return patched scores, and the rows without one. Rows whose call ends a process are halved until one is left."""
         sets = [list(rows)]
-        while sets and (budget_s := self._until - time.monotonic()) > 0:
+        while sets and (left_s := self._until - time.monotonic()) > 0:
             some = sets.pop()
             try:
-                scores, wrong = self._score_rows(scores, some, makers, total, budget_s)
-            except (DeadlineExceeded, WorkerLost, WorkerFailed):
+                scores, wrong = self._score_rows(scores, some, makers, total, min(self._budget_s, left_s))
+            except DeadlineExceeded:  # its budget is spent
+                continue
+            except (WorkerLost, WorkerFailed):
                 if len(some) > 1:
                     half = len(some) // 2
                     sets += [some[half:], some[:half]]
@@ -303,11 +304,13 @@ class _Call:
             return self._group.troubles(scores, call).get(self._deadlines.step)
 
     def _end_hung(self) -> None:
-        """End the processes in which a call that was late may still run; Ray starts them again."""
+        """End the processes in which a call that was late may still run, and wait until Ray has started them again."""
         try:
-            hung = self._group.hung().get(_GRACE_S)
+            hung = self._group.hung(retries=1).get(_GRACE_S)
+            for rank, is_hung in enumerate(hung):
+                if is_hung:
+                    self._group.hosts.restart(rank)
+            if any(hung):
+                self._group.hung(retries=1).get(self._deadlines.start)
         except NonetError:  # a rank that does not answer is ended where its scores are waited for
             return
-        for rank, is_hung in enumerate(hung):
-            if is_hung:
-                self._group.hosts.restart(rank)
