@@ -16,6 +16,7 @@ from .weight_files import load_model as load_model
 from .weight_files import load_weights as load_weights
 from .weight_files import one_file as one_file
 from .weight_files import read_tensors as read_tensors
+from .weight_files import write_base as write_base
 from .weight_files import write_tensors as write_tensors
 from .weights import BUCKET_BYTES as BUCKET_BYTES
 from .weights import Incoming as Incoming
