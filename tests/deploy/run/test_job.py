@@ -13,7 +13,7 @@ import pytest
 
 from nonet.controller.record.run_folder import new_run, runs_root
 from nonet.deploy import cli
-from nonet.deploy.run import api
+from nonet.deploy.run import api, submit
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
 
@@ -113,6 +113,7 @@ def test_a_submitted_run_is_there_when_its_job_is_over(tmp_path):
     (tmp_path / "ring").mkdir()
     (tmp_path / "home").mkdir()
     ring = make_ring(tmp_path / "ring")
+    (ring / ".gitignore").write_text("*.parquet\nrewards/\n")
     binaries = Path(sys.executable).parent
     environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "NONET_RUNS")}
     environment |= {"HOME": str(tmp_path / "home"), "PATH": f"{binaries}:{os.environ['PATH']}"}
@@ -123,3 +124,47 @@ def test_a_submitted_run_is_there_when_its_job_is_over(tmp_path):
     (run,) = (tmp_path / "home" / "nonet-runs").iterdir()
     assert json.loads((run / "report.json").read_text())["run"] == run.name
     assert done.stdout.count(f"this run's folder: {run} on ") == 2
+
+
+def staged(folder, named=()):
+    """Names of what travels with a job of a scenario in this folder."""
+    place = folder.parent / "staged"
+    place.mkdir()
+    files = submit._named({"a": list(named)}, folder)
+    submit.stage_files(folder, folder / "s.yaml", sorted(files), place)
+    return place, sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def work(tmp_path):
+    folder = tmp_path / "my jobs é"
+    for name in ("s.yaml", "data/1.parquet", "data/2.parquet", "other/big.bin", "notes.txt", ".git/config"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / ".gitignore").write_text("data/\nother/\n")
+    return folder
+
+
+@pytest.mark.parametrize("named", ["data", "data/*.parquet", "./data"])
+def test_what_a_scenario_names_travels_whatever_gitignore_says_and_the_rest_as_ray_takes_it(work, named):
+    _, names = staged(work, [named])
+    assert names == ["data/1.parquet", "data/2.parquet", "notes.txt", "s.yaml", "submitted-files.json"]
+
+
+def test_what_did_not_arrive_whole_is_named_before_the_run_starts(work):
+    place, _ = staged(work, ["data"])
+    submit.check_arrived(place)
+    (place / "data" / "2.parquet").unlink()
+    (place / "data" / "2.parquet").write_text("half")
+    with pytest.raises(ConfigError, match=r"1 of 3 files .* the first: data/2.parquet; submit again"):
+        submit.check_arrived(place)
+    assert (work / "data" / "2.parquet").read_text() == "data/2.parquet"
+
+
+def test_a_relative_path_that_leaves_the_folder_is_refused_and_an_absolute_one_is_elsewhere(work, tmp_path):
+    (tmp_path / "shared.py").write_text("")
+    with pytest.raises(
+        ConfigError, match=r"\.\./shared.py: it lies outside .*put it there, or give an absolute"
+    ):
+        submit._named({"use": "../shared.py"}, work)
+    assert not submit._named({"path": str(tmp_path / "shared.py"), "far": "s3://bucket/x"}, work)
