@@ -1,0 +1,33 @@
+"""docs/formats.md has the number of every format that the code writes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nonet.controller.record import checkpoint
+from nonet.deploy.serving.offline import export
+from nonet.embedding.storage import segments
+from nonet.models.generation import trie
+from nonet.samples.ledger import ledger
+from nonet.samples.sequences import flat, sequences
+from nonet.samples.stores import base
+from nonet.workers.registry import version
+
+WRITTEN = {
+    "checkpoint": checkpoint.FORMAT,
+    "segment of a sparse table": segments.FORMAT,
+    "sequences": sequences._FORMAT,
+    "sequences prepared on disk": flat.FLAT_FORMAT,
+    "catalogue trie": trie.FORMAT,
+    "ledger of samples": ledger._FORMAT,
+    "packed store": base._FORMAT,
+    "published version": version.FORMAT,
+    "export": export.FORMAT,
+}
+
+
+def test_the_table_has_the_numbers_that_are_written():
+    page = (Path(__file__).parent.parent / "docs" / "formats.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \| ", page, re.MULTILINE)
+    assert {name: int(number) for name, number in rows} == WRITTEN
