@@ -25,6 +25,7 @@ from nonet.controller.setup.worker_setup import (
     joins,
     reward_options,
     run_setup,
+    source_options,
     stage_setups,
     stored_sequences,
     targets,
@@ -71,6 +72,7 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
         with suppress(NoStore):  # the tokenise stage will make it
             open_store(stored.use, **stored.options).close()
     reward_columns = [(name, column) for name, column in reward_columns if column not in joined]
+    scenario.data.source.spec.check(source_options(scenario))
     return _check_data(scenario, folder, reward_columns)
 
 

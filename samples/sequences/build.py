@@ -101,7 +101,9 @@ def _apply_label_times(
     target is the same whatever its label is.
     """
     end = training_end(split)
-    names = [name.removeprefix(LABEL_TIME) for name in interactions.column_names if name.startswith(LABEL_TIME)]
+    names = [
+        name.removeprefix(LABEL_TIME) for name in interactions.column_names if name.startswith(LABEL_TIME)
+    ]
     for stage, text in targets.items():
         read = [name for name in names if name in names_in(text)]
         if not read:

@@ -109,9 +109,10 @@ class Leaf:
 
     @cached_property
     def _ids(self) -> list[str]:
-        names = self._columns or self.schema.names
-        if self.files.ids is not None:
-            return [name for name in names if name in self.files.ids]
+        names = self.files.columns or self.schema.names
+        ids = self.files.ids if self.files.ids is not None else self.files.present_ids
+        if ids is not None:
+            return [name for name in self._columns or self.schema.names if name in ids]
         return [name for name in names if pa.types.is_integer(_inner(self.schema.field(name).type))]
 
     def _check_columns(self) -> None:

@@ -35,7 +35,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class Files:
     """What is read: paths, globs, folders or URIs in their order, the columns and rows of them that are wanted.
 
-    ids: columns that may have no nulls and no numbers above 2^63; by default every column of whole numbers
+    ids: columns that may have no nulls and no numbers above 2^63; by default every column of whole numbers that is asked for
+    present_ids: as `ids`, for columns that the files may lack because a map makes them
     """
 
     paths: tuple[str, ...]
@@ -44,6 +45,7 @@ class Files:
     where: str | None = None
     on_bad_rows: str = "fail"
     ids: tuple[str, ...] | None = None
+    present_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 from .builtin import notice as notice
 from .conditions import condition as condition  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .conditions import names_in as names_in
 from .conditions import matches as matches  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .conditions import names_in as names_in
 from .guesses import OF_INTERACTIONS as OF_INTERACTIONS
 from .guesses import OF_ITEMS as OF_ITEMS
 from .guesses import bare_name as bare_name
