@@ -15,6 +15,8 @@ from nonet.errors import ConfigError, DataError
 from nonet.samples.stores.addresses import create_store, open_store
 from nonet.samples.stores.base import Store
 from nonet.samples.tables import (
+    conform,
+    find_files,
     find_parquet,
     is_plain,
     parquet_footer,
@@ -115,11 +117,14 @@ class Filling:
 
     def _parts(self, names: list[str]) -> Iterator[pa.Table]:
         """The rows in parts of about four million."""
-        system, files = find_parquet(self.source, "rows")
+        found, whole = find_files(self.source, "rows"), self._schema()
+        schema = pa.schema([whole.field(name) for name in dict.fromkeys(names)])
         waiting: list[pa.Table] = []
-        for file in files:
-            for group in range(parquet_footer(system, file, "rows").num_row_groups):
-                waiting.append(read_groups(system, file, [group], "rows", names))
+        for file in found.files:
+            for group in range(parquet_footer(found.system, file, "rows").num_row_groups):
+                table = read_groups(found.system, file, [group], "rows", names)
+                table = found.partitions.added_to(table, file, names)
+                waiting.append(conform(table, schema, f"rows {file}"))
                 if sum(map(len, waiting)) >= _PART:
                     yield pa.concat_tables(waiting)
                     waiting = []

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from nonet.atomic import make_folder, sync
 from nonet.errors import ConfigError, DataError
-from nonet.samples.tables.paths import find_parquet, parquet_footer, read_groups
+from nonet.samples.tables.files import find_parquet
+from nonet.samples.tables.paths import parquet_footer, read_groups
 
 GROUP_ROWS = b"nonet.rows"
 """In the schema's metadata: the rows of each batch, so that a file far away is not read to count them."""

@@ -41,7 +41,7 @@ def written(path, times, kind=None, **columns):
 
 def test_every_list_of_a_row_must_be_as_long_as_its_items():
     with pytest.raises(
-        DataError, match="2 of 2 rows have another number of 't' than of 'item_id'.*: 3 and 2"
+        DataError, match=r"2 of 2 rows have another number of 't' than of 'item_id'.*: 3 and 2"
     ):
         dense()(rows(t=[[100, 200, 300], [5]]))
     made = dense()(rows(t=[[100, 200], [5, 6]]))
@@ -74,7 +74,7 @@ def test_the_unit_of_plain_numbers_is_that_of_the_files_and_another_one_is_refus
         dense(unit="ms")(rows(t=[[1_700_000_000, 1_700_000_001], [millis, millis]]))
     mapped = options.model_copy(update={"map": ["own:map"]})
     with pytest.raises(
-        DataError, match="cannot be told, since data.source.map may make it; say data.source.unit"
+        DataError, match=r"cannot be told, since data.source.map may make it; say data.source.unit"
     ):
         unit_of(mapped)
 
@@ -102,7 +102,9 @@ def test_events_after_the_cut_in_time_are_counted_and_refused_before_the_run_and
         source(path, time="t", until=3 * DAY).batch(0, 0, 1)
     check(SPEC.until({"path": str(path), "time": "t"}, 5 * DAY))
     check(SPEC.until({"path": str(path), "time": "t"}, None))
-    with pytest.raises(ConfigError, match="has no `time`, so nothing keeps events after data.split.test out"):
+    with pytest.raises(
+        ConfigError, match=r"has no `time`, so nothing keeps events after data.split.test out"
+    ):
         SPEC.until({"path": str(path)}, 3 * DAY)
 
 
