@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,8 @@ class Dense:
     index: ItemIndex
     unit: str | None = None
     until: int | None = None
+    keeps_rows: ClassVar[bool] = True
+    """Every row stays a row, so the order of rows does not depend on this class."""
 
     def __call__(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
         """Raises DataError for a column that is not there or does not fit, and for an item that the catalogue does not hold."""

@@ -134,7 +134,9 @@ class FileWindows:
         dense = Dense(options.user, options.items, options.time, self._index, unit_of(options), self._until)
         stream = options.stream(self.ask.seed).map(dense, workers=options.workers)
         rows = max(1, -(-self.ask.rows // _SLICES))
-        return stream.open(rows=min(rows, 4096), step_rows=self.ask.rows, engine=self._engine)
+        return stream.open(
+            rows=min(rows, 4096), step_rows=self.ask.rows, engine=self._engine, name=self.ask.stage
+        )
 
     @cached_property
     def _index(self) -> ItemIndex:

@@ -123,15 +123,17 @@ class Stream:
         step_rows: int | None = None,
         engine: str | None = None,
         manifest: Manifest | None = None,
+        name: str = "",
     ) -> Any:
         """The files looked at, as a `Feed`. Raises DataError, ConfigError.
 
         rows: of a slice; step_rows: of a global step, `rows` by default; engine: local, ray, or what their size says;
-        manifest: as an earlier opening found the files, whose footers are then not read again.
+        manifest: as an earlier opening found the files, whose footers are then not read again; name: what the order is drawn for
+        beside the seed, such as a stage, so that two stages read in different orders.
         """
         from nonet.samples.streams.feed import Feed
 
-        return Feed(self, rows, step_rows or rows, engine, manifest)
+        return Feed(self, rows, step_rows or rows, engine, manifest, name)
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches of one epoch."""
