@@ -57,13 +57,13 @@ class Ledger:
         self._done: dict[int, BitMap64] = {}
         self._skipped: dict[int, BitMap64] = {}
         self._whole: set[int] = set()  # epochs of which every place is done or skipped
-        self._leases: dict[tuple[int, int], tuple[Slice, str]] = {}
+        self._leases: dict[tuple[int, int], Slice] = {}
         self._leased: dict[int, BitMap64] = {}
         self._counted: dict[int, int] = {}  # places of an epoch that are done, skipped ones among them
         self.filtered = 0  # of the done rows, those that no batch holds
 
-    def lease(self, part: Slice, holder: str = "") -> None:
-        """Promise a slice to a holder. Raises CheckpointError where one of its rows is done or promised."""
+    def lease(self, part: Slice) -> None:
+        """Promise a slice to a step. Raises CheckpointError where one of its rows is done or promised."""
         done, leased = self._done.get(part.epoch), self._leased.setdefault(part.epoch, BitMap64())
         again = part.epoch in self._whole or (
             done is not None and done.range_cardinality(part.start, part.stop)
@@ -74,7 +74,7 @@ class Ledger:
                 f"{'learned from' if again else 'leased'} before: one row counts once"
             )
         leased.add_range(part.start, part.stop)
-        self._leases[part.step, part.part] = part, holder
+        self._leases[part.step, part.part] = part
 
     def apply(self, part: Slice, *, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
         """A leased slice is done: the optimizer step that used it is over. `skipped`: places of rows that were no good.
@@ -101,22 +101,8 @@ class Ledger:
 
     def apply_step(self, step: int) -> None:
         """Every leased slice of a step is done."""
-        for part, _ in [lease for (of, _), lease in self._leases.items() if of == step]:
+        for part in [part for (of, _), part in self._leases.items() if of == step]:
             self.apply(part)
-
-    def holder(self, part: Slice) -> str | None:
-        """Who leased a slice; None where nobody did."""
-        lease = self._leases.get((part.step, part.part))
-        return lease[1] if lease else None
-
-    def held_by(self, holder: str) -> list[Slice]:
-        """The slices that somebody leased and has not got done."""
-        return [part for part, who in self._leases.values() if who == holder]
-
-    def release(self, part: Slice) -> None:
-        """A lease ends, and nothing was learned from it: the slice is free again."""
-        del self._leases[part.step, part.part]
-        self._leased[part.epoch].remove_range(part.start, part.stop)
 
     def done_rows(self, epoch: int) -> int:
         """Rows of an epoch that are done."""
@@ -147,7 +133,7 @@ class Ledger:
             "done": sum(self.done_rows(epoch) for epoch in epochs),
             "skipped": sum(map(len, self._skipped.values())),
             "filtered": self.filtered,
-            "leased": sum(part.stop - part.start for part, _ in self._leases.values()),
+            "leased": sum(part.stop - part.start for part in self._leases.values()),
         }
 
     # --- in a commit ------------------------------------------------------------------------------------------------

@@ -39,5 +39,4 @@ from .times import unit_by_name as unit_by_name
 from .times import unit_by_size as unit_by_size
 from .times import unix_seconds as unix_seconds  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .unite import conform as conform  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .unite import plain_type as plain_type  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .unite import unite_schemas as unite_schemas  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
