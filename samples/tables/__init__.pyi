@@ -5,11 +5,13 @@ from .files import Partitions as Partitions
 from .files import find_files as find_files
 from .files import find_parquet as find_parquet  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .files import notice as notice
+from .guesses import NAMES as NAMES
 from .guesses import OF_INTERACTIONS as OF_INTERACTIONS
 from .guesses import OF_ITEMS as OF_ITEMS
 from .guesses import bare_name as bare_name
 from .guesses import guess_by_type as guess_by_type  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .guesses import guess_roles as guess_roles
+from .guesses import plain_name as plain_name
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
@@ -30,6 +32,7 @@ from .tables import check_columns as check_columns
 from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import missing_texts as missing_texts
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -31,7 +31,7 @@ def guess_roles(
 ) -> dict[str, str]:
     """Role (or another wanted name) -> the column among `names` that holds it; `columns` wins over guesses."""
     chosen = {role: source for role, source in (columns or {}).items() if source in names}
-    by_plain = {_plain(name): name for name in reversed(names)}
+    by_plain = {plain_name(name): name for name in reversed(names)}
     for role in roles:
         if role in chosen or ROLES.get(role, role) in chosen:
             continue
@@ -60,7 +60,8 @@ def bare_name(name: str) -> str:
     return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a column's name as names are compared: without case, blanks, underscores and RecBole's type."""
     return re.sub(r"[^a-z0-9]", "", bare_name(name).lower())
 
 
