@@ -13,6 +13,7 @@ from nonet.samples.importers import (
     ENDINGS,
     TextForm,
     by_number,
+    first_text_rows,
     is_parquet_file,
     named_by_number,
     text_schema,
@@ -21,9 +22,13 @@ from nonet.samples.importers import (
 from nonet.samples.tables import (
     OF_INTERACTIONS,
     OF_ITEMS,
+    finest_times,
+    first_rows,
     guess_by_type,
     guess_roles,
     parquet_schema,
+    same_item_column,
+    time_candidates,
 )
 from nonet.suggest import listed
 
@@ -108,12 +113,26 @@ def find_source(place: Path, items: Path | None, columns: Mapping[str, str]) -> 
             columns = by_number(columns, table.names)
     interactions = _interactions(place, tables, columns)
     chosen = _items(place, items, tables, interactions, columns)
+    if chosen is not None:
+        roles = same_item_column(interactions.roles, chosen.item_roles, interactions.names, columns)
+        interactions = replace(interactions, roles=roles)
+    interactions = _with_finest_times(interactions, columns)
     if chosen and chosen.form != interactions.form:
         raise ConfigError(
             f"--data {place}: {interactions.path.name} is {interactions.form} and {chosen.path.name} is {chosen.form}; "
             "write both as Parquet, or both as CSV"
         )
     return Source(interactions.form, interactions.path, interactions, chosen)
+
+
+def _with_finest_times(table: Table, columns: Mapping[str, str]) -> Table:
+    """The table with the best of several columns of times, by its first rows."""
+    candidates = time_candidates(table.names)
+    if {"time", "timestamp"} & set(columns) or "time" not in table.roles or len(candidates) < 2:
+        return table
+    rows = first_rows(table.path) if table.form == "parquet" else first_text_rows(table.path, "csv")
+    best = finest_times(rows, candidates, table.roles["time"])
+    return replace(table, roles={**table.roles, "time": best})
 
 
 def _known_form(place: Path) -> str:
@@ -205,8 +224,8 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
         found = f"--data {place}: {len(whole)} tables have users, items and times ({names})"
         if whole[0].names == whole[1].names:
             raise ConfigError(
-                f"{found} and the same columns; if they are parts of one table, put them in a folder of their own inside this one, "
-                "else move all but one away"
+                f"{found} and the same columns; if they are parts of one table, put them in a folder of their own inside this "
+                "one, else move all but one away"
             )
         raise ConfigError(f"{found}; name one: --data {whole[0].path}")
     if not tables:

@@ -28,9 +28,12 @@ from nonet.samples.tables import (
     OF_INTERACTIONS,
     OF_ITEMS,
     bare_name,
+    finest_times,
     guess_roles,
     missing_texts,
     plain_name,
+    same_item_column,
+    time_candidates,
 )
 from nonet.suggest import did_you_mean, listed
 
@@ -77,7 +80,10 @@ def import_csv(
         raise DataError(
             f"csv {src}: the first line does not look like names of columns; write one, or name columns that it has"
         )
+    if items_path is not None:
+        chosen[path] = same_item_column(chosen[path], chosen[items_path], there[path], columns)
     table = _read(path, chosen[path], notes)
+    chosen[path] = _with_finest_times(table, chosen[path], columns, notes)
     named = {
         file: {role: bare_name(source) for role, source in picks.items()} for file, picks in chosen.items()
     }
@@ -156,6 +162,19 @@ def _read(path: Path, chosen: dict[str, str], notes: list[str] | None) -> pa.Tab
         table = _with(table, name, natural_ids(table[name]))
     table = _with_declared_lists(table)
     return table.rename_columns([bare_name(name) for name in table.column_names])
+
+
+def _with_finest_times(
+    table: pa.Table, chosen: Mapping[str, str], columns: Mapping[str, str] | None, notes: list[str] | None
+) -> dict[str, str]:
+    """The roles with the best of several columns of times; `notes` gets which were there."""
+    candidates = time_candidates(table.column_names)
+    if {"time", "timestamp"} & set(columns or {}) or "time" not in chosen or len(candidates) < 2:
+        return dict(chosen)
+    best = finest_times(table, candidates, bare_name(chosen["time"]))
+    if notes is not None:
+        notes.append(f"time = {best}, the finest complete one of {listed(candidates)}")
+    return {**chosen, "time": best}
 
 
 def _with_declared_lists(table: pa.Table) -> pa.Table:

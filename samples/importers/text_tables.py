@@ -62,6 +62,15 @@ def text_schema(
     return Partitions.of(files).schema_with(schema), form
 
 
+def first_text_rows(path: str | os.PathLike[str], what: str) -> pa.Table:
+    """Return the first rows of a text table, of its first file."""
+    file = text_files(path, what)[0]
+    form = text_form(file, what)
+    if form.kind == "json":
+        return _read_json(file, form, what, most_lines=2000)
+    return _read_delimited(file, form, what, {}, first_block=True)
+
+
 def read_text(
     path: str | os.PathLike[str], what: str, texts: Collection[str] = (), notes: list[str] | None = None
 ) -> pa.Table:
@@ -153,7 +162,9 @@ def _read_delimited(
             with read_bytes(file, form) as source:
                 if first_block:
                     with pacsv.open_csv(source, **options) as reader:
-                        return pa.Table.from_batches([], schema=reader.schema)
+                        return pa.Table.from_batches(
+                            [batch for batch, _ in zip(reader, range(1), strict=False)], reader.schema
+                        )
                 table = pacsv.read_csv(source, **options)
         except (UnicodeDecodeError, pa.ArrowInvalid) as raised:
             if isinstance(raised, pa.ArrowInvalid) and "UTF8" not in str(raised):

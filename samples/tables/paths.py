@@ -44,6 +44,18 @@ def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] 
     )
 
 
+def first_rows(path: str | os.PathLike[str], what: str = "table") -> pa.Table:
+    """The rows of the first row group that has some."""
+    found = find_files(path, what)
+    for file in found.files:
+        footer = parquet_footer(found.system, file, what)
+        for group in range(footer.num_row_groups):
+            if footer.row_group(group).num_rows:
+                table = read_groups(found.system, file, [group], what, footer.schema.to_arrow_schema().names)
+                return found.partitions.added_to(table, file)
+    return parquet_schema(path, what).empty_table()
+
+
 def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
     """Names and types of the columns behind `path`, without its rows."""
     found = find_files(path, what)
