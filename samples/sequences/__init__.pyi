@@ -24,6 +24,7 @@ from .pairs import Pairs as Pairs
 from .pairs import best_neighbours as best_neighbours
 from .repeats import ALLOW as ALLOW
 from .repeats import MASK as MASK
+from .repeats import copies as copies
 from .repeats import policy as policy
 from .repeats import repeat_shares as repeat_shares
 from .repeats import repeated as repeated

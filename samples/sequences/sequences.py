@@ -26,7 +26,7 @@ from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
 from nonet.samples.sequences.flat import Mapped, is_flat, let_go
 from nonet.samples.sequences.labels import LABEL_TIME
-from nonet.samples.sequences.repeats import MASK, policy, repeat_shares, repeated
+from nonet.samples.sequences.repeats import MASK, copies, policy, repeat_shares, repeated
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
 
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
@@ -344,10 +344,11 @@ def build_sequences(
 
 
 def repeat_counts(seq: Sequences) -> np.ndarray:
-    """Of each split how many events return to an item of their user, and how many there are, [2, 4] int64."""
+    """Of each split how many events return to an item of their user, copies of a row aside, and how many there are, [2, 4]."""
     counts = np.zeros((2, len(NAMES)), np.int64)
     for some in seq.parts():
         back = some.repeated if some is seq else repeated(some.user, some.item)
+        back = back & ~copies(some.user, some.item, some.time)
         counts[0] += np.bincount(some.split[back], minlength=len(NAMES))
         counts[1] += np.bincount(some.split, minlength=len(NAMES))
     return counts

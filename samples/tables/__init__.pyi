@@ -18,10 +18,10 @@ from .guesses import time_candidates as time_candidates
 from .keys import NONE as NONE
 from .keys import as_numbers as as_numbers  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .keys import keys_in as keys_in
-from .packed import GROUP_ROWS as GROUP_ROWS
-from .packed import pack_files as pack_files
+from .paths import GROUP_ROWS as GROUP_ROWS
 from .paths import count_rows as count_rows
 from .paths import first_rows as first_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .paths import pack_files as pack_files
 from .paths import parquet_footer as parquet_footer  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import parquet_schema as parquet_schema  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .paths import read_groups as read_groups  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
@@ -48,3 +48,4 @@ from .times import unit_by_size as unit_by_size
 from .times import unix_seconds as unix_seconds  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .unite import conform as conform  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .unite import unite_schemas as unite_schemas  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .word_lists import one_word_lists as one_word_lists

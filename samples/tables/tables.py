@@ -19,6 +19,7 @@ import pyarrow.compute
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.paths import read_parquet
 from nonet.samples.tables.times import unix_seconds
+from nonet.samples.tables.word_lists import word_lists
 from nonet.suggest import did_you_mean, listed
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -294,17 +295,18 @@ def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
 
 
 def _with_categories(table: pa.Table, what: str) -> pa.Table:
-    """A list of text an item; a text column is cut at |; nothing is an empty list."""
+    """A list of words an item; see `word_lists`."""
     column = table["categories"].combine_chunks()
-    kind = column.type
-    if pa.types.is_string(kind):
-        return _replaced(table, "categories", pa.array(split_categories(column), pa.list_(pa.string())))
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise DataError(f"{what}: column 'categories' is {kind}; wanted a list of text, or text cut by |.")
-    lists = column.cast(pa.list_(pa.string()))
-    if lists.null_count:
-        lists = pa.array([value or [] for value in lists.to_pylist()], pa.list_(pa.string()))
-    return _replaced(table, "categories", lists)
+    if column.type == pa.list_(pa.string()) and not column.null_count:
+        return _replaced(table, "categories", column)
+    try:
+        return _replaced(table, "categories", word_lists(column, MISSING))
+    except TypeError as error:
+        raise DataError(
+            f"{what}: column 'categories' is {error}; wanted a list of text, or text cut by |. Write the names "
+            f"of the categories, or "
+            "leave the column out"
+        ) from None
 
 
 def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
