@@ -1,7 +1,7 @@
 """Categories of any usual form as a list of words an item.
 
-Lists come as lists, as lists of lists or of structs, and as text: cut at `|`, written as JSON or as Python, or cut at commas. Text
-is taken for a list where that is certain; where it only may be one, `one_word_lists` says so and a warning is due.
+Lists come as lists, as lists of lists or of structs, and as text: cut at `|`, written as JSON or as Python, or cut at commas.
+Text is taken for a list where that is certain; where it only may be one, `one_word_lists` says so and a warning is due.
 """
 
 from __future__ import annotations
