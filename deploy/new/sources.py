@@ -241,7 +241,8 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
             "that it has: --column user=NAME"
         )
     raise ConfigError(
-        f"--data {best.path}: no column looks like the {' or the '.join(missing)}; it has {listed(best.names)}. Name it: "
+        f"--data {best.path}{_read_as(best)}: no column looks like the {' or the '.join(missing)}; it has "
+        f"{listed(best.names)}. Name it: "
         f"--column {missing[0]}=NAME"
     )
 
@@ -259,7 +260,8 @@ def _items(
         table = _table(given, columns)
         if "item" not in table.item_roles:
             raise ConfigError(
-                f"--items {given}: no column looks like the item; it has {listed(table.names)}. Name it: --column item=NAME"
+                f"--items {given}{_read_as(table)}: no column looks like the item; it has "
+                f"{listed(table.names)}. Name it: --column item=NAME"
             )
         return table
     of_items = [table for table in tables if table.path != interactions.path and table.is_items]
@@ -269,6 +271,11 @@ def _items(
             f"--data {place}: {len(of_items)} tables look like items ({names}); name one with --items"
         )
     return _by_name(of_items, "items")
+
+
+def _read_as(table: Table) -> str:
+    """What the file was taken for, where its content and not its columns said so."""
+    return ", read as JSON lines" if table.text is not None and table.text.kind == "json" else ""
 
 
 def _by_name(tables: Sequence[Table], name: str) -> Table | None:

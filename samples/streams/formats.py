@@ -145,9 +145,10 @@ def read_group(
 def _parquet(system: pafs.FileSystem, path: str) -> Opened:
     with system.open_input_file(path) as source:
         size, (footer, digest) = source.size(), _footer(source)
-        meta = pq.read_metadata(pa.BufferReader(footer))
+        parquet = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit="us")
+        meta, schema = parquet.metadata, parquet.schema_arrow
     groups = tuple(meta.row_group(group).num_rows for group in range(meta.num_row_groups))
-    return Opened(DataFile(path, size, groups, digest), meta.schema.to_arrow_schema())
+    return Opened(DataFile(path, size, groups, digest), schema.remove_metadata())
 
 
 def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
@@ -165,9 +166,15 @@ def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
 
 def _parquet_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.ParquetFile:
     def opened() -> Any:
-        return system.open_input_file(path), lambda source: _footer(source)[1], pq.ParquetFile
+        return system.open_input_file(path), lambda source: _footer(source)[1], _reader
 
     return _opened_once(path, fingerprint, opened)
+
+
+def _reader(source: Any) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        source, coerce_int96_timestamp_unit="us"
+    )  # nanoseconds would wrap beyond the year 2262
 
 
 def _opened_once(path: str, fingerprint: str, opened: Callable[[], Any]) -> Any:

@@ -16,7 +16,7 @@ from nonet.samples.tables.times import implausible, unix_seconds
 
 NAMES = {
     "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session",
-    "item": "itemid item iid movieid productid asin parentasin sku articleid videoid trackid songid newsid product",
+    "item": "itemid item iid movieid productid asin sku articleid videoid trackid songid newsid product",
     "time": "timestamp time ts tsms unixtime datetime eventtime createdat date eventdate",
     "event": "event eventtype action actiontype behavior behaviour type",
     "rating": "rating score stars overall",

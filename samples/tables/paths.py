@@ -138,7 +138,9 @@ def _with_file(
     def read() -> Answer:
         with system.open_input_file(file) as source:
             try:
-                parquet = pq.ParquetFile(source)
+                parquet = pq.ParquetFile(
+                    source, coerce_int96_timestamp_unit="us"
+                )  # ns would wrap beyond 2262
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise CorruptDataError(
                     f"{what} {file}: not a Parquet file ({_first(error)}) `nonet import csv SRC DST` makes "
