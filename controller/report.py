@@ -13,7 +13,14 @@ import numpy as np
 
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
-from nonet.controller.record import Commands, RunFolder, Validations, control_name, read_journal
+from nonet.controller.record import (
+    Commands,
+    RunFolder,
+    Validations,
+    control_name,
+    read_journal,
+    unselected_name,
+)
 from nonet.controller.scenario import Scenario, holds
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
@@ -32,8 +39,8 @@ def make_report(
     plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
-    facts = run.read_json("results/tokenise.json")
-    controls = {control_name(name): {} for name in scenario.stages}
+    facts = run.read_facts()
+    controls = {title(name): {} for name in scenario.stages for title in (control_name, unselected_name)}
     baselines = baselines_of(scenario) | controls
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
@@ -159,8 +166,13 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
     files = [run.results / f"{stage}.rewards.{when}.npz" for when in ("before", "after")]
     if not all(file.exists() for file in files):
         return None
-    before, after = map(np.load, files)
-    keys = [key for key in after.files if key in before.files and key not in ("user", "of")]
+    before, after = (dict(np.load(file)) for file in files)
+    keys = [
+        key for key in after if key in before and key not in ("user", "of") and not key.startswith("weight.")
+    ]
+    if weights := {key: after[f"weight.{key}"] for key in keys if f"weight.{key}" in after}:
+        for part in (before, after):  # by what counts at the end of the stage, whatever was set meanwhile
+            part["total"] = np.sum([weight * part[key] for key, weight in weights.items()], axis=0)
     scored = ~np.any([np.isnan(part[key]) for part in (before, after) for key in keys], axis=0)
     if not scored.any():  # fewer than five users have RL prompts: none was kept out
         return None
@@ -170,7 +182,7 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
         change = paired(new, old, user, seed)
         means[key] = [float(old.mean()), float(new.mean()), change["low"], change["high"]]
     users, prompts = len(np.unique(user)), len(user)
-    of = int(after["of"]) if "of" in after.files else prompts
+    of = int(after["of"]) if "of" in after else prompts
     some = f" of {of}, drawn by the seed," if of > prompts else ""
     return {
         "rewards": means,

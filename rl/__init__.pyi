@@ -9,6 +9,7 @@ from .critic import generalised_advantage as generalised_advantage
 from .draws import Draws as Draws
 from .draws import leave_one_out as leave_one_out
 from .draws import weighed as weighed
+from .draws import without_shift as without_shift
 from .loss import PolicyLoss as PolicyLoss
 from .loss import early_clipped as early_clipped
 from .loss import gradient_bounded as gradient_bounded

@@ -40,7 +40,7 @@ def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> 
         folder = find_run(run)
     except ConfigError as error:
         raise ConfigError(f"{error}. RUN comes first: nonet recommend last --like TITLE ...") from None
-    facts = folder.read_json("results/tokenise.json")
+    facts = folder.read_facts()
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to recommend from")
     if "sids" not in facts["artifacts"]:

@@ -23,9 +23,11 @@ import numpy as np
 
 from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.api import Reward
+from nonet.rl.rewards.checks import Unreachable
 from nonet.types import Jagged, Rollouts
 
 SCHEMES = ("http", "https", "actor")
+_BUSY = (429, 502, 503, 504)  # answers of a server that may answer later
 _SHOWN = 120  # characters of an answer that an error shows
 
 
@@ -52,14 +54,16 @@ class HttpReward(Reward):
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
-            raise DataError(f"{self.url} answered {error.code}: {_short(error.read())}") from None
+            kind = Unreachable if error.code in _BUSY else DataError
+            raise kind(f"{self.url} answered {error.code}: {_short(error.read())}") from None
         except TimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except OSError as error:
             why = getattr(error, "reason", error)
             late = isinstance(why, TimeoutError)
-            text = f"has not answered within {self.timeout_s:g} s" if late else f"cannot be asked: {why}"
-            raise DataError(f"{self.url} {text}") from None
+            if late:
+                raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+            raise Unreachable(f"{self.url} cannot be asked: {why}") from None
 
 
 def reward_at(use: str, title: str) -> type[Reward]:
@@ -82,6 +86,7 @@ def message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
     parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
     sent: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
     sent["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
+    sent |= {} if r.added is None else {"added": r.added}
     sent |= {name: _rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
     return sent | {"step": r.step, "columns": {name: r[name] for name in columns}}
 
@@ -112,10 +117,20 @@ def _scores(url: str, body: bytes) -> Any:
         if "scores" not in answer:
             raise DataError(f"{url} answered without `scores`: {_short(body)}")
         answer = answer["scores"]
+    wrong = DataError(f"{url} answered scores that are no numbers [users, beams]: {_short(body)}")
+    if not _are_numbers(answer):  # NumPy would take the text "1" for a number
+        raise wrong
     try:
         return np.array(answer, np.float64)  # null reads NaN
-    except (TypeError, ValueError):
-        raise DataError(f"{url} answered scores that are no numbers [users, beams]: {_short(body)}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise wrong from None
+
+
+def _are_numbers(answer: Any) -> bool:
+    """Return whether nested lists hold only numbers, booleans and nulls."""
+    if isinstance(answer, list):
+        return all(map(_are_numbers, answer))
+    return answer is None or isinstance(answer, int | float)
 
 
 def _short(body: bytes) -> str:

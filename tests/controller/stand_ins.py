@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from nonet.controller.groups.handles import Prompts
 from nonet.deadlines import DEFAULTS
@@ -90,20 +90,26 @@ class Trace:
         pass
 
 
+class _Scored(dict):
+    """Scores of every prompt."""
+
+    quarantined: ClassVar[list] = []
+    retried = 0
+
+
 class LoopSession:
     """What the shipped stages ask of a session; `done` lists what they did, in order."""
 
     def __init__(self, scenario, stages: dict[str, StageSetup], records=None, scores=None, at: int = 0):
         self.scenario, self.stages, self.trace, self.done = scenario, stages, Trace(), []
         self._records, self._scores, self._at = records, scores, at
-        self.validation = None
+        self.validation = self.objectives = None
+        self.steering = SimpleNamespace(pop_changed=lambda: False)
         self.trainer = SimpleNamespace(train=self._train, update=self._update, counts=dict)
         self.rollout = SimpleNamespace(generate=lambda prompts: ("beams", prompts.step), absent=0)
         self.deadlines = DEFAULTS
         self.reward = SimpleNamespace(
-            score=lambda beams: {name: Now(s) for name, s in self._scores.items()},
-            quarantined=[],
-            retried=0,
+            score=lambda beams: _Scored({name: Now(s) for name, s in self._scores.items()}),
         )
 
     def begin(self, name):
