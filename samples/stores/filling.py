@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,8 @@ class Filling:
         schema = self._schema()
         if use.startswith("hbase:"):
             return self.put(open_store(use, self._mapped(), **self.options), progress)
+        made = _local_folder(use)
+        was_there = made is None or made.exists()
         store = create_store(
             use,
             pa.schema([schema.field(name) for name in self._kept(schema)]),
@@ -58,7 +62,13 @@ class Filling:
             versions=self.time is not None,
             **self.options,
         )
-        return self.put(store, progress)
+        try:
+            return self.put(store, progress)
+        except BaseException:
+            store.close()
+            if not was_there and made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            raise
 
     def put(self, store: Store, progress: Progress | None = None) -> tuple[Store, int]:
         """Write every row into a store that is there; the store and how many."""
@@ -77,18 +87,23 @@ class Filling:
                     unit = unit_by_size(
                         pc.max(pc.abs(part[self.time])).as_py() or 0
                     )  # of the first part, for all
-                times = self._seconds(part[self.time], self.time, unit)
+                times, finer = self._seconds(part[self.time], self.time, unit)
+                if finer is not None:  # of versions in one second the newest is written last, and wins
+                    order = np.argsort(finer, kind="stable")
+                    keys, times, part = keys.take(pa.array(order)), times[order], part.take(pa.array(order))
             store.put(keys, part.select(names), times)
             done += len(part)
             if progress is not None:
                 progress(done, total)
         return store, done
 
-    def _seconds(self, column: pa.ChunkedArray, name: str, unit: str | None) -> np.ndarray:
+    def _seconds(
+        self, column: pa.ChunkedArray, name: str, unit: str | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         if column.null_count:
             raise DataError(f"{self.source}: column {name!r} has {column.null_count} rows without a time")
         try:
-            return unix_seconds(column, name, unit)[0]
+            return unix_seconds(column, name, unit)
         except (TypeError, ValueError) as error:
             raise DataError(f"{self.source}: column {name!r} holds no times: {error}") from None
 
@@ -130,6 +145,12 @@ class Filling:
                     waiting = []
         if waiting:
             yield pa.concat_tables(waiting)
+
+
+def _local_folder(use: str) -> Path | None:
+    """The folder of a store that is one; None for a server."""
+    path = use.removeprefix("lmdb:")
+    return None if "://" in path else Path(path)
 
 
 def got(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dict[str, Any] | None]:
