@@ -88,9 +88,9 @@ class Filling:
                         pc.max(pc.abs(part[self.time])).as_py() or 0
                     )  # of the first part, for all
                 times, finer = self._seconds(part[self.time], self.time, unit)
-                if finer is not None:  # of versions in one second the newest is written last, and wins
-                    order = np.argsort(finer, kind="stable")
-                    keys, times, part = keys.take(pa.array(order)), times[order], part.take(pa.array(order))
+                if finer is not None:
+                    kept = pa.array(_newest_of_second(keys, times, finer))
+                    keys, part, times = keys.take(kept), part.take(kept), times[kept.to_numpy()]
             store.put(keys, part.select(names), times)
             done += len(part)
             if progress is not None:
@@ -145,6 +145,17 @@ class Filling:
                     waiting = []
         if waiting:
             yield pa.concat_tables(waiting)
+
+
+def _newest_of_second(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.ndarray:
+    """Return the rows of which no other of the same key and second is newer: what a reader as of a later second sees."""
+    code = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    order = np.lexsort((finer, times, code))
+    ahead, behind = order[1:], order[:-1]
+    replaced = (
+        (code[ahead] == code[behind]) & (times[ahead] == times[behind]) & (finer[ahead] > finer[behind])
+    )
+    return np.sort(order[np.append(~replaced, True)]) if len(order) else order
 
 
 def _local_folder(use: str) -> Path | None:
