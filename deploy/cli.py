@@ -239,7 +239,10 @@ def import_(
     """Write the two Parquet tables from another format."""
     from nonet.deploy.verbs import listing
 
-    counts = listing.import_tables(form, source, target, column or [], items)
+    notes: list[str] = []
+    counts = listing.import_tables(form, source, target, column or [], items, notes)
+    for note in notes:
+        print(f"note: {note}")
     print(f"{target}: " + ", ".join(f"{value} {name}" for name, value in counts.items()))
 
 

@@ -60,6 +60,9 @@ def _missing(scenario: Scenario) -> Iterator[str]:
         yield from _missing_evaluators(f"stages.{name}.roles", stage.roles, scenario.model)
         if getattr(stage, "target", None) and not data.source.spec.targets:
             yield f"stages.{name}.target with data.source: {data.source.use}"
+        for key in ("weight", "propensity"):
+            if getattr(stage, key, None) and not data.source.spec.weights:
+                yield f"stages.{name}.{key} with data.source: {data.source.use}"
         engine = scenario.roles["trainer"].engine if "trainer" in scenario.roles else None
         if engine is not None and stage.optimizer.use not in engine.spec.optimizers:
             wanted = " or ".join(engine.spec.optimizers)

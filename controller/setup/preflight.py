@@ -25,6 +25,7 @@ from nonet.controller.setup.worker_setup import (
     joins,
     reward_options,
     run_setup,
+    source_options,
     stage_setups,
     stored_sequences,
     targets,
@@ -66,12 +67,13 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
     for stage, body in scenario.stages.items():
         for step in getattr(body, "between", ()):
             between_class(step, Files(str(folder)), f"stages.{stage}.between")
-    joined = _check_joins(scenario)
+    joined, join_warnings = _check_joins(scenario)
     if (stored := stored_sequences(scenario)) is not None:
         with suppress(NoStore):  # the tokenise stage will make it
             open_store(stored.use, **stored.options).close()
     reward_columns = [(name, column) for name, column in reward_columns if column not in joined]
-    return _check_data(scenario, folder, reward_columns)
+    scenario.data.source.spec.check(source_options(scenario))
+    return [*join_warnings, *_check_data(scenario, folder, reward_columns)]
 
 
 def _check_engine(scenario: Scenario) -> None:
@@ -84,8 +86,9 @@ def _check_engine(scenario: Scenario) -> None:
         )
 
 
-def _check_joins(scenario: Scenario) -> list[str]:
-    """Open every store that is joined, and close it: the columns that samples get. Raises ConfigError, StoreError."""
+def _check_joins(scenario: Scenario) -> tuple[list[str], list[str]]:
+    """Open every store that is joined, and close it: the columns that samples get, and warnings. Raises "
+    "ConfigError, StoreError."""
     joined = Joins(joins(scenario))
     features = run_setup(scenario).features
     try:
@@ -99,9 +102,10 @@ def _check_joins(scenario: Scenario) -> list[str]:
             raise ConfigError(
                 f"sparse.tables.{features[name]}: the joined column {name!r} is a list; models read one id an event"
             )
+        warnings = joined.warnings()
     finally:
         joined.close()
-    return joined.names
+    return joined.names, warnings
 
 
 def _check_reward(target: Any, name: str, options: Any) -> None:

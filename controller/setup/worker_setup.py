@@ -21,6 +21,7 @@ from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
 from nonet.models import Surroundings
 from nonet.plugins import OWN, Files, find, heavy
+from nonet.samples.sequences import training_end
 from nonet.samples.stores import JoinSetup
 from nonet.samples.tokenised import StoredSequences
 from nonet.workers.roles import RunSetup, StageSetup
@@ -48,7 +49,7 @@ def run_setup(scenario: Scenario) -> RunSetup:
         deadlines(scenario),
         scenario.sparse.wire,
         _engine(scenario),
-        _source(scenario),
+        source_options(scenario),
         scenario.model.votes(),
         joins(scenario),
         stored_sequences(scenario),
@@ -71,11 +72,13 @@ def joins(scenario: Scenario) -> tuple[JoinSetup, ...]:
     )
 
 
-def _source(scenario: Scenario) -> dict[str, Any]:
+def source_options(scenario: Scenario) -> dict[str, Any]:
     """What `open_source` takes; the engine where the scenario names one."""
     data = scenario.data
     engine = {"engine": data.engine} if data.engine and data.source.spec.engines != ("local",) else {}
-    return {"use": data.source.address, **data.source.options(), **engine}
+    end = training_end({"use": data.split.use, **data.split.options()})
+    options = data.source.spec.until(data.source.options(), end)
+    return {"use": data.source.address, **options, **engine}
 
 
 def _engine(scenario: Scenario) -> dict[str, Any]:

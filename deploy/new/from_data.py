@@ -44,14 +44,16 @@ def new_from_data(target: Path, place: Path, items: Path | None, columns: Mappin
         if path.exists():
             raise ConfigError(f"{path} exists already; choose another place")
     source = find_source(place, items, columns)
+    notes: list[str] = []
     with _made(folder):
-        data = _data(source, columns, folder, target.parent)
+        data = _data(source, columns, folder, target.parent, notes)
         text, said = _scenario(name, place, data, reward, target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         (target.parent / reward).parent.mkdir(parents=True, exist_ok=True)
         write_whole(target.parent / reward, reward_page(name).encode())
         write_whole(target, text.encode())
     yield f"{source.place} is read as {source.form}" + (f": {roles}" if (roles := source.roles()) else "")
+    yield from (f"note: {note}" for note in notes)
     yield from said
     wrote = [target, target.parent / reward, *([folder] if folder.exists() else [])]
     yield "wrote " + ", ".join(map(str, wrote))
@@ -74,7 +76,9 @@ def _made(folder: Path) -> Iterator[None]:
         raise
 
 
-def _data(source: Source, columns: Mapping[str, str], folder: Path, beside: Path) -> dict[str, Any]:
+def _data(
+    source: Source, columns: Mapping[str, str], folder: Path, beside: Path, notes: list[str]
+) -> dict[str, Any]:
     """The scenario's `data`: tables where they are, or imported to `folder`."""
     if source.form == "parquet":
         return _parquet(source, folder, beside)
@@ -82,6 +86,7 @@ def _data(source: Source, columns: Mapping[str, str], folder: Path, beside: Path
     if source.interactions is not None:
         extra["columns"] = {**source.interactions.roles, **columns}
         extra["items"] = source.items and source.items.path
+        extra["notes"] = notes
     importer(source.form)(source.place, folder, **extra)
     return _named(folder, beside)
 

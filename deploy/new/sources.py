@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nonet.errors import ConfigError
-from nonet.samples.importers import csv_schema
+from nonet.samples.importers import (
+    ENDINGS,
+    TextForm,
+    by_number,
+    first_text_rows,
+    is_parquet_file,
+    named_by_number,
+    text_schema,
+    without_header,
+)
 from nonet.samples.tables import (
     OF_INTERACTIONS,
     OF_ITEMS,
+    finest_times,
+    first_rows,
     guess_by_type,
     guess_roles,
     parquet_schema,
+    same_item_column,
+    time_candidates,
 )
 from nonet.suggest import listed
 
-_CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".inter", ".item")
+_SHOWN = ".csv, .tsv, .csv.gz, .tsv.gz, .inter, .item, .jsonl"
+_DATA = (*ENDINGS, ".parquet")
+_PART = re.compile(r"(part|data|chunk)?[-_.]?\d+([-_.]\w+)*$|part[-_.].*", re.IGNORECASE)
 _MOVIELENS = (("ratings.csv", "movies.csv"), ("ratings.dat", "movies.dat"), ("u.data", "u.item"))
 _NEEDED = ("user", "item", "time")
 
@@ -32,6 +48,7 @@ class Table:
     schema: Any
     roles: Mapping[str, str]
     item_roles: Mapping[str, str]
+    text: TextForm | None = None
 
     @property
     def names(self) -> list[str]:
@@ -91,14 +108,31 @@ def find_source(place: Path, items: Path | None, columns: Mapping[str, str]) -> 
     if form:
         return Source(form, place)
     tables = [_table(path, columns) for path in _candidates(place)]
+    for table in tables:
+        if table.text is not None and not table.text.has_header:
+            columns = by_number(columns, table.names)
     interactions = _interactions(place, tables, columns)
     chosen = _items(place, items, tables, interactions, columns)
+    if chosen is not None:
+        roles = same_item_column(interactions.roles, chosen.item_roles, interactions.names, columns)
+        interactions = replace(interactions, roles=roles)
+    interactions = _with_finest_times(interactions, columns)
     if chosen and chosen.form != interactions.form:
         raise ConfigError(
             f"--data {place}: {interactions.path.name} is {interactions.form} and {chosen.path.name} is {chosen.form}; "
             "write both as Parquet, or both as CSV"
         )
     return Source(interactions.form, interactions.path, interactions, chosen)
+
+
+def _with_finest_times(table: Table, columns: Mapping[str, str]) -> Table:
+    """The table with the best of several columns of times, by its first rows."""
+    candidates = time_candidates(table.names)
+    if {"time", "timestamp"} & set(columns) or "time" not in table.roles or len(candidates) < 2:
+        return table
+    rows = first_rows(table.path) if table.form == "parquet" else first_text_rows(table.path, "csv")
+    best = finest_times(rows, candidates, table.roles["time"])
+    return replace(table, roles={**table.roles, "time": best})
 
 
 def _known_form(place: Path) -> str:
@@ -111,31 +145,73 @@ def _known_form(place: Path) -> str:
 
 
 def _candidates(place: Path) -> list[Path]:
-    """Tables by their endings; a folder with Parquet files in it is one table."""
-    if place.is_file():
+    """Tables by their endings; a folder with data files in it is one table, and so is a folder of nothing but parts."""
+    if place.is_file() or _holds_parts(place):
         return [place]
     paths = [path for path in sorted(place.iterdir()) if not path.name.startswith((".", "_"))]
-    files = [path for path in paths if path.is_file() and _form(path)]
-    return files + [path for path in paths if path.is_dir() and any(path.rglob("*.parquet"))]
+    files = [
+        path
+        for path in paths
+        if path.is_file() and path.name.lower().endswith(_DATA) and path.stem.lower() != "readme"
+    ]
+    return files + [path for path in paths if path.is_dir() and _data_below(path)]
+
+
+def _data_below(folder: Path) -> list[Path]:
+    """The data files of a folder at any depth, without those that writers hide."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+        and (path.name.lower().endswith(_DATA) or ("." not in path.name and is_parquet_file(path)))
+    ]
+
+
+def _holds_parts(folder: Path) -> bool:
+    """Whether a folder is one table: a writer left its mark, its folders are named key=value, or its files are numbered parts."""
+    data = _data_below(folder)
+    if not data or any(
+        len(path.relative_to(folder).parts) > 1 and "=" not in path.relative_to(folder).parts[0]
+        for path in data
+    ):
+        return False
+    if all("=" in path.relative_to(folder).parts[0] for path in data):
+        return True
+    if any((folder / mark).exists() for mark in ("_SUCCESS", "_metadata", "_common_metadata")):
+        return True
+    return len(data) > 0 and all(_PART.fullmatch(path.name.partition(".")[0]) for path in data)
 
 
 def _form(path: Path) -> str:
-    if path.is_dir() or path.suffix == ".parquet":
-        return "parquet"
-    return "csv" if path.name.lower().endswith(_CSV) else ""
+    """parquet or csv, by the content of the file, or of a folder's first one."""
+    files = _data_below(path) if path.is_dir() else [path]
+    return "parquet" if not files or is_parquet_file(files[0]) or files[0].suffix == ".parquet" else "csv"
 
 
 def _table(path: Path, columns: Mapping[str, str]) -> Table:
-    form = _form(path) or "csv"
-    schema: Any = parquet_schema(path, "table") if form == "parquet" else csv_schema(path, "csv")
+    form, text = _form(path), None
+    schema: Any
+    if form == "parquet":
+        schema = parquet_schema(path, "table")
+    else:
+        schema, text = text_schema(path, "csv")
+        if not text.has_header:
+            columns = by_number(columns, schema.names)
     roles = guess_roles(OF_INTERACTIONS, schema.names, columns)
-    return Table(path, form, schema, roles, guess_roles(OF_ITEMS, schema.names, columns))
+    return Table(path, form, schema, roles, guess_roles(OF_ITEMS, schema.names, columns), text)
 
 
 def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, str]) -> Table:
-    there = {name for table in tables for name in table.names}
+    headless = [table for table in tables if table.text is not None and not table.text.has_header]
+    for table in headless:
+        if not named_by_number(columns, table.names):
+            raise ConfigError(without_header(f"--data {table.path}", len(table.names)))
+    unsure = [table for table in tables if table.text is not None and not table.text.sure]
+    there = {name for table in tables if table not in unsure for name in table.names}
+    named = {name for table in tables for name in table.names}
     for role, name in columns.items():
-        if name not in there:
+        if name not in named:
             raise ConfigError(
                 f"--column {role}={name}: no table of {place} has it; columns: {listed(sorted(there))}"
             )
@@ -145,17 +221,28 @@ def _interactions(place: Path, tables: Sequence[Table], columns: Mapping[str, st
         return chosen
     if len(whole) > 1:
         names = listed(table.path.name for table in whole)
-        raise ConfigError(
-            f"--data {place}: {len(whole)} tables have users, items and times ({names}); name one: --data {whole[0].path}"
-        )
+        found = f"--data {place}: {len(whole)} tables have users, items and times ({names})"
+        if whole[0].names == whole[1].names:
+            raise ConfigError(
+                f"{found} and the same columns; if they are parts of one table, put them in a folder of their own inside this "
+                "one, else move all but one away"
+            )
+        raise ConfigError(f"{found}; name one: --data {whole[0].path}")
     if not tables:
         raise ConfigError(
-            f"--data {place}: no table there; wanted .parquet, {', '.join(_CSV)}, or a MovieLens or sequences folder"
+            f"--data {place}: no table there; wanted .parquet, {_SHOWN}, or a MovieLens or sequences folder"
         )
     best = max(tables, key=lambda table: sum(role in table.roles for role in _NEEDED))
     missing = [role for role in _NEEDED if role not in best.roles]
+    if best in unsure:
+        raise ConfigError(
+            f"--data {best.path}: its first line does not look like names of columns; write a first line of "
+            f"names, or name columns "
+            "that it has: --column user=NAME"
+        )
     raise ConfigError(
-        f"--data {best.path}: no column looks like the {' or the '.join(missing)}; it has {listed(best.names)}. Name it: "
+        f"--data {best.path}{_read_as(best)}: no column looks like the {' or the '.join(missing)}; it has "
+        f"{listed(best.names)}. Name it: "
         f"--column {missing[0]}=NAME"
     )
 
@@ -173,7 +260,8 @@ def _items(
         table = _table(given, columns)
         if "item" not in table.item_roles:
             raise ConfigError(
-                f"--items {given}: no column looks like the item; it has {listed(table.names)}. Name it: --column item=NAME"
+                f"--items {given}{_read_as(table)}: no column looks like the item; it has "
+                f"{listed(table.names)}. Name it: --column item=NAME"
             )
         return table
     of_items = [table for table in tables if table.path != interactions.path and table.is_items]
@@ -183,6 +271,11 @@ def _items(
             f"--data {place}: {len(of_items)} tables look like items ({names}); name one with --items"
         )
     return _by_name(of_items, "items")
+
+
+def _read_as(table: Table) -> str:
+    """What the file was taken for, where its content and not its columns said so."""
+    return ", read as JSON lines" if table.text is not None and table.text.kind == "json" else ""
 
 
 def _by_name(tables: Sequence[Table], name: str) -> Table | None:

@@ -98,11 +98,16 @@ def _roles(columns: list[str]) -> dict[str, str]:
 
 
 def import_tables(
-    form: str, source: Path, target: Path, columns: list[str], items: Path | None
+    form: str,
+    source: Path,
+    target: Path,
+    columns: list[str],
+    items: Path | None,
+    notes: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Import and count. Raises ConfigError and DataError."""
+    """Import and count; `notes` gets what was decided on the way. Raises ConfigError and DataError."""
     roles = _roles(columns)
-    extra = {"columns": roles or None, "items": items} if form == "csv" else {}
+    extra = {"columns": roles or None, "items": items, "notes": notes} if form == "csv" else {}
     if form != "csv" and (roles or items):
         raise ConfigError(f"--column and --items belong to `import csv`, not to `import {form}`")
     counts = importer(form)(source, target, **extra)

@@ -27,7 +27,7 @@ from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError
 from nonet.models.deepfm.deepfm import DeepFM
 from nonet.samples.batches import Clicks, ItemFacts, Keys
-from nonet.samples.sequences import TRAIN
+from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.tables import NONE, as_numbers, keys_in
 from nonet.types import Jagged
 
@@ -77,8 +77,12 @@ class Known:
 
     @classmethod
     def of(cls, clicks: Clicks, item_id: np.ndarray) -> Known:
-        """From the TRAIN events; of a pair that is there twice the newest counts, and of a column a user's newest value."""
+        """From the TRAIN events; of a pair that is there twice the newest counts, and of a column a user's newest value.
+
+        A label that became known only after the user's first held-out event is left out: beams are scored at such moments.
+        """
         rows, seq = clicks.rows(TRAIN), clicks.seq
+        rate = float(clicks.label[rows].mean())
         newest = len(rows) - 1 - np.unique(seq.user[rows][::-1], return_index=True)[1]
         has = seq.user[rows][newest]
         columns = {}
@@ -86,18 +90,27 @@ class Known:
             if name in seq.columns:
                 columns[name] = np.full(len(seq), missing(seq.columns[name]), seq.columns[name].dtype)
                 columns[name][has] = seq.columns[name][rows][newest]
+        if clicks.known_from is not None:
+            rows = rows[clicks.known_from[rows] <= first_held_out(seq)[seq.user[rows]]]
         pairs = seq.user[rows] * len(item_id) + seq.item[rows]
         pair, last = np.unique(pairs[::-1], return_index=True)
         label = clicks.label[rows][::-1][last] > 0
         user_id = np.asarray(seq.user_id)
         user_id = user_id.astype(np.str_) if user_id.dtype == object else user_id
-        return cls(item_id, user_id, float(clicks.label[rows].mean()), pair, label, columns)
+        return cls(item_id, user_id, rate, pair, label, columns)
 
     def label_of(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
         """1 liked, 0 not, -1 never trained on, for (user, item) places of the same shape; -1 for a place of -1."""
         pair = np.where((user < 0) | (item < 0), -1, user * len(self.item_id) + item)
         at = np.minimum(np.searchsorted(self.pair, pair), max(len(self.pair) - 1, 0))
         return np.where(self.pair[at] == pair, self.liked[at].astype(np.int64), -1)
+
+
+def first_held_out(seq: Sequences) -> np.ndarray:
+    """Return the time [U] of each user's first event that does not train, or the largest integer."""
+    place = seq.offsets[:-1] + seq.train_lengths
+    time = np.append(seq.time, np.iinfo(np.int64).max)
+    return np.where(place < seq.offsets[1:], time[place], np.iinfo(np.int64).max)
 
 
 def missing(values: np.ndarray) -> float | int:

@@ -1,11 +1,11 @@
 """Clicks: every event of the sequences as a row of a click model: what was shown to whom, when, and whether it was liked.
 
-A row's features come from events before it alone, so a held-out row never sees its own label or a later one. Each has one
-bag of ids a row:
+A row's features come from events before it alone, and from the labels that were known by then, so a held-out row never sees its
+own label or a later one. Each has one bag of ids a row:
 
     user, item                   the two, as their places in the sequences and the item table
     categories, year             of the item; the year is the number that ends its title, "Toy Story (1995)"
-    liked, disliked              items of the last `history` events before this one, by their label
+    liked, disliked              items of the last `history` events before this one, by their label, where it is known by now
     hour, weekday, recency       the moment: hour and weekday (UTC), log2 seconds since the user's event before
     activity                     log2 of the user's events so far
     taste                        the share of liked ones among liked and disliked, in twentieths
@@ -31,7 +31,7 @@ import torch
 from nonet.errors import ConfigError
 from nonet.random import key
 from nonet.samples.batches.prompt_rows import ranges
-from nonet.samples.sequences import Sequences
+from nonet.samples.sequences import NEVER, TRAIN, Sequences
 from nonet.samples.tables import NONE, as_numbers, keys_in
 from nonet.suggest import did_you_mean, listed
 from nonet.types import Jagged
@@ -97,7 +97,12 @@ class ClickBatch:
 
 @dataclass(frozen=True)
 class Clicks:
-    """Events of the sequences as rows; `label` [N] float32 is 1 where the stage's condition holds."""
+    """Events of the sequences as rows.
+
+    Attributes:
+        label: [N] float32, 1 where the stage's condition holds.
+        known_from: [N] unix seconds from which on the label is known; None where each is known from its event on.
+    """
 
     seq: Sequences
     items: ItemFacts
@@ -105,13 +110,20 @@ class Clicks:
     features: tuple[str, ...]
     history: int
     keys: Keys | None
+    known_from: np.ndarray | None = None
 
     @classmethod
     def of(
-        cls, seq: Sequences, items: pa.Table, label: np.ndarray, features: Sequence[str], history: int
+        cls,
+        seq: Sequences,
+        items: pa.Table,
+        label: np.ndarray,
+        features: Sequence[str],
+        history: int,
+        known_from: np.ndarray | None = None,
     ) -> Clicks:
         """Raises ConfigError for a feature that there is not."""
-        known = (*FEATURES, *seq.columns)
+        known = (*FEATURES, *seq.feature_columns)
         for name in features:
             if name not in known:
                 raise ConfigError(
@@ -121,7 +133,7 @@ class Clicks:
         keys = None
         if seq.user_key is not None and seq.item_key is not None:
             keys = Keys(seq.user_key, seq.item_key, facts.category_key)
-        return cls(seq, facts, np.asarray(label, np.float32), tuple(features), history, keys)
+        return cls(seq, facts, np.asarray(label, np.float32), tuple(features), history, keys, known_from)
 
     @classmethod
     def labelled(
@@ -129,15 +141,19 @@ class Clicks:
     ) -> Clicks:
         """Events labelled by the condition of a target, by default the first that there is."""
         label = seq.targets[target or next(iter(seq.targets))].astype(np.float32)
-        return cls.of(seq, items, label, features, history)
+        times = seq.label_times(target)
+        return cls.of(seq, items, label, features, history, None if times is seq.time else times)
 
     def known_features(self) -> tuple[str, ...]:
         """Names of the features that there are."""
-        return (*FEATURES, *self.seq.columns)
+        return (*FEATURES, *self.seq.feature_columns)
 
     def rows(self, split: int) -> np.ndarray:
-        """Places [P] of the events of a split."""
-        return np.flatnonzero(self.seq.split == split)
+        """Places [P] of the events of a split; of TRAIN those alone whose label training may know."""
+        mine = self.seq.split == split
+        if split == TRAIN and self.known_from is not None:
+            mine = mine & (self.known_from < NEVER)
+        return np.flatnonzero(mine)
 
     def batch(self, index: np.ndarray, *, timeless: np.ndarray | None = None) -> dict[str, Jagged]:
         """Bags of ids by feature for events [P]; where `timeless` [P] the moment is left out, as for a moment unknown."""
@@ -145,11 +161,14 @@ class Clicks:
         user, begin = seq.user[index], seq.offsets[seq.user[index]]
         past, cuts = ranges(np.maximum(begin, index - self.history), index)
         first = index == begin
+        known = np.ones(len(past), bool)
+        if self.known_from is not None:
+            known = self.known_from[past] <= np.repeat(seq.time[index], np.diff(cuts))
         questions = ClickQuestions(
             user=user,
             item=seq.item[index].astype(np.int64),
-            liked=picked(seq.item[past], cuts, self.label[past] > 0),
-            disliked=picked(seq.item[past], cuts, self.label[past] == 0),
+            liked=picked(seq.item[past], cuts, known & (self.label[past] > 0)),
+            disliked=picked(seq.item[past], cuts, known & (self.label[past] == 0)),
             activity=index - begin,
             time=seq.time[index],
             since=np.where(first, -1, seq.time[index] - seq.time[np.maximum(index - 1, 0)]),

@@ -6,79 +6,193 @@ become int64, but `007` stays text. Other columns are kept under their own names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from nonet.errors import DataError
 from nonet.samples.importers.importers import (
     Counts,
     PathLike,
     check_names,
-    header,
     natural_ids,
-    read_csv,
     write_tables,
 )
-from nonet.samples.tables import OF_INTERACTIONS, OF_ITEMS, bare_name, guess_roles
+from nonet.samples.importers.text_tables import read_text, text_schema
+from nonet.samples.tables import (
+    NAMES,
+    OF_INTERACTIONS,
+    OF_ITEMS,
+    bare_name,
+    finest_times,
+    guess_roles,
+    missing_texts,
+    plain_name,
+    same_item_column,
+    time_candidates,
+)
 from nonet.suggest import did_you_mean, listed
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+_FEW_MISSING = 0.01
+"""The share of rows without an id up to which they are left out, and beyond which the table is refused."""
 
 
 def import_csv(
-    src: PathLike, dst: PathLike, columns: Mapping[str, str] | None = None, items: PathLike | None = None
+    src: PathLike,
+    dst: PathLike,
+    columns: Mapping[str, str] | None = None,
+    items: PathLike | None = None,
+    notes: list[str] | None = None,
 ) -> Counts:
-    """src: a CSV, or a folder with interactions.csv and perhaps items.csv; `columns` wins over guesses.
+    """Import a table of interactions and perhaps one of items, delimited or JSON lines.
 
-    Without an items CSV the catalogue is the items that occur.
+    Args:
+        src: a file, a folder with interactions.csv and perhaps items.csv, or a folder of the parts of one table.
+        dst: the folder for both Parquet tables.
+        columns: role -> column; wins over guesses. Columns of a file without a header have numbers: {"user": "1"}.
+        items: the table of items; without one the catalogue is the items that occur.
+        notes: gets a sentence about each decision that is worth a look.
     """
     path, items_path = _files(Path(src), items)
-    tables: dict[Path, tuple[tuple[str, ...], list[str]]] = {path: (OF_INTERACTIONS, header(path, "csv"))}
+    forms = {path: text_schema(path, "csv")}
+    roles_of = {path: OF_INTERACTIONS}
     if items_path is not None:
-        tables[items_path] = (OF_ITEMS, header(items_path, "csv"))
-    for file, (_, names) in tables.items():
-        check_names(names, f"csv {file}")
-    _check_given(columns, [name for _, names in tables.values() for name in names], f"csv {src}")
-    chosen = {file: guess_roles(roles, names, columns) for file, (roles, names) in tables.items()}
-    table = _read(path, chosen[path])
+        forms[items_path], roles_of[items_path] = text_schema(items_path, "csv"), OF_ITEMS
+    there: dict[Path, list[str]] = {}
+    for file, (schema, form) in forms.items():
+        there[file] = list(schema.names)
+        check_names(there[file], f"csv {file}")
+        if not form.has_header and not named_by_number(columns, there[file]):
+            raise DataError(without_header(f"csv {file}", len(there[file])))
+    columns = by_number(
+        columns, [name for (schema, form) in forms.values() if not form.has_header for name in schema.names]
+    )
+    sure = all(form.sure for _, form in forms.values())
+    _check_given(columns, [name for names in there.values() for name in names], f"csv {src}", sure)
+    chosen = {file: guess_roles(roles_of[file], names, columns) for file, names in there.items()}
+    if not sure and not {"user", "item", "time"} <= set(chosen[path]):
+        raise DataError(
+            f"csv {src}: the first line does not look like names of columns; write one, or name columns that it has"
+        )
+    if items_path is not None:
+        chosen[path] = same_item_column(chosen[path], chosen[items_path], there[path], columns)
+    table = _read(path, chosen[path], notes)
+    chosen[path] = _with_finest_times(table, chosen[path], columns, notes)
     named = {
         file: {role: bare_name(source) for role, source in picks.items()} for file, picks in chosen.items()
     }
     if items_path is None:
         catalogue, item_columns = _occurring(table, named[path]), {}
     else:
-        catalogue, item_columns = _read(items_path, chosen[items_path]), named[items_path]
+        catalogue, item_columns = _read(items_path, chosen[items_path], notes), named[items_path]
     table, catalogue = _alike(table, named[path].get("item"), catalogue, item_columns.get("item", "item_id"))
     return write_tables(table, catalogue, dst, f"csv {src}", named[path], item_columns)
+
+
+def without_header(where: str, columns: int) -> str:
+    """Return what to say of a file whose first line is data."""
+    return (
+        f"{where}: the file has no header: its first line is data, of {columns} columns. Say which column is "
+        f"what by its number, such "
+        "as --column user=1 --column time=2 --column item=3, or write a first line of names"
+    )
+
+
+def by_number(columns: Mapping[str, str] | None, names: Sequence[str]) -> dict[str, str]:
+    """Return `columns` with the numbers of columns that have no names as `names` calls them."""
+    return {
+        role: f"column_{source}" if f"column_{source}" in names else source
+        for role, source in (columns or {}).items()
+    }
+
+
+def named_by_number(columns: Mapping[str, str] | None, names: Sequence[str]) -> bool:
+    """Return whether some of the columns of a file without a header are named by their numbers."""
+    return any(source in names for source in by_number(columns, names).values())
 
 
 def _files(src: Path, items: PathLike | None) -> tuple[Path, Path | None]:
     if not src.is_dir():
         return src, None if items is None else Path(items)
-    beside = src / "items.csv"
-    return src / "interactions.csv", Path(items) if items is not None else (
-        beside if beside.is_file() else None
-    )
+    beside, log = src / "items.csv", src / "interactions.csv"
+    if not log.is_file() and not beside.is_file():
+        return src, None if items is None else Path(items)
+    return log, Path(items) if items is not None else (beside if beside.is_file() else None)
 
 
-def _check_given(columns: Mapping[str, str] | None, there: list[str], what: str) -> None:
+def _check_given(columns: Mapping[str, str] | None, there: list[str], what: str, sure: bool) -> None:
     for role, source in (columns or {}).items():
         if source not in there:
             near = did_you_mean(source, there)
+            if not sure:
+                raise DataError(
+                    f"{what}: columns says {role}: {source}, which is not there; the first line does not look "
+                    f"like names of columns"
+                )
             raise DataError(
                 f"{what}: columns says {role}: {source}, which is not there; it has {listed(there)}.{near}"
             )
 
 
-def _read(path: Path, chosen: dict[str, str]) -> pa.Table:
+def _read(path: Path, chosen: dict[str, str], notes: list[str] | None) -> pa.Table:
     ids = [chosen[role] for role in ("user", "user_id", "item", "item_id") if role in chosen]
-    table = read_csv(path, "csv", types=dict.fromkeys(ids, pa.string()))
+    table = read_text(path, "csv", ids, notes)
     for name in ids:
-        blank = int((table[name].to_numpy() == "").sum())
-        if blank:
-            raise DataError(f"csv {path}: {blank} of {len(table)} rows have no {name}; every row needs one.")
+        if not pa.types.is_string(table.schema.field(name).type):
+            continue  # JSON lines have types of their own
+        column = table[name]
+        blank = pc.sum(pc.is_in(column, value_set=pa.array(missing_texts()))).as_py() or 0
+        if blank + column.null_count > _FEW_MISSING * len(table):
+            first = next(text for text in column.to_pylist() if text is None or text in missing_texts())
+            raise DataError(
+                f"csv {path}: {blank + column.null_count:,} of {len(table):,} rows have no {name}: it is "
+                f"{first or 'empty'!r} there, "
+                "which would be one id. Drop or fill those rows, or name another column: --column ROLE=NAME"
+            )
+        if blank + column.null_count:
+            table = table.filter(pc.invert(pc.is_in(column, value_set=pa.array([*missing_texts(), None]))))
+            if notes is not None:
+                notes.append(f"{blank + column.null_count:,} rows of {path} have no {name} and are left out")
         table = _with(table, name, natural_ids(table[name]))
+    table = _with_declared_lists(table)
     return table.rename_columns([bare_name(name) for name in table.column_names])
+
+
+def _with_finest_times(
+    table: pa.Table, chosen: Mapping[str, str], columns: Mapping[str, str] | None, notes: list[str] | None
+) -> dict[str, str]:
+    """The roles with the best of several columns of times; `notes` gets which were there."""
+    candidates = time_candidates(table.column_names)
+    if {"time", "timestamp"} & set(columns or {}) or "time" not in chosen or len(candidates) < 2:
+        return dict(chosen)
+    best = finest_times(table, candidates, bare_name(chosen["time"]))
+    if notes is not None:
+        notes.append(f"time = {best}, the finest complete one of {listed(candidates)}")
+    return {**chosen, "time": best}
+
+
+def _with_declared_lists(table: pa.Table) -> pa.Table:
+    """RecBole's `:token_seq` and `:float_seq` columns as lists cut at blanks; titles, which are texts in it too, stay whole."""
+    for name in table.column_names:
+        if not re.search(r":(token|float)_seq$", name) or plain_name(name) in NAMES["title"].split():
+            continue
+        words = pc.split_pattern_regex(pc.utf8_trim_whitespace(table[name].cast(pa.string())), r"\s+")
+        lists = [
+            [word for word in row or () if word and word not in missing_texts()] for row in words.to_pylist()
+        ]
+        kind = pa.float64() if name.endswith(":float_seq") else pa.string()
+        try:
+            column = pa.chunked_array([pa.array(lists, pa.list_(pa.string())).cast(pa.list_(kind))])
+        except pa.ArrowException as error:
+            raise DataError(f"csv: column {name!r}: {str(error).splitlines()[0]}") from None
+        table = _with(table, name, column)
+    return table
 
 
 def _occurring(table: pa.Table, chosen: dict[str, str]) -> pa.Table:

@@ -20,6 +20,7 @@ from nonet.samples.importers.importers import (
     write_tables,
     year_of,
 )
+from nonet.samples.importers.text_form import lines_of
 
 _RATINGS = pa.schema(
     {"user_id": pa.int64(), "item_id": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64()}
@@ -136,7 +137,7 @@ def _split_lines(path: Path, mark: str, fields: int) -> list[list[str]]:
     """The columns of a file of the older sets, which are Latin-1."""
     if not path.is_file():
         raise DataError(f"movielens {path}: no such file.")
-    rows = [line.split(mark) for line in path.read_text(encoding="latin-1").splitlines() if line]
+    rows = [line.split(mark) for line in lines_of(path.read_bytes().decode("latin-1")) if line]
     short = next((number for number, row in enumerate(rows, 1) if len(row) != fields), None)
     if short:
         raise DataError(f"movielens {path}: line {short} has {len(rows[short - 1])} fields, wanted {fields}.")

@@ -7,7 +7,6 @@ half-written.
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 
 from nonet.atomic import replacing
 from nonet.errors import ConfigError, DataError
+from nonet.samples.importers.text_form import lines_of, text_form
 from nonet.samples.sequences import catalogue_index
 from nonet.samples.tables import check_interactions, check_items
 from nonet.suggest import did_you_mean, listed
@@ -66,23 +66,21 @@ def write_tables(
     return {"users": users, "items": len(items), "events": len(interactions)}
 
 
-def read_csv(
-    path: PathLike, what: str, *, types: dict[str, pa.DataType] | None = None, names: list[str] | None = None
-) -> pa.Table:
-    """A CSV (comma, tab, semicolon or bar; also .gz), with a header unless `names` are given; `types` by
-    column."""
+def read_csv(path: PathLike, what: str, *, types: dict[str, pa.DataType] | None = None) -> pa.Table:
+    """A UTF-8 CSV (comma, tab, semicolon or bar; also .gz) with a header; `types` by column."""
     try:
-        delimiter = _delimiter(_first_line(path, what))
+        form = text_form(path, what)
         table = pacsv.read_csv(
             path,
-            read_options=pacsv.ReadOptions(column_names=names),
-            parse_options=pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            parse_options=pacsv.ParseOptions(delimiter=form.delimiter or ",", newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
         )
         check_names(table.column_names, f"{what} {path}")
         return table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{what} {path}: not a readable CSV: {str(error).strip().splitlines()[0]}") from None
+        said = str(error).strip().splitlines()[0]
+        said = f"{said} (not UTF-8)" if "UTF8" in said else said
+        raise DataError(f"{what} {path}: not a readable CSV: {said}") from None
 
 
 def check_names(names: list[str], what: str) -> None:
@@ -90,22 +88,6 @@ def check_names(names: list[str], what: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{what}: columns {listed(twice)} are there more than once; rename or drop them.")
-
-
-def header(path: PathLike, what: str) -> list[str]:
-    """The column names of a CSV."""
-    line = _first_line(path, what)
-    return next(csv.reader([line], delimiter=_delimiter(line)), [])
-
-
-def csv_schema(path: PathLike, what: str) -> pa.Schema:
-    """Names and types of a CSV's columns, from its first block."""
-    delimiter = _delimiter(_first_line(path, what))
-    try:
-        with pacsv.open_csv(path, parse_options=pacsv.ParseOptions(delimiter=delimiter)) as reader:
-            return reader.schema
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{what} {path}: not a readable CSV: {str(error).strip().splitlines()[0]}") from None
 
 
 def natural_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -136,7 +118,7 @@ def genres_of(column: pa.ChunkedArray) -> pa.Array:
 def jagged_lines(path: Path, what: str) -> tuple[list[str], list[list[str]]]:
     """`user token token ...` a line: users, and their tokens; empty lines are left out."""
     try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.split() for line in lines_of(path.read_text(encoding="utf-8"))]
     except FileNotFoundError:
         raise DataError(f"{what} {path}: no such file.") from None
     except (UnicodeDecodeError, OSError) as error:
@@ -152,21 +134,3 @@ def whole_numbers(tokens: list[str], what: str) -> np.ndarray:
     except (ValueError, OverflowError):
         bad = next(token for token in tokens if not re.fullmatch(r"[+-]?\d{1,18}", token))
         raise DataError(f"{what}: {bad!r} is no whole number.") from None
-
-
-def _first_line(path: PathLike, what: str) -> str:
-    if not Path(path).is_file():
-        raise DataError(f"{what} {path}: no such file.")
-    try:
-        with pa.input_stream(str(path)) as stream:
-            return stream.read(65536).splitlines()[0].decode("utf-8-sig")
-    except IndexError:
-        raise DataError(f"{what} {path}: the file is empty.") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{what} {path}: the first line is not UTF-8; save the file as UTF-8 text.") from None
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{what} {path}: cannot be read: {error}") from None
-
-
-def _delimiter(header: str) -> str:
-    return max((",", "\t", ";", "|"), key=header.count)

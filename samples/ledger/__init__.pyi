@@ -1,7 +1,3 @@
-from .coordinator import Coordinator as Coordinator
-from .coordinator import Worker as Worker
-from .coordinator import serve as serve
-from .leases import Leases as Leases
 from .ledger import Ledger as Ledger
 from .ledger import has_ledger as has_ledger
 from .ledger import write_notes as write_notes

@@ -8,7 +8,7 @@ A place that is leased or done cannot be leased again, so a row counts once or t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from nonet.errors import CheckpointError
 from nonet.samples.ledger.manifest import Manifest
 from nonet.samples.ledger.order import Slice
 
-_FORMAT = 1
+_FORMAT = 2
+_READ_FORMATS = (1, 2)
 _NAMES = ("ledger.json", "ledger.roar")
 _NOTES = "notes-{}.json"
 
@@ -28,22 +29,41 @@ _NOTES = "notes-{}.json"
 class Ledger:
     """The account of one stage's rows.
 
-    manifest: what is read; order: the digest of its order; rows: of an epoch. Rows that were read and are no good are
-    `skipped`: neither done nor free.
+    Rows that were read and are no good are `skipped`: neither done nor free.
+
+    Args:
+        manifest: what is read.
+        order: a hash of everything that the order of the rows depends on.
+        rows: rows of an epoch.
+        first_order: the same by the rules of format 1, which knew neither filters, maps nor rows of a step; None where both rules
+            are the same.
+        use_first_rules: called where a snapshot of format 1 is restored, so that its reader reads on in the order of that format.
     """
 
-    def __init__(self, manifest: Manifest, order: str, rows: int):
+    def __init__(
+        self,
+        manifest: Manifest,
+        order: str,
+        rows: int,
+        *,
+        first_order: str | None = None,
+        use_first_rules: Callable[[], None] | None = None,
+    ):
         self.manifest, self.order, self.rows = manifest, order, rows
+        self.rules, self._first_order, self._use_first_rules = _FORMAT, first_order, use_first_rules
+        self._clear()
+
+    def _clear(self) -> None:
         self._done: dict[int, BitMap64] = {}
         self._skipped: dict[int, BitMap64] = {}
         self._whole: set[int] = set()  # epochs of which every place is done or skipped
-        self._leases: dict[tuple[int, int], tuple[Slice, str]] = {}
+        self._leases: dict[tuple[int, int], Slice] = {}
         self._leased: dict[int, BitMap64] = {}
         self._counted: dict[int, int] = {}  # places of an epoch that are done, skipped ones among them
         self.filtered = 0  # of the done rows, those that no batch holds
 
-    def lease(self, part: Slice, holder: str = "") -> None:
-        """Promise a slice to a holder. Raises CheckpointError where one of its rows is done or promised."""
+    def lease(self, part: Slice) -> None:
+        """Promise a slice to a step. Raises CheckpointError where one of its rows is done or promised."""
         done, leased = self._done.get(part.epoch), self._leased.setdefault(part.epoch, BitMap64())
         again = part.epoch in self._whole or (
             done is not None and done.range_cardinality(part.start, part.stop)
@@ -54,7 +74,7 @@ class Ledger:
                 f"{'learned from' if again else 'leased'} before: one row counts once"
             )
         leased.add_range(part.start, part.stop)
-        self._leases[part.step, part.part] = part, holder
+        self._leases[part.step, part.part] = part
 
     def apply(self, part: Slice, *, filtered: int = 0, skipped: Iterable[int] = ()) -> None:
         """A leased slice is done: the optimizer step that used it is over. `skipped`: places of rows that were no good.
@@ -81,22 +101,8 @@ class Ledger:
 
     def apply_step(self, step: int) -> None:
         """Every leased slice of a step is done."""
-        for part, _ in [lease for (of, _), lease in self._leases.items() if of == step]:
+        for part in [part for (of, _), part in self._leases.items() if of == step]:
             self.apply(part)
-
-    def holder(self, part: Slice) -> str | None:
-        """Who leased a slice; None where nobody did."""
-        lease = self._leases.get((part.step, part.part))
-        return lease[1] if lease else None
-
-    def held_by(self, holder: str) -> list[Slice]:
-        """The slices that somebody leased and has not got done."""
-        return [part for part, who in self._leases.values() if who == holder]
-
-    def release(self, part: Slice) -> None:
-        """A lease ends, and nothing was learned from it: the slice is free again."""
-        del self._leases[part.step, part.part]
-        self._leased[part.epoch].remove_range(part.start, part.stop)
 
     def done_rows(self, epoch: int) -> int:
         """Rows of an epoch that are done."""
@@ -127,7 +133,7 @@ class Ledger:
             "done": sum(self.done_rows(epoch) for epoch in epochs),
             "skipped": sum(map(len, self._skipped.values())),
             "filtered": self.filtered,
-            "leased": sum(part.stop - part.start for part, _ in self._leases.values()),
+            "leased": sum(part.stop - part.start for part in self._leases.values()),
         }
 
     # --- in a commit ------------------------------------------------------------------------------------------------
@@ -143,7 +149,8 @@ class Ledger:
         body = {
             "format": _FORMAT,
             "rows": self.rows,
-            "order": self.order,
+            "rules": self.rules,
+            "order": self._order_of(self.rules),
             "whole": sorted(self._whole),
             "filtered": self.filtered,
             "parts": parts,
@@ -154,18 +161,26 @@ class Ledger:
     def restore(self, body: bytes, bitmaps: bytes, where: str = "the commit") -> None:
         """Go on from a snapshot. Raises CheckpointError that says what differs where it is of other data or of another order."""
         facts: Mapping[str, Any] = json.loads(body)
-        if facts["format"] != _FORMAT:
-            raise CheckpointError(f"{where}: ledger format {facts['format']}, this version reads {_FORMAT}")
+        if facts["format"] not in _READ_FORMATS:
+            known = " and ".join(map(str, _READ_FORMATS))
+            raise CheckpointError(
+                f"{where}: the ledger has format {facts['format']}; this version reads {known}. Resume with the "
+                "version that wrote it"
+            )
         if changes := Manifest.from_json(facts["manifest"]).changes(self.manifest):
             raise CheckpointError(
                 f"{where} was trained on other data: {changes}. Put the data back, or start afresh."
             )
-        if (facts["order"], facts["rows"]) != (self.order, self.rows):
+        rules = facts.get("rules", 1)
+        if (facts["order"], facts["rows"]) != (self._order_of(rules), self.rows):
             raise CheckpointError(
-                f"{where} read the same data in another order (seed, filters, row groups or `take`); set them as they were, "
-                "or start afresh"
+                f"{where} read the same data in another order (seed, stage, filters, maps, rows of a step, row groups or "
+                "`take`); set them as they were, or start afresh"
             )
-        self.__init__(self.manifest, self.order, self.rows)
+        self._clear()
+        self.rules = rules
+        if rules == 1 and self._use_first_rules is not None:
+            self._use_first_rules()
         self._whole, self.filtered, at = set(facts["whole"]), facts["filtered"], 0
         for kind, epoch, size in facts["parts"]:
             bits = self._done if kind == "done" else self._skipped
@@ -173,6 +188,9 @@ class Ledger:
             if kind == "done":
                 self._counted[epoch] = len(bits[epoch])
             at += size
+
+    def _order_of(self, rules: int) -> str:
+        return self._first_order if rules == 1 and self._first_order is not None else self.order
 
     @staticmethod
     def manifest_in(folder: Path) -> Manifest:

@@ -39,6 +39,10 @@ class Order:
         whole, rest = divmod(rows, GROUP_ROWS)
         return cls(np.array([GROUP_ROWS] * whole + [rest] * bool(rest), np.int64), seed, name)
 
+    def renamed(self, name: str) -> Order:
+        """Return the order of the same rows that is drawn for another name."""
+        return Order(self.group_rows, self.seed, name, self.in_group)
+
     @property
     def permutes(self) -> bool:
         """Whether rows change places inside their groups."""
@@ -53,6 +57,11 @@ class Order:
     def digest(self) -> str:
         """A hash of everything that the order depends on."""
         facts = repr((self.group_rows.tolist(), self.seed, self.name, self.in_group))
+        return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+    def digest_of_steps(self, step_rows: int) -> str:
+        """Return a hash of everything that decides which rows a global step of `step_rows` reads."""
+        facts = repr((self.digest, "step rows", step_rows))
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
     @cached_property

@@ -19,7 +19,7 @@ import pyarrow as pa
 from nonet.atomic import write_whole
 from nonet.samples.preparation.core import Core, kept_of
 from nonet.samples.preparation.gather import Layout, Partition
-from nonet.samples.sequences import TRAIN, USER_IDS, FlatFiles, SplitFacts, repeated, split_codes
+from nonet.samples.sequences import TRAIN, USER_IDS, FlatFiles, SplitFacts, copies, repeated, split_codes
 from nonet.samples.tables import as_numbers, keys_in
 
 # Shapes: N events that are left of a partition, U users.
@@ -105,7 +105,8 @@ class Finish:
         put("user_key", before[0], keys_in("user", as_numbers(users)))
         if not self.layout.text:
             put("user_id", before[0], users)
-        back = repeated(np.repeat(np.arange(len(lengths)), lengths), item)
+        user = np.repeat(np.arange(len(lengths)), lengths)
+        back = repeated(user, item) & ~copies(user, item, time)
         repeats = tuple(np.bincount(codes[back], minlength=SPLITS).tolist())
         Note(SplitFacts.of(own, time, codes), repeats, digest.hexdigest()).save(part)
 

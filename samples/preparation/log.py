@@ -19,13 +19,14 @@ from nonet.errors import DataError
 from nonet.samples.sequences import carried_columns
 from nonet.samples.tables import (
     check_events,
-    find_parquet,
+    conform,
+    find_files,
     is_plain,
     parquet_footer,
-    parquet_schema,
     read_groups,
     unit_by_name,
     unit_by_size,
+    united_schema,
 )
 
 # Shapes: N rows of a slice.
@@ -52,8 +53,11 @@ class EventLog:
 
     def __init__(self, path: str, columns: Mapping[str, str] | None, slice_rows: int = _SLICE_ROWS):
         self.path, self._columns = path, dict(columns or {})
-        self._system, self.files = find_parquet(path, _WHAT)
-        self._given: pa.Schema = parquet_schema(path, _WHAT)
+        found = find_files(path, _WHAT)
+        self._system, self.files, self._partitions = found.system, found.files, found.partitions
+        self._given: pa.Schema = united_schema(
+            self._system, self.files, self._partitions, f"{_WHAT} {path}", _WHAT
+        )
         self._footers = {file: parquet_footer(self._system, file, _WHAT) for file in self.files}
         empty, _ = check_events(self._given.empty_table(), self._columns, f"{_WHAT} {path}")
         self.schema: pa.Schema = empty.schema
@@ -90,6 +94,7 @@ class EventLog:
         """Rows of a slice in their order, renamed, checked and normalised, and where times are finer than seconds, times [N] to
         order them by. Raises DataError that names file, row and column."""
         table = read_groups(self._system, part.file, part.groups, _WHAT, only)
+        table = self._partitions.added_to(table, part.file, list(only))
         where = f"{_WHAT} {part.file}, row groups {part.groups[0]} to {part.groups[-1]} (their first row is {part.first_row:,})"
         return check_events(self._as_given(table, only, where), self._columns, where, self._unit)
 
@@ -97,21 +102,12 @@ class EventLog:
         """One wanted column of a slice, or of its first row groups, as it is in the file."""
         source = self._source(role)
         table = read_groups(self._system, part.file, part.groups[:groups], _WHAT, [source])
+        table = self._partitions.added_to(table, part.file, [source])
         return self._as_given(table, [source], f"{_WHAT} {part.file}")[source]
 
     def _as_given(self, table: pa.Table, only: Collection[str], where: str) -> pa.Table:
         """The columns of a file with the types that all files together have; nulls for one that it lacks."""
-        fields = [field for field in self._given if field.name in only]
-        try:
-            arrays = [
-                table[field.name].cast(field.type)
-                if field.name in table.column_names
-                else pa.nulls(len(table), field.type)
-                for field in fields
-            ]
-        except pa.ArrowException as error:
-            raise DataError(f"{where}: unlike the other files: {str(error).splitlines()[0]}") from None
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        return conform(table, pa.schema([field for field in self._given if field.name in only]), where)
 
     def _cut(self, most: int) -> Iterator[Slice]:
         for file, footer in self._footers.items():
@@ -153,6 +149,7 @@ class EventLog:
 
     def _largest_read(self, part: Slice, source: str) -> float:
         table = read_groups(self._system, part.file, part.groups, _WHAT, [source])
+        table = self._partitions.added_to(table, part.file, [source])
         if source not in table.column_names:
             return 0.0
         times = table[source].drop_null().cast(pa.float64()).to_numpy()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nonet.samples.sequences import repeated
+from nonet.samples.tables import implausible
 
 # Shapes: U users, I items of the catalogue, N events.
 ENDS, LONGEST = 10, 32  # tests of a user, and events held out of one, up to which ties at the end are counted
@@ -20,12 +21,20 @@ _DRIFT = 0.1  # the newest share of events that is looked at for new items
 
 @dataclass(frozen=True, slots=True)
 class ItemColumn:
-    """A column of the items. kind: text, list, number or other; filled: share of rows with a value; distinct: values a row."""
+    """A column of the items.
+
+    Attributes:
+        kind: text, list, number or other.
+        filled: share of rows with a value.
+        distinct: distinct values per row.
+        delimiter: what most words of a list have in them, where they may be lists that were not cut; None elsewhere.
+    """
 
     name: str
     kind: str
     filled: float = 1.0
     distinct: float = 1.0
+    delimiter: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +50,7 @@ class Profile:
     tied_ends     tied_ends[k - 1, n]: users with more than n events whose event k from the end shares the time of the one before
     duplicates    events that are there again: same user, item and second
     repeats       share of events that return to an item of their user
+    implausible   events before 1990 or after the end of next year; 0 where times are counted
     drift         share of the newest tenth of the events whose item was not seen before it; None where times say nothing
     kinds, ratings   value -> events; columns: of the items
     """
@@ -59,6 +69,7 @@ class Profile:
     duplicates: int
     repeats: float
     drift: float | None
+    implausible: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
     ratings: Mapping[float, int] = field(default_factory=dict)
     columns: tuple[ItemColumn, ...] = ()
@@ -123,6 +134,7 @@ def measure(
         tied_ends=_tied_ends(offsets, time),
         duplicates=_duplicates(user, item, time, tied),
         repeats=float(repeated(user, item).mean()) if len(item) else 0.0,
+        implausible=0 if counted else int(implausible(time).sum()),
         drift=None if counted or not len(steps) else _drift(item, time),
         kinds=dict(kinds or {}),
         ratings=dict(ratings or {}),
@@ -140,6 +152,7 @@ def scaled(profile: Profile, every: int, occurs: np.ndarray) -> Profile:
         items_of=np.bincount(occurs),
         tied_ends=profile.tied_ends * every,
         duplicates=profile.duplicates * every,
+        implausible=profile.implausible * every,
         kinds={name: n * every for name, n in profile.kinds.items()},
         ratings={value: n * every for value, n in profile.ratings.items()},
     )

@@ -23,6 +23,7 @@ from nonet.samples.tables import (
     count_rows,
     find_parquet,
     keys_in,
+    one_word_lists,
     parquet_schema,
     read_interactions,
     read_items,
@@ -204,7 +205,9 @@ def _described(name: str, column: pa.ChunkedArray) -> ItemColumn:
     if kind == "list":
         sizes = pc.list_value_length(column).fill_null(0).to_numpy()
         words = len(pc.list_flatten(column).unique())
-        return ItemColumn(name, kind, float((sizes > 0).mean()) if len(sizes) else 0.0, words / rows)
+        single = sizes.max(initial=0) == 1 and pa.types.is_string(column.type.value_type)
+        mark = one_word_lists(pc.list_flatten(column).to_pylist()) if single else None
+        return ItemColumn(name, kind, float((sizes > 0).mean()) if len(sizes) else 0.0, words / rows, mark)
     if kind == "text":
         text = column.drop_null()
         empty = pc.sum(pc.equal(pc.utf8_length(text), 0)).as_py() or 0

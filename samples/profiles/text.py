@@ -51,8 +51,9 @@ def _times(p: Profile) -> str:
     unit = next(
         ((size, name) for size, name in _UNITS if p.resolution_s and p.resolution_s % size == 0), None
     )
+    odd = f"; {p.implausible:,} are before 1990 or after next year" if p.implausible else ""
     fine = f", to the {unit[1]}" if unit else ""
-    return f"{span}{fine}; {p.ties:.1%} of neighbouring events of a user share one"
+    return f"{span}{fine}; {p.ties:.1%} of neighbouring events of a user share one{odd}"
 
 
 def _day(unix_s: int) -> str:

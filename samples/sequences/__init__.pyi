@@ -16,12 +16,15 @@ from .flat import USER_IDS as USER_IDS
 from .flat import FlatFiles as FlatFiles
 from .flat import Mapped as Mapped
 from .joined import joined_to as joined_to
+from .labels import LABEL_TIME as LABEL_TIME
+from .labels import NEVER as NEVER
 from .labels import LabelSetup as LabelSetup
 from .labels import labelled as labelled  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .pairs import Pairs as Pairs
 from .pairs import best_neighbours as best_neighbours
 from .repeats import ALLOW as ALLOW
 from .repeats import MASK as MASK
+from .repeats import copies as copies
 from .repeats import policy as policy
 from .repeats import repeat_shares as repeat_shares
 from .repeats import repeated as repeated
@@ -37,6 +40,7 @@ from .split import VALID as VALID
 from .split import SplitFacts as SplitFacts
 from .split import check_split as check_split
 from .split import split_codes as split_codes
+from .split import training_end as training_end
 from .sums import Sums as Sums
 from .ties import shuffle_ties as shuffle_ties
 from .transitions import CountOptions as CountOptions

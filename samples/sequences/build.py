@@ -19,8 +19,9 @@ import pyarrow.compute
 
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
-from nonet.samples.sequences.split import TRAIN, split_events
-from nonet.samples.tables import as_numbers, condition, keys_in, matches
+from nonet.samples.sequences.labels import LABEL_TIME, NEVER
+from nonet.samples.sequences.split import TRAIN, split_events, training_end
+from nonet.samples.tables import as_numbers, condition, keys_in, matches, names_in
 from nonet.suggest import did_you_mean, listed
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -82,8 +83,50 @@ def build(
         "item_key": keys_in("item", as_numbers(catalogue["item_id"].filter(pa.array(kept_items)))),
         "dropped": dropped,
     }
+    _apply_label_times(arrays, interactions, order, targets or {}, split)
     trained = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
     return Built(arrays, item_table(catalogue, kept_items, trained))
+
+
+def _apply_label_times(
+    arrays: dict[str, Any],
+    interactions: pa.Table,
+    order: np.ndarray,
+    targets: Mapping[str, str],
+    split: Mapping[str, Any],
+) -> None:
+    """Add the label times of each stage's target, and hide labels of training events that become known after the cut in time.
+
+    A target that reads no label column is known at the time of its event and gets no column. The same holds for an event whose
+    target is the same whatever its label is.
+    """
+    end = training_end(split)
+    names = [
+        name.removeprefix(LABEL_TIME) for name in interactions.column_names if name.startswith(LABEL_TIME)
+    ]
+    for stage, text in targets.items():
+        read = [name for name in names if name in names_in(text)]
+        if not read:
+            continue
+        known_from = np.max([interactions[LABEL_TIME + name].to_numpy()[order] for name in read], axis=0)
+        known_from = np.where(_depends_on(text, interactions, read)[order], known_from, arrays["time"])
+        if end is not None:
+            late = (arrays["split"] == TRAIN) & (known_from >= end)
+            known_from = np.where(late & (known_from > arrays["time"]), NEVER, known_from)
+        arrays["targets"][stage] = arrays["targets"][stage] & (known_from < NEVER)
+        arrays["columns"][LABEL_TIME + stage] = known_from
+
+
+def _depends_on(text: str, interactions: pa.Table, labels: Sequence[str]) -> np.ndarray:
+    """Whether a condition's value changes with the label columns [N] bool."""
+    values = []
+    for value in (0.0, 1.0):
+        table = interactions
+        for name in labels:
+            column = pa.array(np.full(len(table), value, np.float32))
+            table = table.set_column(table.column_names.index(name), name, column)
+        values.append(matches(text, table))
+    return values[0] != values[1]
 
 
 def _distinct_items(interactions: pa.Table) -> pa.Table:
@@ -180,7 +223,11 @@ def carried_columns(schema: pa.Schema, columns: Sequence[str] | None) -> tuple[l
             if not _fits(kind):
                 raise ConfigError(f"interaction column {name!r} is {kind}; it must hold numbers or text.")
         return list(columns), ()
-    others = {field.name: field.type for field in schema if field.name not in _KEYS}
+    others = {
+        field.name: field.type
+        for field in schema
+        if field.name not in _KEYS and not field.name.startswith(LABEL_TIME)
+    }
     fits = [name for name, kind in others.items() if _fits(kind)]
     return fits, tuple(f"{name} ({kind})" for name, kind in others.items() if not _fits(kind))
 

@@ -1,8 +1,11 @@
 """Delayed labels: what happened later to an event, such as a purchase after a click, as a column of the events.
 
 A label belongs to the newest event of its user and item at or before it (last touch), where it came within the window. An event
-whose window was not over when the log ended and that has no label yet is unknown: NaN, neither yes nor no, so nothing is learned
-to be a refusal that is only late (Chapelle, Modeling delayed feedback in display advertising, KDD 2014).
+whose window was not over when the label file ended and that has no label yet is unknown: NaN, neither yes nor no, so nothing is
+learned to be a refusal that is only late (Chapelle, Modeling delayed feedback in display advertising, KDD 2014).
+
+Every label has a time from which on it is known: a positive one the time of its row in the label file, a negative one the end of
+its event's window. Features and training read a label from that time on only. A second column holds these times.
 """
 
 # Shapes: R rows of the log, L labels.
@@ -20,6 +23,11 @@ from nonet.errors import DataError
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
+LABEL_TIME = "label time:"
+"""Prefix of columns of label times: of a label by its name in a log, of a stage's target by the stage in `Sequences.columns`."""
+NEVER = int(np.iinfo(np.int64).max)
+"""The time of a label that is not known, or that training must not use."""
+
 
 @dataclass(frozen=True, slots=True)
 class LabelSetup:
@@ -33,10 +41,20 @@ class LabelSetup:
 
 
 def labelled(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
-    """A checked log [R] with the column `name`: float32 1 and 0, NaN where it is not known yet.
+    """Add the label column and the column of label times to a checked log [R].
 
-    labels: checked rows of user_id, item_id, timestamp [L]; those of no event count for nothing. The log ends with the newest
-    time of both. Raises DataError for a column that is there already, or ids of another type.
+    Args:
+        log: checked interactions.
+        labels: checked rows of user_id, item_id, timestamp [L]. Rows that belong to no event are ignored. The newest time among
+            them is the end of what is observed, however far the log reaches.
+        setup: the window, the column's name, and whether events without a known label are removed.
+
+    Returns:
+        The log with `name`, float32: 1 and 0, NaN where the label is not known; and "label time:<name>", int64 unix seconds
+        from which on the label is known.
+
+    Raises:
+        DataError: a column of that name exists already, or ids have another type.
     """
     if setup.name in log.column_names:
         raise DataError(
@@ -50,10 +68,15 @@ def labelled(log: pa.Table, labels: pa.Table, setup: LabelSetup) -> pa.Table:
     event = order[at[there]]
     late = time_L[there] - time_R[event]
     value = np.zeros(len(log), np.float32)
-    end = max(time_R.max(initial=0), time_L.max(initial=0))
-    value[end - time_R < setup.within_s] = np.nan
-    value[event[late <= setup.within_s]] = 1
+    known_from = time_R + int(np.ceil(setup.within_s))
+    still_open = time_L.max(initial=0) - time_R < setup.within_s
+    value[still_open], known_from[still_open] = np.nan, NEVER
+    in_time = late <= setup.within_s
+    value[event[in_time]] = 1
+    known_from[event[in_time]] = NEVER
+    np.minimum.at(known_from, event[in_time], time_L[there][in_time])
     whole = log.append_column(setup.name, pa.array(value))
+    whole = whole.append_column(LABEL_TIME + setup.name, pa.array(known_from))
     if not setup.drop_unknown:
         return whole
     left = whole.filter(pa.array(~np.isnan(value)))

@@ -43,6 +43,25 @@ def repeated(user: np.ndarray, item: np.ndarray) -> np.ndarray:
     return repeated_N
 
 
+def copies(user: np.ndarray, item: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Return which events [N] are there again: same user, item and second as one before.
+
+    A copy is no return to an item, so it says nothing about what users do.
+
+    Args:
+        user: [N] ascending, events of each in time order.
+    """
+    again = np.zeros(len(user), bool)
+    near = np.flatnonzero((user[1:] == user[:-1]) & (time[1:] == time[:-1]))
+    near = np.union1d(near, near + 1)
+    if not len(near):
+        return again
+    order = near[np.lexsort((near, item[near], time[near], user[near]))]
+    same = [values[order[1:]] == values[order[:-1]] for values in (user, item, time)]
+    again[order[1:][np.logical_and.reduce(same)]] = True
+    return again
+
+
 def policy(counts: np.ndarray, asked: str | None = None) -> str:
     """`asked`, or what the share of repeats says, from events that repeat and all events by split, [2, 4]. TEST events are never
     looked at; RL and VALID events are, since users with few events train on their first ones, which return to nothing."""

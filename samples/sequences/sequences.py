@@ -25,7 +25,8 @@ from nonet.atomic import replacing
 from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
 from nonet.samples.sequences.flat import Mapped, is_flat, let_go
-from nonet.samples.sequences.repeats import MASK, policy, repeat_shares, repeated
+from nonet.samples.sequences.labels import LABEL_TIME
+from nonet.samples.sequences.repeats import MASK, copies, policy, repeat_shares, repeated
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
 
 __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
@@ -73,9 +74,22 @@ class Sequences:
     joined: Any = None
     strict: bool = False
 
+    @cached_property
+    def feature_columns(self) -> tuple[str, ...]:
+        """The names of the columns that a model may read: all but the times of labels."""
+        return tuple(name for name in self.columns if not name.startswith(LABEL_TIME))
+
+    def label_times(self, stage: str | None) -> np.ndarray:
+        """Return the unix seconds [N] from which on each event's label is known; NEVER for an unknown one.
+
+        The labels are those of a stage's target, by default the first one. A label without a time of its own is known from the
+        time of its event on.
+        """
+        return self.columns.get(LABEL_TIME + (stage or next(iter(self.targets), "")), self.time)
+
     def columns_at(self, index: np.ndarray, users: np.ndarray) -> dict[str, np.ndarray]:
         """The columns [n] of events by index [n], whose user rows [n] are given: those carried, and those joined."""
-        columns = {name: values[index] for name, values in self.columns.items()}
+        columns = {name: self.columns[name][index] for name in self.feature_columns}
         if self.joined is None:
             return columns
         return columns | self.joined(self.item[index], self.user_id[users], self.time[index])
@@ -330,10 +344,11 @@ def build_sequences(
 
 
 def repeat_counts(seq: Sequences) -> np.ndarray:
-    """Of each split how many events return to an item of their user, and how many there are, [2, 4] int64."""
+    """Of each split how many events return to an item of their user, copies of a row aside, and how many there are, [2, 4]."""
     counts = np.zeros((2, len(NAMES)), np.int64)
     for some in seq.parts():
         back = some.repeated if some is seq else repeated(some.user, some.item)
+        back = back & ~copies(some.user, some.item, some.time)
         counts[0] += np.bincount(some.split[back], minlength=len(NAMES))
         counts[1] += np.bincount(some.split, minlength=len(NAMES))
     return counts

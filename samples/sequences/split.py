@@ -140,6 +140,13 @@ def moment(value: object, name: str = "test") -> int:
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
+def training_end(split: Mapping[str, Any]) -> int | None:
+    """Return the unix time from which on no event trains; None where the split is not by time."""
+    if split.get("use", "leave_last_out") != "time":
+        return None
+    return _starts(split)[0]
+
+
 def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
     test, valid, rl = (_count(split, name) for name in ("test", "valid", "rl"))
     lengths = np.diff(offsets)
@@ -154,15 +161,19 @@ def _leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, A
 
 
 def _time(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:
+    codes = np.full(len(time), TRAIN, np.int8)
+    for start, code in zip(_starts(split), (RL, VALID, TEST), strict=True):
+        codes[time >= start] = code
+    return codes
+
+
+def _starts(split: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The unix times from which on events are RL, VALID and TEST events."""
     if "test" not in split:
         raise ConfigError("split: use: time wants test: a timestamp from which on events are test events.")
     test_from = moment(split["test"])
     valid_from = test_from - seconds(split.get("valid", 0), "valid")
-    rl_from = valid_from - seconds(split.get("rl", 0), "rl")
-    codes = np.full(len(time), TRAIN, np.int8)
-    for start, code in ((rl_from, RL), (valid_from, VALID), (test_from, TEST)):
-        codes[time >= start] = code
-    return codes
+    return valid_from - seconds(split.get("rl", 0), "rl"), valid_from, test_from
 
 
 def _count(split: Mapping[str, Any], name: str) -> int:

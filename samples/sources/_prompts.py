@@ -40,7 +40,8 @@ class RlPrompts:
         """Which prompts were learned from."""
         rows = self._steps.rows
         order = row_order(rows, self._seed, self._stage)
-        return Ledger(Manifest.of_rows("prompts", rows, self._seq.summary), order.digest, rows)
+        manifest = Manifest.of_rows("prompts", rows, self._seq.summary)
+        return Ledger(manifest, order.digest_of_steps(self._users), rows, first_order=order.digest)
 
     @cached_property
     def _steps(self) -> Steps:

@@ -35,6 +35,14 @@ def _as_they_are(options: Options) -> Options:
     return options
 
 
+def _without_end(options: Options, end: int | None) -> Options:
+    return options
+
+
+def _nothing_to_check(options: Options) -> None:
+    pass
+
+
 def _not_told(options: Options, seed: int, engine: str | None) -> list[str]:
     return ["its rows and their order are its own"]
 
@@ -49,6 +57,9 @@ class SampleSource:
     engines  what may read it, `data.engine`: "local", in the trainer's process, "ray", on Ray Data
     targets  whether stages may have a `target:` with it
     pin      options -> those that a run keeps to from its start on, e.g. the files that a pattern matches then
+    weights  whether its samples carry kinds and columns of events, which a stage's `weight:` and `propensity:` read
+    until    (options, unix seconds from which on data.split holds events out, or None) -> options of a run
+    check    refuses, before a run starts, files that cannot be read as its options say; gets what `until` returns
     explain  (options, seed, engine) -> lines that say what is read in which order, or the dotted path of that function
     """
 
@@ -57,7 +68,10 @@ class SampleSource:
     epoch: Callable[[Options, int], int | None] = _all_of_them
     engines: tuple[str, ...] = ("local",)
     targets: bool = True
+    weights: bool = True
     pin: Callable[[Options], Options] = _as_they_are
+    until: Callable[[Options, int | None], Options] = _without_end
+    check: Callable[[Options], None] = _nothing_to_check
     explain: str | Callable[[Options, int, str | None], list[str]] = _not_told
 
 

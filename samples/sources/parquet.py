@@ -14,7 +14,7 @@ from a commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from nonet.samples.sources.base import SampleRequest, SampleSource
 
 if TYPE_CHECKING:
     from nonet.samples.ledger import Ledger
+    from nonet.samples.preparation import ItemIndex
     from nonet.samples.sequences import Sequences
     from nonet.samples.streams import Batch, Feed, Stream
     from nonet.types import SampleBatch
@@ -43,9 +44,13 @@ class FileOptions(StrictModel):
     format: Literal["parquet", "csv", "lines"] | None = None
     user: str = "user_id"
     items: str = "item_id"
-    time: Annotated[str | None, Field(description="a list column of unix seconds; else places are times")] = (
-        None
-    )
+    time: Annotated[
+        str | None, Field(description="a list column of times, as long as the items; else places are times")
+    ] = None
+    unit: Annotated[
+        Literal["s", "ms", "us", "ns"] | None,
+        Field(description="of times that are plain numbers; by default what their name or their size says"),
+    ] = None
     where: str | None = None
     map: list[str] = []
     workers: Positive = 1
@@ -67,7 +72,13 @@ class FileOptions(StrictModel):
         """The rows in a seeded order, after the maps."""
         from nonet.samples.streams import read
 
-        stream = read(self.path, format=self.format, where=self.where, on_bad_rows=self.on_bad_rows)
+        named = tuple(filter(None, (self.user, self.items, self.time)))
+        columns = None if self.map else named  # a map may read any column
+        stream = read(
+            self.path, format=self.format, columns=columns, where=self.where, on_bad_rows=self.on_bad_rows
+        )
+        if stream.files is not None:
+            stream = replace(stream, files=replace(stream.files, present_ids=named))
         for function in self.map:
             stream = stream.map(function, workers=self.workers)
         return stream.shuffle(seed, in_group=self.in_group).prefetch(self.ahead)
@@ -75,7 +86,7 @@ class FileOptions(StrictModel):
 
 def rows_of(options: Mapping[str, Any], rows: int) -> int:
     """Rows of an epoch: those of the files."""
-    made, _ = _of(options)
+    made, *_ = _of(options)
     return made.stream(0).open().rows
 
 
@@ -98,43 +109,6 @@ def _matching(path: str) -> list[str]:
     return [scheme + file for file in find_parquet(path, "data.source")[1]]
 
 
-@dataclass(frozen=True)
-class Dense:
-    """Rows as arrays of the run's own numbers: user_key [B] int64, item [N] int32 dense, time [N] int64."""
-
-    user: str
-    items: str
-    time: str | None
-    item_id: pa.Array
-
-    def __call__(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
-        """Raises DataError for a column that is not there, or an item that the catalogue does not hold."""
-        import pyarrow.compute as pc
-
-        from nonet.samples.tables import as_numbers, keys_in
-
-        for name in filter(None, (self.user, self.items, self.time)):
-            if name not in rows.schema.names:
-                raise DataError(f"data.source: no column {name!r}; there are {', '.join(rows.schema.names)}")
-        lists = rows.column(self.items)
-        values = lists.flatten()
-        index: Any = getattr(pc, "index_in")(values, value_set=self.item_id.cast(values.type))  # noqa: B009  made at import
-        if index.null_count:
-            absent = values.filter(index.is_null())
-            raise DataError(
-                f"data.source: {index.null_count} events are of items that data.items does not hold, "
-                f"the first: {absent[0].as_py()!r}"
-            )
-        offsets = lists.offsets.to_numpy().astype(np.int32)
-        cuts = pa.array(offsets - offsets[0])
-        times = np.arange(len(values)) if self.time is None else rows.column(self.time).flatten().to_numpy()
-        return {
-            "user_key": pa.array(keys_in("user", as_numbers(rows.column(self.user)))),
-            "item": pa.ListArray.from_arrays(cuts, index.cast(pa.int32())),
-            "time": pa.ListArray.from_arrays(cuts, pa.array(np.asarray(times, np.int64))),
-        }
-
-
 class FileWindows:
     """Windows of the sequences that files hold."""
 
@@ -146,7 +120,7 @@ class FileWindows:
                 "data.source: parquet gives sequences without a `target:`; click models read `shuffled`"
             )
         self.ask = request
-        self._options, self._engine = _of(options)
+        self._options, self._engine, self._until = _of(options)
         self._batches: Iterator[Batch] | None = None
         self._next = -1
         self._skips: dict[int, list[Batch]] = {}
@@ -154,11 +128,22 @@ class FileWindows:
     @cached_property
     def feed(self) -> Feed:
         """The opened files."""
-        item_id = self.ask.items()["item_id"].combine_chunks()
-        dense = Dense(self._options.user, self._options.items, self._options.time, item_id)
-        stream = self._options.stream(self.ask.seed).map(dense, workers=self._options.workers)
+        from nonet.samples.sources.dense_rows import Dense
+
+        options = self._options
+        dense = Dense(options.user, options.items, options.time, self._index, unit_of(options), self._until)
+        stream = options.stream(self.ask.seed).map(dense, workers=options.workers)
         rows = max(1, -(-self.ask.rows // _SLICES))
-        return stream.open(rows=min(rows, 4096), step_rows=self.ask.rows, engine=self._engine)
+        return stream.open(
+            rows=min(rows, 4096), step_rows=self.ask.rows, engine=self._engine, name=self.ask.stage
+        )
+
+    @cached_property
+    def _index(self) -> ItemIndex:
+        """The catalogue, hashed once for all slices."""
+        from nonet.samples.preparation import ItemIndex
+
+        return ItemIndex(self.ask.items()["item_id"].combine_chunks())
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -193,7 +178,7 @@ class FileWindows:
     def _windows(self, step: int, rank: int, batches: Sequence[Batch]) -> Sequence[Callable[[], SampleBatch]]:
         from nonet.samples.batches import bounded, taught_windows, window_batch, window_positions
 
-        ask, seq, epoch = self.ask, _sequences(batches, self.ask.items), self.feed.steps.places(step)[0]
+        ask, seq, epoch = self.ask, _sequences(batches, self._index.keys), self.feed.steps.places(step)[0]
         assert ask.sids_IL is not None
         rows = np.arange(len(seq))
         windows = taught_windows(
@@ -206,16 +191,101 @@ class FileWindows:
         return [partial(make, (row[part], block[part], stop[part])) for part in parts]
 
 
-def _of(options: Mapping[str, Any]) -> tuple[FileOptions, str | None]:
-    """The options, and the engine that the scenario names."""
-    own = {name: value for name, value in options.items() if name != "engine"}
-    return FileOptions.model_validate(own), options.get("engine")
+def _of(options: Mapping[str, Any]) -> tuple[FileOptions, str | None, int | None]:
+    """The options, the engine that the scenario names, and the time from which on its split holds events out."""
+    own = {name: value for name, value in options.items() if name not in ("engine", "until")}
+    return FileOptions.model_validate(own), options.get("engine"), options.get("until")
 
 
-def _sequences(batches: Sequence[Batch], items: Callable[[], pa.Table]) -> Sequences:
+def unit_of(options: FileOptions) -> str | None:
+    """Return the unit of times that are plain numbers, from the first row group of the files; None where they have their own.
+
+    Raises DataError where a map makes the times, so that nothing tells their unit before it runs.
+    """
+    from nonet.samples.sources.dense_rows import flatten_lists
+    from nonet.samples.tables import is_plain, unit_by_name, unit_by_size
+
+    if options.time is None or options.unit is not None:
+        return options.unit
+    if named := unit_by_name(options.time):
+        return named
+    if options.map:
+        raise DataError(
+            f"data.source: the unit of {options.time!r} cannot be told, since data.source.map may make it; say data.source.unit: "
+            "s, ms, us or ns"
+        )
+    leaf = options.stream(0).open().leaves[0]
+    field = leaf.schema.field(options.time).type
+    inner = getattr(field, "value_type", field)
+    if not is_plain(inner):
+        return None
+    rows = leaf.read(0).rows
+    if rows is None:
+        return None
+    values = (
+        flatten_lists(rows.column(options.time), options.time)[0].drop_null().cast(pa.float64()).to_numpy()
+    )
+    return unit_by_size(float(np.abs(values[np.isfinite(values)]).max(initial=0)))
+
+
+def until(options: Mapping[str, Any], end: int | None) -> Mapping[str, Any]:
+    """Return the options with the time from which on the run holds events out. Raises ConfigError where no column has times."""
+    if end is None:
+        return options
+    if options.get("time") is None:
+        raise ConfigError(
+            "data.source: parquet has no `time`, so nothing keeps events after data.split.test out of training; name the list "
+            "column of times, or use split: leave_last_out"
+        )
+    return {**options, "until": end}
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Look at columns and times before a run starts. Raises DataError with counts over all files."""
+    from nonet.samples.sources.dense_rows import flatten_lists
+
+    own, _, end = _of(options)
+    feed = own.stream(0).open()
+    schema = feed.leaves[0].schema
+    if own.map:
+        return  # what a map makes is checked as it is made
+    for name in (own.items, own.time):
+        if name is not None:
+            flatten_lists(pa.array([], schema.field(name).type), name)
+    kind = schema.field(own.user).type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(f"data.source: column {own.user!r} is {kind}; it must hold whole numbers or text")
+    unit = unit_of(own)
+    if own.time is not None and end is not None:
+        _check_end(own, unit, end)
+
+
+def _check_end(options: FileOptions, unit: str | None, end: int) -> None:
+    """Count the events of all files that are held out. Raises DataError where there are some."""
+    from nonet.samples.sources.dense_rows import flatten_lists
+    from nonet.samples.tables import unix_seconds
+
+    assert options.time is not None
+    leaf, late, events = options.stream(0).open().leaves[0], 0, 0
+    for at in range(len(leaf.groups)):
+        group = leaf.read(at)
+        if group.rows is None:
+            continue
+        times = group.rows.column(options.time)
+        times = times if group.keep is None else times.filter(pa.array(group.keep))
+        values, _ = flatten_lists(times, options.time)
+        seconds, _ = unix_seconds(pa.chunked_array([values.drop_null()]), options.time, unit)
+        late, events = late + int((seconds >= end).sum()), events + len(seconds)
+    if late:
+        raise DataError(
+            f"data.source: {late} of {events} events are of {end} unix seconds or later, where data.split begins to hold events "
+            "out; write files that end before it, or give a later data.split.test"
+        )
+
+
+def _sequences(batches: Sequence[Batch], keys: np.ndarray) -> Sequences:
     """Rows of some batches as sequences of which every event is learned from."""
     from nonet.samples.sequences import TRAIN, Sequences
-    from nonet.samples.tables import as_numbers, keys_in
 
     users = np.concatenate([np.zeros(0, np.int64), *(batch["user_key"].numpy() for batch in batches)])
     lengths = np.concatenate(
@@ -225,7 +295,6 @@ def _sequences(batches: Sequence[Batch], items: Callable[[], pa.Table]) -> Seque
         np.concatenate([np.zeros(0, kind), *(batch[name].values.numpy() for batch in batches)])
         for name, kind in (("item", np.int32), ("time", np.int64))
     )
-    keys = keys_in("item", as_numbers(items()["item_id"]))
     return Sequences(
         user_id=users,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -240,10 +309,19 @@ def _sequences(batches: Sequence[Batch], items: Callable[[], pa.Table]) -> Seque
 
 def explained(options: Mapping[str, Any], seed: int, engine: str | None) -> list[str]:
     """The plan of the stream that trainers read."""
-    own, _ = _of(options)
+    own, *_ = _of(options)
     return own.stream(seed).explain(engine).splitlines()
 
 
 SPEC = SampleSource(
-    FileWindows, FileOptions, rows_of, engines=("local", "ray"), targets=False, pin=pinned, explain=explained
+    FileWindows,
+    FileOptions,
+    rows_of,
+    engines=("local", "ray"),
+    targets=False,
+    weights=False,
+    pin=pinned,
+    until=until,
+    check=check,
+    explain=explained,
 )

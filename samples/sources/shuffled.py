@@ -39,9 +39,8 @@ class _Shuffled:
         from nonet.samples.ledger import Ledger, Manifest
 
         order = row_order(self.rows, self.ask.seed, self.ask.stage)
-        return Ledger(
-            Manifest.of_rows(self.ask.unit, self.rows, self.ask.events().summary), order.digest, self.rows
-        )
+        manifest = Manifest.of_rows(self.ask.unit, self.rows, self.ask.events().summary)
+        return Ledger(manifest, order.digest_of_steps(self.ask.rows), self.rows, first_order=order.digest)
 
     def _leased(self, step: int) -> tuple[int, np.ndarray]:
         """The epoch and the rows of a step, over all ranks."""

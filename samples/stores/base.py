@@ -48,14 +48,26 @@ class Store(ABC):
     key: pa.DataType
     schema: pa.Schema
     versions: bool
+    kept_versions: int | None = None
+    """How many versions of a value the store keeps, where it limits them."""
 
     def multi_get(self, keys: Any, columns: Sequence[str] | None = None, as_of: Any = None) -> Rows:
         """The rows of keys [K], each key read once however often it is asked for. See the module.
 
-        as_of: a time, or times [K], int64 unix seconds; without it the newest version.
+        as_of: a time, or times [K], int64 unix seconds; without it the newest version. A key that is missing has no row.
         """
-        asked = self.checked_keys(keys)
-        return self._get(asked, self.checked_columns(columns), self._before(as_of, len(asked)))
+        array = _array(keys)
+        there = ~_missing(array)
+        wanted = self.checked_columns(columns)
+        if there.all():
+            asked = self.checked_keys(array)
+            return self._get(asked, wanted, self._before(as_of, len(asked)))
+        before = self._before(as_of, len(there))
+        kept = array.filter(pa.array(there)) if isinstance(array, pa.Array) else array[there]
+        rows = self._get(self.checked_keys(kept), wanted, None if before is None else before[there])
+        found = np.zeros(len(there), np.int64)
+        found[there] = np.diff(rows.offsets)
+        return Rows(rows.values, np.concatenate([np.zeros(1, np.int64), np.cumsum(found)]))
 
     @abstractmethod
     def _get(self, keys: Any, columns: list[str], before: np.ndarray | None) -> Rows:
@@ -79,9 +91,13 @@ class Store(ABC):
     # --- what backends share ----------------------------------------------------------------------------------------
 
     def checked_keys(self, keys: Any) -> Any:
-        """Keys as int64 [K], or text as an Arrow array [K]. Raises DataError for keys of another type."""
-        array = keys if isinstance(keys, (pa.Array, np.ndarray)) else _array(keys)
-        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        """Keys as int64 [K], or text as an Arrow array [K], exact to their last bit.
+
+        Raises DataError for keys of another type, missing ones, and whole numbers above 2^63.
+        """
+        array = _array(keys)
+        if missing := int(_missing(array).sum()):
+            raise DataError(f"{self.name}: {missing} of {len(array)} keys are missing; every row needs one")
         text, wants_text = _is_text(array), pa.types.is_string(self.key)
         whole = array.dtype.kind in "iu" if isinstance(array, np.ndarray) else pa.types.is_integer(array.type)
         if not len(array):
@@ -91,7 +107,13 @@ class Store(ABC):
             raise DataError(f"{self.name}: keys are {'text' if wants_text else 'whole numbers'}, got {got}")
         if text:
             return pa.array(array.tolist() if isinstance(array, np.ndarray) else array, pa.string())
-        return np.asarray(array, np.int64)
+        unsigned = array.dtype == np.uint64 if isinstance(array, np.ndarray) else array.type == pa.uint64()
+        values = np.asarray(array)
+        if unsigned and (values > np.uint64(2**63 - 1)).any():
+            raise DataError(
+                f"{self.name}: the key {int(values.max())} is above 2^63 - 1; write such keys as text"
+            )
+        return values.astype(np.int64)
 
     def checked_columns(self, columns: Sequence[str] | None) -> list[str]:
         """Columns that the store has. Raises ConfigError that names one that it has not."""
@@ -217,10 +239,25 @@ def distinct(keys: Any) -> tuple[Any, np.ndarray]:
 
 
 def _array(keys: Any) -> Any:
+    """Keys as one Arrow or NumPy array, without rounding: a missing one beside whole numbers makes no floats."""
+    if isinstance(keys, (pa.Array, np.ndarray)):
+        return keys
     if isinstance(keys, pa.ChunkedArray):
         return keys.combine_chunks()
     keys = list(keys)
+    if any(key is None for key in keys):
+        return pa.array(keys)
     return np.array(keys, dtype=object) if keys and isinstance(keys[0], str) else np.array(keys)
+
+
+def _missing(array: Any) -> np.ndarray:
+    """Which keys are missing [K] bool."""
+    if isinstance(array, np.ndarray):
+        objects = array.dtype.kind == "O"
+        return (
+            np.array([key is None for key in array.tolist()], bool) if objects else np.zeros(len(array), bool)
+        )
+    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def _is_text(array: Any) -> bool:

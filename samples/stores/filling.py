@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from nonet.errors import ConfigError, DataError
 from nonet.samples.stores.addresses import create_store, open_store
 from nonet.samples.stores.base import Store
 from nonet.samples.tables import (
+    conform,
+    find_files,
     find_parquet,
     is_plain,
     parquet_footer,
@@ -49,6 +53,8 @@ class Filling:
         schema = self._schema()
         if use.startswith("hbase:"):
             return self.put(open_store(use, self._mapped(), **self.options), progress)
+        made = _local_folder(use)
+        was_there = made is None or made.exists()
         store = create_store(
             use,
             pa.schema([schema.field(name) for name in self._kept(schema)]),
@@ -56,7 +62,13 @@ class Filling:
             versions=self.time is not None,
             **self.options,
         )
-        return self.put(store, progress)
+        try:
+            return self.put(store, progress)
+        except BaseException:
+            store.close()
+            if not was_there and made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            raise
 
     def put(self, store: Store, progress: Progress | None = None) -> tuple[Store, int]:
         """Write every row into a store that is there; the store and how many."""
@@ -75,18 +87,23 @@ class Filling:
                     unit = unit_by_size(
                         pc.max(pc.abs(part[self.time])).as_py() or 0
                     )  # of the first part, for all
-                times = self._seconds(part[self.time], self.time, unit)
+                times, finer = self._seconds(part[self.time], self.time, unit)
+                if finer is not None:
+                    kept = pa.array(_newest_of_second(keys, times, finer))
+                    keys, part, times = keys.take(kept), part.take(kept), times[kept.to_numpy()]
             store.put(keys, part.select(names), times)
             done += len(part)
             if progress is not None:
                 progress(done, total)
         return store, done
 
-    def _seconds(self, column: pa.ChunkedArray, name: str, unit: str | None) -> np.ndarray:
+    def _seconds(
+        self, column: pa.ChunkedArray, name: str, unit: str | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         if column.null_count:
             raise DataError(f"{self.source}: column {name!r} has {column.null_count} rows without a time")
         try:
-            return unix_seconds(column, name, unit)[0]
+            return unix_seconds(column, name, unit)
         except (TypeError, ValueError) as error:
             raise DataError(f"{self.source}: column {name!r} holds no times: {error}") from None
 
@@ -115,16 +132,36 @@ class Filling:
 
     def _parts(self, names: list[str]) -> Iterator[pa.Table]:
         """The rows in parts of about four million."""
-        system, files = find_parquet(self.source, "rows")
+        found, whole = find_files(self.source, "rows"), self._schema()
+        schema = pa.schema([whole.field(name) for name in dict.fromkeys(names)])
         waiting: list[pa.Table] = []
-        for file in files:
-            for group in range(parquet_footer(system, file, "rows").num_row_groups):
-                waiting.append(read_groups(system, file, [group], "rows", names))
+        for file in found.files:
+            for group in range(parquet_footer(found.system, file, "rows").num_row_groups):
+                table = read_groups(found.system, file, [group], "rows", names)
+                table = found.partitions.added_to(table, file, names)
+                waiting.append(conform(table, schema, f"rows {file}"))
                 if sum(map(len, waiting)) >= _PART:
                     yield pa.concat_tables(waiting)
                     waiting = []
         if waiting:
             yield pa.concat_tables(waiting)
+
+
+def _newest_of_second(keys: pa.Array, times: np.ndarray, finer: np.ndarray) -> np.ndarray:
+    """Return the rows of which no other of the same key and second is newer: what a reader as of a later second sees."""
+    code = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    order = np.lexsort((finer, times, code))
+    ahead, behind = order[1:], order[:-1]
+    replaced = (
+        (code[ahead] == code[behind]) & (times[ahead] == times[behind]) & (finer[ahead] > finer[behind])
+    )
+    return np.sort(order[np.append(~replaced, True)]) if len(order) else order
+
+
+def _local_folder(use: str) -> Path | None:
+    """The folder of a store that is one; None for a server."""
+    path = use.removeprefix("lmdb:")
+    return None if "://" in path else Path(path)
 
 
 def got(store: Store, keys: Sequence[str], as_of: int | None = None) -> list[dict[str, Any] | None]:

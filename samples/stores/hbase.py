@@ -82,6 +82,13 @@ class HBaseStore(Store):
             )
         families = self._wire.read(lambda connection: connection.table(self._table).families())
         there = [name.decode().rstrip(":") for name in families]
+        read = {source.decode().partition(":")[0] for source, _ in self._cells.values()}
+        kept = [
+            facts.get("max_versions")
+            for name, facts in families.items()
+            if name.decode().rstrip(":") in read and isinstance(facts, dict)
+        ]
+        self.kept_versions = min((number for number in kept if number is not None), default=None)
         for name, (source, _) in self._cells.items():
             family = source.decode().partition(":")[0]
             if family not in there:
@@ -156,8 +163,13 @@ class HBaseStore(Store):
         cells: list[bytes],
     ) -> None:
         """Choose for requests [late] among the older versions of their keys' cells; those that are read are added to `cells`."""
-        keys = np.unique(place[late])
-        until = {int(key): int(before[late[place[late] == key]].max()) for key in keys}
+        late = late[np.argsort(place[late], kind="stable")]
+        keys, starts = np.unique(place[late], return_index=True)
+        if not len(keys):
+            return
+        highest = np.maximum.reduceat(before[late], starts)
+        until = dict(zip(keys.tolist(), highest.tolist(), strict=True))
+        groups = np.split(late, starts[1:])
 
         def versions(key: int) -> list[tuple[bytes, int]]:
             return self._wire.read(
@@ -166,11 +178,10 @@ class HBaseStore(Store):
                 )
             )
 
-        for key, found in zip(until, self._readers.map(versions, until), strict=True):
+        for mine, found in zip(groups, self._readers.map(versions, until), strict=True):
             found = sorted(found, key=lambda cell: cell[1])
             time, first = np.array([at for _, at in found], np.int64), len(cells)
             cells.extend(value for value, _ in found)
-            mine = late[place[late] == key]
             last = np.searchsorted(time, before[mine]) - 1
             chosen[mine] = np.where(last >= 0, first + last, -1)
 

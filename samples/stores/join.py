@@ -69,10 +69,34 @@ class Join:
             raise ConfigError(
                 f"{store.name} keeps no versions, so it cannot be read as_of: time; write it with times, or say as_of: newest"
             )
+        if as_of == "time" and store.kept_versions == 1:
+            raise ConfigError(
+                f"{store.name} keeps one version of each value (VERSIONS is 1), so it cannot be read as_of: "
+                f"time; raise VERSIONS, or "
+                "say as_of: newest"
+            )
         self.store, self.columns = store, dict(columns)
+        self._as_of = as_of
         self.timed = store.versions and as_of != "newest"
         self.rows, self.absent, self.seconds = 0, 0, 0.0
         self._counting = Lock()
+
+    def warning(self) -> str | None:
+        """Return what makes this join see values that its events could not have seen; None where nothing does."""
+        if not self.store.versions and self._as_of is None:
+            return (
+                f"{self.store.name} keeps no versions, so events of every age get today's values, which may "
+                f"come from after them; "
+                "write it with times, or say as_of: newest to mean it"
+            )
+        if self.timed and self.store.kept_versions is not None:
+            kept = self.store.kept_versions
+            return (
+                f"{self.store.name} keeps {kept} version{'s' if kept > 1 else ''} of each value (VERSIONS), so "
+                f"older events find the "
+                "values of that time gone"
+            )
+        return None
 
     @property
     def schema(self) -> dict[str, pa.DataType]:
@@ -135,6 +159,11 @@ class Joins:
                 if not pa.types.is_nested(column.type)
             }
         return columns
+
+    def warnings(self) -> list[str]:
+        """Return a sentence for each join that may see values from after its events."""
+        said = ((setup.name, self.opened(setup).warning()) for setup in self.setups)
+        return [f"data.join.{name}: {text}" for name, text in said if text]
 
     def kinds(self) -> dict[str, str]:
         """What models read of them: name -> "int64" or "float32"."""

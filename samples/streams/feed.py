@@ -18,15 +18,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.ledger import Ledger, Manifest, Slice, Steps
+from nonet.samples.ledger import Ledger, Manifest, Order, Slice, Steps
 from nonet.samples.streams.batch import Batch, tensors
 from nonet.samples.streams.leaf import Group, Leaf
-from nonet.samples.streams.operators import Operator
+from nonet.samples.streams.operators import Operator, changing_rows
 from nonet.samples.streams.stream import Stream, cycle
 from nonet.types import RowRange
 
@@ -65,13 +66,20 @@ class Feed:
     """See the module; made by `Stream.open`."""
 
     def __init__(
-        self, stream: Stream, rows: int, step_rows: int, engine: str | None, manifest: Manifest | None
+        self,
+        stream: Stream,
+        rows: int,
+        step_rows: int,
+        engine: str | None,
+        manifest: Manifest | None,
+        name: str = "",
     ):
         self.stream = stream
         streams = [part for part, _ in stream.mixed] or [stream]
         if manifest is not None and len(streams) > 1:
             raise ConfigError("open: a manifest is of one stream; a mixture looks its files up")
-        self.leaves = [Leaf(each, f"samples {number}", manifest) for number, each in enumerate(streams)]
+        drawn_for = f"{name} samples" if name else "samples"
+        self.leaves = [Leaf(each, f"{drawn_for} {number}", manifest) for number, each in enumerate(streams)]
         self._turns = cycle([share for _, share in stream.mixed]) if stream.mixed else None
         whole = self._rows_of_epoch()
         self.rows = whole if stream.most is None else min(whole, stream.most)
@@ -91,17 +99,34 @@ class Feed:
 
     @cached_property
     def order(self) -> str:
-        """A hash of what the order depends on beside the files."""
+        """A hash of everything that decides, beside the files, which rows each global step reads."""
         facts = (
-            [leaf.order.digest for leaf in self.leaves],
-            [share for _, share in self.stream.mixed],
-            self.rows,
+            self._first_facts([leaf.order for leaf in self.leaves]),
+            self.steps.step_rows,
+            [(leaf.files.where, changing_rows(leaf.stream.operators)) for leaf in self.leaves],
+            changing_rows(self.stream.operators),
         )
-        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+        return _hash_of(facts)
 
     def ledger(self) -> Ledger:
         """A new account of its rows."""
-        return Ledger(self.manifest, self.order, self.rows)
+        first = [leaf.order.renamed(f"samples {number}") for number, leaf in enumerate(self.leaves)]
+
+        def use_first_rules() -> None:
+            for leaf, order in zip(self.leaves, first, strict=True):
+                leaf.order = order
+
+        return Ledger(
+            self.manifest,
+            self.order,
+            self.rows,
+            first_order=_hash_of(self._first_facts(first)),
+            use_first_rules=use_first_rules,
+        )
+
+    def _first_facts(self, orders: Iterable[Order]) -> tuple[Any, ...]:
+        """What the hash of format 1 was made of."""
+        return [order.digest for order in orders], [share for _, share in self.stream.mixed], self.rows
 
     def slices(self, step: int, rank: int = 0, world: int = 1) -> list[Slice]:
         """A rank's slices of a global step."""
@@ -272,6 +297,10 @@ class Feed:
     def _range(self, part: Part) -> RowRange:
         group = int(self.leaves[part.leaf].groups[part.group]) + self._first_group(part.leaf)
         return self.manifest.span(group, part.first, part.last, part.epoch)
+
+
+def _hash_of(facts: Any) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def in_turn(operators: Iterable[Operator]) -> Worked:

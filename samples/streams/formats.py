@@ -27,7 +27,12 @@ import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.ledger import DataFile
-from nonet.samples.tables import GROUP_ROWS
+from nonet.samples.tables import (
+    GROUP_ROWS,
+    CorruptDataError,
+    read_with_retries,
+    says_corrupt,
+)
 from nonet.suggest import did_you_mean, listed
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -43,6 +48,11 @@ _ENDINGS = {
     ".txt": "lines",
     ".inter": "lines",
 }
+FOLDER_ENDINGS = {
+    form: tuple(ending for ending, of in _ENDINGS.items() if of == form)
+    for form in dict.fromkeys(_ENDINGS.values())
+}
+"""The endings of the files that a folder stands for, by format."""
 FORMATS = ("parquet", "arrow", "csv", "lines")
 
 
@@ -58,7 +68,10 @@ def format_of(path: str, said: str | None) -> str:
     """parquet, arrow, csv or lines: as it was said, or by the file's ending. Raises ConfigError."""
     if said is not None and said not in FORMATS:
         raise ConfigError(f"format {said!r}: there are {listed(FORMATS)}.{did_you_mean(said, FORMATS)}")
-    ending = path[path.rfind(".") :].lower() if "." in path else ""
+    name = path.rpartition("/")[2]
+    ending = name[name.rfind(".") :].lower() if "." in name else ""
+    if said is None and not ending:
+        return "parquet"  # Hive's parts; the footer is checked as the file is opened
     if said is None and ending not in _ENDINGS:
         raise ConfigError(f"{path}: say which format=: {listed(FORMATS)}")
     return said or _ENDINGS[ending]
@@ -66,14 +79,16 @@ def format_of(path: str, said: str | None) -> str:
 
 def look(system: pafs.FileSystem, path: str, form: str, first: pa.Schema | None) -> Opened:
     """A file's row groups and columns; text takes the columns of the `first` file. Raises DataError."""
+
+    def read() -> Opened:
+        return _LOOKS[form](system, path) if form in _LOOKS else _text(system, path, form, first)
+
     try:
-        if form in _LOOKS:
-            return _LOOKS[form](system, path)
-        return _text(system, path, form, first)
-    except FileNotFoundError:
-        raise DataError(f"{path}: the file is gone") from None
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read, maybe truncated: {_line(error)}") from None
+        return read_with_retries(read, path, lambda error: says_corrupt(error, system, path))
+    except CorruptDataError as error:
+        raise CorruptDataError(
+            str(error).replace("cannot be read:", "cannot be read, maybe truncated:")
+        ) from None
 
 
 def read_group(
@@ -84,24 +99,39 @@ def read_group(
     schema: pa.Schema,
     columns: Sequence[str] | None,
 ) -> pa.Table:
-    """A row group's rows. Raises DataError that names file and row group."""
-    try:
+    """A row group's rows. Raises DataError that names file and row group: CorruptDataError where its content is wrong,
+    UnreachableDataError where it could not be read after several attempts."""
+    opened = False
+
+    def read() -> pa.Table:
+        nonlocal opened
+        opened = form not in ("parquet", "arrow")
         if form == "parquet":
-            table = _parquet_file(system, file.path, file.fingerprint).read_row_group(
+            parquet = _parquet_file(system, file.path, file.fingerprint)
+            opened = True
+            return parquet.read_row_group(
                 group, columns=None if columns is None else list(columns), use_threads=False
             )
+        if form == "arrow":
+            _as_listed(system, file)
+            reader = _arrow_file(system, file.path, file.fingerprint)
+            opened = True
+            table = pa.Table.from_batches([reader.get_batch(group)])
         else:
-            if form == "arrow":
-                _as_listed(system, file)
-                batch = _arrow_file(system, file.path, file.fingerprint).get_batch(group)
-                table = pa.Table.from_batches([batch])
-            else:
-                table = _text_group(system, file, group, form, schema)
-            table = table if columns is None else table.select(list(columns))
-    except FileNotFoundError:
-        raise DataError(f"{file.path}, row group {group}: the file is gone") from None
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file.path}, row group {group}: cannot be read: {_line(error)}") from None
+            table = _text_group(system, file, group, form, schema)
+        return (
+            table
+            if columns is None
+            else table.select([name for name in columns if name in table.column_names])
+        )
+
+    def corrupt(error: OSError) -> bool:
+        if opened and says_corrupt(error, system, file.path):
+            return True
+        _open.__dict__.pop("files", None)  # a broken connection is not asked again
+        return False
+
+    table = read_with_retries(read, f"{file.path}, row group {group}", corrupt)
     if len(table) != file.groups[group]:
         raise DataError(
             f"{file.path}, row group {group}: {len(table)} rows, but {file.groups[group]} when it was listed"
@@ -115,9 +145,10 @@ def read_group(
 def _parquet(system: pafs.FileSystem, path: str) -> Opened:
     with system.open_input_file(path) as source:
         size, (footer, digest) = source.size(), _footer(source)
-        meta = pq.read_metadata(pa.BufferReader(footer))
+        parquet = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit="us")
+        meta, schema = parquet.metadata, parquet.schema_arrow
     groups = tuple(meta.row_group(group).num_rows for group in range(meta.num_row_groups))
-    return Opened(DataFile(path, size, groups, digest), meta.schema.to_arrow_schema())
+    return Opened(DataFile(path, size, groups, digest), schema.remove_metadata())
 
 
 def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
@@ -135,9 +166,15 @@ def _footer(source: pa.NativeFile) -> tuple[bytes, str]:
 
 def _parquet_file(system: pafs.FileSystem, path: str, fingerprint: str) -> pq.ParquetFile:
     def opened() -> Any:
-        return system.open_input_file(path), lambda source: _footer(source)[1], pq.ParquetFile
+        return system.open_input_file(path), lambda source: _footer(source)[1], _reader
 
     return _opened_once(path, fingerprint, opened)
+
+
+def _reader(source: Any) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        source, coerce_int96_timestamp_unit="us"
+    )  # nanoseconds would wrap beyond the year 2262
 
 
 def _opened_once(path: str, fingerprint: str, opened: Callable[[], Any]) -> Any:
@@ -290,10 +327,6 @@ def _whole(texts: pa.Array) -> pa.Array:
         return texts.cast(pa.int64())
     except pa.ArrowException:
         return texts
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 _LOOKS = {"parquet": _parquet, "arrow": _arrow}

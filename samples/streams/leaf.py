@@ -9,6 +9,8 @@ counted.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,9 +25,17 @@ import pyarrow.fs as pafs
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.ledger import DataFile, Manifest, Order
-from nonet.samples.streams.formats import Opened, format_of, look, read_group
+from nonet.samples.streams.formats import FOLDER_ENDINGS, Opened, format_of, look, read_group
 from nonet.samples.streams.stream import Stream
-from nonet.samples.tables import condition, find_parquet, matches
+from nonet.samples.tables import (
+    CorruptDataError,
+    Partitions,
+    condition,
+    conform,
+    find_files,
+    matches,
+    unite_schemas,
+)
 from nonet.suggest import did_you_mean, listed
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
@@ -56,14 +66,16 @@ class Leaf:
         assert stream.files is not None
         self.stream, self.files = stream, stream.files
         self._places = [place for path in self.files.paths for place in _found(path, self.files.format)]
+        self._partitions = Partitions.of([path for _, path in self._places])
         self.form = format_of(self._places[0][1], self.files.format)
         if manifest is None:
             opened = _look_at(self._places, self.form)
-            self.schema = opened[0].schema
+            self.schema = self._united(opened)
             self.manifest = Manifest(tuple(each.file for each in opened))
         else:
             self.manifest = _same(manifest, self._places)
-            self.schema = look(self._places[0][0], self._places[0][1], self.form, None).schema
+            with_rows = next((at for at, file in enumerate(manifest.files) if file.rows), 0)
+            self.schema = self._united(_look_at(self._places[with_rows : with_rows + 1], self.form))
         self._check_columns()
         pruned = self._ruled_out
         self.groups = np.flatnonzero(~pruned)
@@ -85,11 +97,12 @@ class Leaf:
         file, inside = self.manifest.files[number], self.manifest.group_in_file(group)
         try:
             table = read_group(self._places[number][0], file, inside, self.form, self.schema, self._columns)
-        except DataError:
+        except CorruptDataError:
             if self.files.on_bad_rows == "fail":
                 raise
             none = np.zeros(file.groups[inside], bool)
             return Group(None, none, ~none)
+        table = self._as_united(table, file.path)
         bad = self._bad(table, group)
         keep = matches(self.files.where, table, name="where") if self.files.where else None
         if bad is not None:
@@ -98,6 +111,35 @@ class Leaf:
             table = table.select(list(self.files.columns))
         batches = table.combine_chunks().to_batches()
         return Group(batches[0] if batches else _empty(table.schema), keep, bad)
+
+    def _united(self, opened: Sequence[Opened]) -> pa.Schema:
+        """The columns of all files and those of their folders. Raises DataError where files cannot be one table."""
+        facts = [(each.file.path, each.schema, each.file.rows) for each in opened]
+        wanted = self.files.columns
+        if wanted is not None and self.files.where is None:  # columns that nobody reads may differ
+            facts = [
+                (path, pa.schema([field for field in schema if field.name in wanted]), rows)
+                for path, schema, rows in facts
+            ]
+            others = [field for each in opened for field in each.schema if field.name not in wanted]
+            left = pa.schema({field.name: field for field in reversed(others)}.values())
+        else:
+            left = pa.schema([])
+        schema = opened[0].schema if len(opened) == 1 else unite_schemas(facts, listed(self.files.paths))
+        names = {*schema.names}
+        schema = pa.schema([*schema, *(field for field in left if field.name not in names)])
+        return self._partitions.schema_with(schema.remove_metadata())
+
+    def _as_united(self, table: pa.Table, path: str) -> pa.Table:
+        """A file's rows with the columns of its folders and the types of all files."""
+        names = self._columns or self.schema.names
+        more = [] if self._columns else [name for name in table.column_names if name not in names]
+        if more:
+            raise DataError(
+                f"{path}: column {more[0]!r} is not in the file that the columns were read from; open without a manifest"
+            )
+        table = self._partitions.added_to(table, path, names)
+        return conform(table, pa.schema([self.schema.field(name) for name in names]), path)
 
     @cached_property
     def _columns(self) -> list[str] | None:
@@ -109,9 +151,10 @@ class Leaf:
 
     @cached_property
     def _ids(self) -> list[str]:
-        names = self._columns or self.schema.names
-        if self.files.ids is not None:
-            return [name for name in names if name in self.files.ids]
+        names = self.files.columns or self.schema.names
+        ids = self.files.ids if self.files.ids is not None else self.files.present_ids
+        if ids is not None:
+            return [name for name in self._columns or self.schema.names if name in ids]
         return [name for name in names if pa.types.is_integer(_inner(self.schema.field(name).type))]
 
     def _check_columns(self) -> None:
@@ -152,7 +195,16 @@ class Leaf:
             np.searchsorted(self.manifest.group_file, np.arange(len(self._places))),
         )
         for number, (system, path) in enumerate(self._places):
-            fragment = formats.make_fragment(path, system)
+            there = pa.schema(
+                [field for field in self.schema if field.name not in self._partitions.schema.names]
+            )
+            known = [
+                ds.field(name) == value
+                for name, value in self._partitions.values[path].items()
+                if value is not None and name not in there.names
+            ]
+            where = functools.reduce(operator.and_, known) if known else None
+            fragment = formats.make_fragment(path, system, partition_expression=where)
             left = fragment.subset(expression, schema=self.schema).row_groups
             mine = np.ones(len(self.manifest.files[number].groups), bool)
             mine[[group.id for group in left]] = False
@@ -161,31 +213,26 @@ class Leaf:
 
 
 def _found(path: str, form: str | None) -> list[tuple[pafs.FileSystem, str]]:
-    system, files = find_parquet(path, "samples", ".arrow" if form == "arrow" else ".parquet")
-    return [(system, file) for file in files]
+    """The files behind a path; of a folder those of its format, or of the first format that it has files of."""
+    forms = [form] if form is not None else list(FOLDER_ENDINGS)
+    nothing: DataError | None = None
+    for each in forms:
+        try:
+            found = find_files(path, "samples", FOLDER_ENDINGS.get(each, (".parquet",)))
+            return [(found.system, file) for file in found.files]
+        except DataError as error:
+            if "holds no" not in str(error) and "file is there" not in str(error):
+                raise
+            nothing = nothing or error
+    assert nothing is not None
+    raise nothing
 
 
 def _look_at(places: Sequence[tuple[pafs.FileSystem, str]], form: str) -> list[Opened]:
     first = look(places[0][0], places[0][1], form, None)
     with ThreadPoolExecutor(_LOOKERS) as pool:
         rest = list(pool.map(lambda place: look(place[0], place[1], form, first.schema), places[1:]))
-    for each in rest:
-        _check_schema(each, first)
     return [first, *rest]
-
-
-def _check_schema(each: Opened, first: Opened) -> None:
-    for name in (*first.schema.names, *each.schema.names):
-        kinds = [
-            schema.field(name).type if name in schema.names else None
-            for schema in (first.schema, each.schema)
-        ]
-        if kinds[0] != kinds[1]:
-            then, now = (kind or "not there" for kind in kinds)
-            raise DataError(
-                f"{each.file.path}: column {name!r} is {now}, in {first.file.path} it is {then}; write the files alike, or read "
-                "them as two streams and mix them"
-            )
 
 
 def _same(manifest: Manifest, places: Sequence[tuple[pafs.FileSystem, str]]) -> Manifest:

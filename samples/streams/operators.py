@@ -213,6 +213,18 @@ def _times_of(column: pa.Array, lists: pa.Array | None) -> np.ndarray:
 Operator = Map | Filter | Tokenize | JoinColumns
 
 
+def changing_rows(operators: tuple[Operator, ...]) -> list[str]:
+    """Return what decides which rows there are after these operators, as text that is the same in every process."""
+    said = []
+    for operator in operators:
+        if isinstance(operator, Map) and not getattr(operator.function, "keeps_rows", False):
+            said.append(f"map {_full_name(operator.function)} {operator.batch}")
+        elif isinstance(operator, Filter):
+            keep = operator.keep
+            said.append(f"filter {keep if isinstance(keep, str) else _full_name(keep)}")
+    return said
+
+
 def in_words(operators: tuple[Operator, ...]) -> list[str]:
     """A line an operator."""
     return [operator.title for operator in operators]
@@ -240,6 +252,13 @@ def _batch(value: Any) -> pa.RecordBatch:
 
 def _joined(parts: list[pa.RecordBatch], rows: pa.RecordBatch) -> pa.RecordBatch:
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+
+def _full_name(function: Any) -> str:
+    if isinstance(function, str):
+        return function
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _name(function: Any) -> str:

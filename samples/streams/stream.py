@@ -35,7 +35,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class Files:
     """What is read: paths, globs, folders or URIs in their order, the columns and rows of them that are wanted.
 
-    ids: columns that may have no nulls and no numbers above 2^63; by default every column of whole numbers
+    ids: columns that may have no nulls and no numbers above 2^63; by default every column of whole numbers that is asked for
+    present_ids: as `ids`, for columns that the files may lack because a map makes them
     """
 
     paths: tuple[str, ...]
@@ -44,6 +45,7 @@ class Files:
     where: str | None = None
     on_bad_rows: str = "fail"
     ids: tuple[str, ...] | None = None
+    present_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,15 +123,17 @@ class Stream:
         step_rows: int | None = None,
         engine: str | None = None,
         manifest: Manifest | None = None,
+        name: str = "",
     ) -> Any:
         """The files looked at, as a `Feed`. Raises DataError, ConfigError.
 
         rows: of a slice; step_rows: of a global step, `rows` by default; engine: local, ray, or what their size says;
-        manifest: as an earlier opening found the files, whose footers are then not read again.
+        manifest: as an earlier opening found the files, whose footers are then not read again; name: what the order is drawn for
+        beside the seed, such as a stage, so that two stages read in different orders.
         """
         from nonet.samples.streams.feed import Feed
 
-        return Feed(self, rows, step_rows or rows, engine, manifest)
+        return Feed(self, rows, step_rows or rows, engine, manifest, name)
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches of one epoch."""

@@ -227,6 +227,17 @@ class _Compiler:
         return ConfigError(f"{self.name}: {shown!r} {what}.")
 
 
+def names_in(text: str) -> set[str]:
+    """Return the names that a condition reads; none where it is no condition, which `condition` reports."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(str(text).strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
 def _lone_equals(text: str) -> bool:
     return any(
         char == "=" and text[i - 1 : i] not in ("=", "<", ">", "!") and text[i + 1 : i + 2] != "="

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from nonet.samples.tables.tables import ROLES
+from nonet.samples.tables.times import implausible, unix_seconds
 
 NAMES = {
     "user": "userid user uid memberid customerid visitorid accountid reviewerid userindex sessionid session",
     "item": "itemid item iid movieid productid asin sku articleid videoid trackid songid newsid product",
-    "time": "timestamp time ts tsms unixtime datetime eventtime createdat date",
+    "time": "timestamp time ts tsms unixtime datetime eventtime createdat date eventdate",
     "event": "event eventtype action actiontype behavior behaviour type",
     "rating": "rating score stars overall",
     "title": "title name movietitle producttitle productname itemname itemtitle text",
@@ -31,7 +32,7 @@ def guess_roles(
 ) -> dict[str, str]:
     """Role (or another wanted name) -> the column among `names` that holds it; `columns` wins over guesses."""
     chosen = {role: source for role, source in (columns or {}).items() if source in names}
-    by_plain = {_plain(name): name for name in reversed(names)}
+    by_plain = {plain_name(name): name for name in reversed(names)}
     for role in roles:
         if role in chosen or ROLES.get(role, role) in chosen:
             continue
@@ -40,6 +41,54 @@ def guess_roles(
         if free:
             chosen[role] = by_plain[free[0]]
     return chosen
+
+
+def same_item_column(
+    roles: Mapping[str, str],
+    item_roles: Mapping[str, str],
+    names: Sequence[str],
+    columns: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """Return the roles of interactions with the item column that the table of items has, where both have one of that name.
+
+    A review has an `asin` and a `parent_asin`, and the table of products has one of them. A column that is given wins.
+    """
+    item = item_roles.get("item")
+    if item in names and not {"item", "item_id"} & set(columns or {}):
+        return {**roles, "item": str(item)}
+    return dict(roles)
+
+
+def finest_times(table: pa.Table, names: Sequence[str], chosen: str) -> str:
+    """Return which of several columns of times to use: one without gaps, of plausible dates, that tells most moments apart.
+
+    Args:
+        table: rows of the columns, all or the first ones.
+        names: candidates.
+        chosen: the one that its name speaks for; it wins where none is better.
+    """
+    best, best_score = chosen, None
+    for name in dict.fromkeys([chosen, *names]):
+        score = _score(table[name], name)
+        if score is not None and (best_score is None or score > best_score):
+            best, best_score = name, score
+    return best
+
+
+def _score(column: pa.ChunkedArray, name: str) -> tuple[bool, bool, int] | None:
+    there = column.drop_null()
+    try:
+        seconds, _ = unix_seconds(there, name)
+    except (TypeError, ValueError):
+        return None
+    plausible = bool(len(seconds)) and not implausible(seconds).any()
+    return len(there) == len(column), plausible, len(set(seconds.tolist()))
+
+
+def time_candidates(names: Sequence[str]) -> list[str]:
+    """Return the columns whose names say that they hold times, in the order of preference."""
+    by_plain = {plain_name(name): name for name in reversed(names)}
+    return [by_plain[plain] for plain in NAMES["time"].split() if plain in by_plain]
 
 
 def guess_by_type(chosen: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
@@ -60,7 +109,8 @@ def bare_name(name: str) -> str:
     return re.sub(r":(token|token_seq|float|float_seq)$", "", name)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a column's name as names are compared: without case, blanks, underscores and RecBole's type."""
     return re.sub(r"[^a-z0-9]", "", bare_name(name).lower())
 
 

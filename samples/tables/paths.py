@@ -1,27 +1,30 @@
 """Parquet files by path, glob, folder, URI or `builtin:` name, read as one Arrow table.
 
-Several files become one table in the order of their names; columns are united by name. URIs (s3://, gs://,
-hdfs://, file://) go through Arrow's own filesystems, with the credentials those find by themselves.
+Several files become one table in the order of their names; columns are united by name (`unite.py`), and folders named
+`key=value` are columns. URIs (s3://, gs://, hdfs://, file://) go through Arrow's own filesystems, with the credentials those find
+by themselves. Reads are repeated while a place does not answer (`retries.py`).
 """
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from nonet.atomic import replacing
-from nonet.errors import DataError
-from nonet.samples.tables.builtin import builtin_path
+from nonet.atomic import make_folder, replacing, sync
+from nonet.errors import ConfigError, DataError
+from nonet.samples.tables.files import Partitions, find_files, find_parquet
+from nonet.samples.tables.retries import CorruptDataError, read_with_retries, says_corrupt
+from nonet.samples.tables.unite import conform, unite_schemas
 
-_WILD = "*?["
+Answer = TypeVar("Answer")
+GROUP_ROWS = b"nonet.rows"
+"""In the schema's metadata: the rows of each batch, so that a file far away is not read to count them."""
 
 
 def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] | None = None) -> pa.Table:
@@ -29,97 +32,87 @@ def read_parquet(path: str | os.PathLike[str], what: str, only: Collection[str] 
 
     `only`: the columns to read, as the files name them; those that are not there are left out.
     """
-    system, files = find_parquet(path, what)
-    tables = [_read(system, file, what, only) for file in files]
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise _unlike(path, files, what, error) from None
+    found = find_files(path, what)
+    tables = []
+    for file in found.files:
+        table = _with_file(found.system, file, what, lambda parquet: _read(parquet, only))
+        tables.append(found.partitions.added_to(table, file, None if only is None else list(only)))
+    if len(tables) == 1:
+        return tables[0]
+    facts = [(file, table.schema, len(table)) for file, table in zip(found.files, tables, strict=True)]
+    schema = unite_schemas(facts, f"{what} {path}")
+    pairs = [(file, table) for file, table in zip(found.files, tables, strict=True) if len(table)]
+    return pa.concat_tables(
+        [schema.empty_table(), *(conform(table, schema, f"{what} {file}") for file, table in pairs)]
+    )
+
+
+def first_rows(path: str | os.PathLike[str], what: str = "table") -> pa.Table:
+    """The rows of the first row group that has some."""
+    found = find_files(path, what)
+    for file in found.files:
+        footer = parquet_footer(found.system, file, what)
+        for group in range(footer.num_row_groups):
+            if footer.row_group(group).num_rows:
+                table = read_groups(found.system, file, [group], what, footer.schema.to_arrow_schema().names)
+                return found.partitions.added_to(table, file)
+    return parquet_schema(path, what).empty_table()
 
 
 def parquet_schema(path: str | os.PathLike[str], what: str) -> pa.Schema:
     """Names and types of the columns behind `path`, without its rows."""
-    system, files = find_parquet(path, what)
-    schemas = [_schema(system, file, what) for file in files]
-    try:
-        return pa.unify_schemas(schemas, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise _unlike(path, files, what, error) from None
+    found = find_files(path, what)
+    return united_schema(found.system, found.files, found.partitions, f"{what} {path}", what)
+
+
+def united_schema(
+    system: pafs.FileSystem, files: Collection[str], partitions: Partitions, where: str, what: str
+) -> pa.Schema:
+    """The columns that all of these files have together, and those of their folders; `where` and `what` open errors."""
+    facts = [
+        (
+            file,
+            *_with_file(
+                system, file, what, lambda parquet: (parquet.schema_arrow, parquet.metadata.num_rows)
+            ),
+        )
+        for file in files
+    ]
+    schema = facts[0][1] if len(facts) == 1 else unite_schemas(facts, where)
+    return partitions.schema_with(schema)
 
 
 def count_rows(path: str | os.PathLike[str], what: str) -> int:
     """Rows of the files behind `path`, from their footers."""
-    system, files = find_parquet(path, what)
-    return sum(parquet_footer(system, file, what).num_rows for file in files)
+    found = find_files(path, what)
+    return sum(parquet_footer(found.system, file, what).num_rows for file in found.files)
 
 
 def parquet_footer(system: pafs.FileSystem, file: str, what: str) -> pq.FileMetaData:
     """Row groups and columns of one file, without its rows."""
-    with _opened(system, file, what) as parquet:
-        return parquet.metadata
+    return _with_file(system, file, what, lambda parquet: parquet.metadata)
 
 
 def read_groups(
     system: pafs.FileSystem, file: str, groups: Collection[int], what: str, only: Collection[str]
 ) -> pa.Table:
     """Some row groups of one file, those of the columns `only` that it has. Raises DataError that names file and row group."""
-    with _opened(system, file, what) as parquet:
+
+    def read(parquet: pq.ParquetFile) -> pa.Table:
         names = [name for name in parquet.schema_arrow.names if name in only]
         tables = []
         for group in groups:
             try:
                 tables.append(parquet.read_row_group(group, columns=names, use_threads=False))
             except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{what} {file}: row group {group} cannot be read: {_first(error)}") from None
+                if isinstance(error, OSError) and not says_corrupt(error, system, file):
+                    raise
+                raise CorruptDataError(
+                    f"{what} {file}: row group {group} cannot be read: {_first(error)}"
+                ) from None
         return pa.concat_tables(tables)
 
-
-def find_parquet(
-    path: str | os.PathLike[str], what: str, ending: str = ".parquet"
-) -> tuple[pafs.FileSystem, list[str]]:
-    """The filesystem and the Parquet files (of a folder, those of `ending`) behind `path`, sorted by name; none is an error."""
-    text = os.fspath(path)
-    if text.startswith("builtin:"):
-        return pafs.LocalFileSystem(), [str(builtin_path(text))]
-    if "://" in text:
-        return _find_remote(text, what, ending)
-    if any(mark in text for mark in _WILD) and not os.path.exists(text):
-        files = sorted(file for file in glob.glob(text, recursive=True) if os.path.isfile(file))
-        if not files:
-            raise DataError(f"{what} {text}: no file matches this pattern.")
-    elif os.path.isdir(text):
-        files = sorted(
-            str(file) for file in Path(text).rglob(f"*{ending}") if not file.name.startswith((".", "_"))
-        )
-        if not files:
-            raise DataError(f"{what} {text}: the folder holds no {ending} file.")
-    elif os.path.isfile(text):
-        files = [text]
-    else:
-        raise DataError(f"{what} {text}: no such file or folder (looked in {os.getcwd()}).")
-    return pafs.LocalFileSystem(), files
-
-
-def _find_remote(uri: str, what: str, ending: str) -> tuple[pafs.FileSystem, list[str]]:
-    cut = min((uri.find(mark) for mark in _WILD if mark in uri), default=-1)
-    base = uri if cut < 0 else uri[:cut].rsplit("/", 1)[0]
-    try:
-        system, root = pafs.FileSystem.from_uri(base)
-        pattern = None if cut < 0 else root.rstrip("/") + uri[len(base) :]
-        info = system.get_file_info(root)
-        if info.type == pafs.FileType.File:
-            return system, [root]
-        entries = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{what} {uri}: cannot be listed: {_first(error)}") from None
-    files = sorted(file.path for file in entries if file.type == pafs.FileType.File)
-    if pattern is not None:
-        files = [file for file in files if fnmatch.fnmatchcase(file, pattern)]
-    else:
-        files = [file for file in files if file.endswith(ending)]
-    if not files:
-        raise DataError(f"{what} {uri}: no {ending} file is there.")
-    return system, files
+    return _with_file(system, file, what, read)
 
 
 def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
@@ -131,35 +124,74 @@ def write_parquet(table: pa.Table, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _read(system: pafs.FileSystem, file: str, what: str, only: Collection[str] | None = None) -> pa.Table:
-    with _opened(system, file, what) as parquet:
-        if only is None:
-            return parquet.read()
-        return parquet.read(columns=[name for name in parquet.schema_arrow.names if name in only])
+def _read(parquet: pq.ParquetFile, only: Collection[str] | None) -> pa.Table:
+    if only is None:
+        return parquet.read()
+    return parquet.read(columns=[name for name in parquet.schema_arrow.names if name in only])
 
 
-def _schema(system: pafs.FileSystem, file: str, what: str) -> pa.Schema:
-    with _opened(system, file, what) as parquet:
-        return parquet.schema_arrow
+def _with_file(
+    system: pafs.FileSystem, file: str, what: str, use: Callable[[pq.ParquetFile], Answer]
+) -> Answer:
+    """Open a Parquet file, use it and close it, again where the place does not answer. Raises DataError."""
 
-
-@contextmanager
-def _opened(system: pafs.FileSystem, file: str, what: str) -> Iterator[pq.ParquetFile]:
-    try:
+    def read() -> Answer:
         with system.open_input_file(file) as source:
-            yield pq.ParquetFile(source)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"{what} {file}: not a Parquet file ({_first(error)}) `nonet import csv SRC DST` makes "
-            "Parquet of a CSV."
-        ) from None
-    except OSError as error:
-        raise DataError(f"{what} {file}: cannot be read: {_first(error)}") from None
+            try:
+                parquet = pq.ParquetFile(
+                    source, coerce_int96_timestamp_unit="us"
+                )  # ns would wrap beyond 2262
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise CorruptDataError(
+                    f"{what} {file}: not a Parquet file ({_first(error)}) `nonet import csv SRC DST` makes "
+                    "Parquet of a CSV."
+                ) from None
+            return use(parquet)
 
-
-def _unlike(path: str | os.PathLike[str], files: list[str], what: str, error: BaseException) -> DataError:
-    return DataError(f"{what} {path}: its {len(files)} files have unlike columns: {_first(error)}")
+    return read_with_retries(read, f"{what} {file}", lambda error: says_corrupt(error, system, file))
 
 
 def _first(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def pack_files(
+    source: str, folder: str | os.PathLike[str], done: Callable[[int, int], None] | None = None
+) -> list[Path]:
+    """Every Parquet file behind `source` as packed Arrow in `folder`, its row groups as they are; each whole or not at all.
+
+    done: told (files written, files in all). Raises DataError, ConfigError where two files have one name.
+    """
+    system, files = find_parquet(source, "samples")
+    targets = [Path(folder) / f"{Path(file).stem}.arrow" for file in files]
+    if len(set(targets)) < len(targets):
+        raise ConfigError(
+            f"{source}: files of several folders have the same name; pack one folder after the other"
+        )
+    make_folder(Path(folder))
+    for number, (file, target) in enumerate(zip(files, targets, strict=True)):
+        footer = parquet_footer(system, file, "samples")
+        rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+        schema = footer.schema.to_arrow_schema().remove_metadata()
+        names, marked = schema.names, schema.with_metadata({GROUP_ROWS: ",".join(map(str, rows)).encode()})
+        draft = target.with_name(f".{target.name}")
+        with pa.OSFile(str(draft), "wb") as out, pa.ipc.new_file(out, marked) as writer:
+            for group, count in enumerate(rows):
+                table = read_groups(system, file, [group], "samples", names).combine_chunks()
+                batches = table.replace_schema_metadata().to_batches()
+                if len(batches) != 1 and count:
+                    raise DataError(
+                        f"{file}, row group {group}: too large for one batch; write smaller row groups"
+                    )
+                writer.write_batch(
+                    pa.record_batch(batches[0].columns, schema=marked) if count else _none(marked)
+                )
+        sync(draft)
+        os.replace(draft, target)
+        if done is not None:
+            done(number + 1, len(files))
+    return targets
+
+
+def _none(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -10,16 +10,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.paths import read_parquet
 from nonet.samples.tables.times import unix_seconds
+from nonet.samples.tables.word_lists import word_lists
 from nonet.suggest import did_you_mean, listed
 
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+MISSING = ("NA", "N/A", "n/a", "nan", "NaN", "None", "null", "NULL", "\\N", "<NA>", "")
+"""Texts that writers leave where there is no value."""
 ROLES = {"user": "user_id", "item": "item_id", "time": "timestamp", "event": "event", "rating": "rating"}
+
+
+def missing_texts() -> tuple[str, ...]:
+    """Return the texts that stand for a missing value and are no ids of users or items."""
+    return MISSING
 
 
 def read_tables(
@@ -103,6 +115,8 @@ def _checked_events(
 ) -> tuple[pa.Table, np.ndarray | None]:
     for name in ("user_id", "item_id", "timestamp"):
         _no_nulls(table, name, what)
+    for name in ("user_id", "item_id"):
+        _no_missing_texts(table, name, _sources(columns).get(name, name), what)
     table = _with_ids(table, "user_id", what)
     table = _with_ids(table, "item_id", what)
     if "event" in table.column_names:
@@ -119,6 +133,7 @@ def check_items(table: pa.Table, columns: Mapping[str, str] | None, what: str) -
     _need(table, "item_id", "item", source_of, what)
     _not_empty(table, what)
     _no_nulls(table, "item_id", what)
+    _no_missing_texts(table, "item_id", source_of.get("item_id", "item_id"), what)
     table = _with_ids(table, "item_id", what)
     _no_duplicates(table, what)
     if "title" in table.column_names:
@@ -188,6 +203,22 @@ def _no_nulls(table: pa.Table, name: str, what: str) -> None:
         raise DataError(
             f"{what}: {int(bad.sum())} of {len(column)} rows have no {name}; every row needs one; the first is row "
             f"{int(bad.argmax())}. Drop or fill those rows."
+        )
+
+
+def _no_missing_texts(table: pa.Table, name: str, source: str, what: str) -> None:
+    """Raise DataError where a text that stands for a missing value is the id of a user or an item."""
+    column = table[name]
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return
+    missing = pc.is_in(column, value_set=pa.array(MISSING, column.type))
+    count = pc.sum(missing).as_py() or 0
+    if count:
+        text = column.filter(missing)[0].as_py()
+        raise DataError(
+            f"{what}: {count:,} of {len(column):,} rows have no {name}: {source} is {text!r} in the first of "
+            f"them, which stands for a "
+            "missing value and would be one id. Drop or fill those rows, or name another column"
         )
 
 
@@ -264,17 +295,18 @@ def split_categories(column: pa.Array | pa.ChunkedArray) -> list[list[str]]:
 
 
 def _with_categories(table: pa.Table, what: str) -> pa.Table:
-    """A list of text an item; a text column is cut at |; nothing is an empty list."""
+    """A list of words an item; see `word_lists`."""
     column = table["categories"].combine_chunks()
-    kind = column.type
-    if pa.types.is_string(kind):
-        return _replaced(table, "categories", pa.array(split_categories(column), pa.list_(pa.string())))
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise DataError(f"{what}: column 'categories' is {kind}; wanted a list of text, or text cut by |.")
-    lists = column.cast(pa.list_(pa.string()))
-    if lists.null_count:
-        lists = pa.array([value or [] for value in lists.to_pylist()], pa.list_(pa.string()))
-    return _replaced(table, "categories", lists)
+    if column.type == pa.list_(pa.string()) and not column.null_count:
+        return _replaced(table, "categories", column)
+    try:
+        return _replaced(table, "categories", word_lists(column, MISSING))
+    except TypeError as error:
+        raise DataError(
+            f"{what}: column 'categories' is {error}; wanted a list of text, or text cut by |. Write the names "
+            f"of the categories, or "
+            "leave the column out"
+        ) from None
 
 
 def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from nonet.controller.scenario.settings.rule import USER_ROW_EVENTS, held_out_of
@@ -12,6 +13,11 @@ TIED = 0.05  # share of neighbours, or of tested users, from which ties are told
 UNTESTED = 0.5  # share of users that only train
 FEW_TESTED = 200  # users; under them a recall of 0.1 is uncertain by more than 0.02
 TWICE, NEW = 0.01, 0.3
+_RELATIVE = (
+    10 * 365 * 86_400
+)  # seconds; times below it that are all of a log's count from a start of their own
+_ONE_USER, _LONGER, _MANY_USERS = 0.1, 20, 20
+"""Share of all events, and times the median user's events, from which one user is implausible among so many."""
 
 
 def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[str, Any]) -> Iterator[str]:
@@ -30,8 +36,36 @@ def data_warnings(profile: Profile, split: Mapping[str, Any], features: Mapping[
             f"sparse.tables: a row a user, and the median user has {median} training events: under {USER_ROW_EVENTS} such rows "
             "learn users by heart; leave `user` out"
         )
+    relative = p.implausible == p.events and p.first >= 0 and p.last < _RELATIVE
+    if p.implausible and not relative:
+        yield (
+            f"{p.implausible:,} of {p.events:,} times are before 1990 or after next year, the first of all "
+            f"{_day(p.first)}, the last "
+            f"{_day(p.last)}: if they are no times since a start of their own, name another column (columns: {{time: NAME}})"
+        )
+    longest = p.length(1.0)
+    if (
+        p.users >= _MANY_USERS
+        and longest > _ONE_USER * p.events
+        and longest > _LONGER * max(1, p.length(0.5))
+    ):
+        yield (
+            f"one user has {longest:,} of {p.events:,} events, and the median user {p.length(0.5):,}: such a "
+            f"user is often the id of "
+            "everybody without one; leave it out with data.where"
+        )
+    for column in p.columns:
+        if column.delimiter is not None:
+            yield (
+                f"{column.name}: each text is taken as one word, though most hold {column.delimiter!r}: if they "
+                f"are lists, write them as "
+                "lists or cut by |"
+            )
     if p.duplicates > TWICE * p.events:
-        yield f"{p.duplicates:,} of {p.events:,} events are there twice (same user, item and second)"
+        yield (
+            f"{p.duplicates:,} of {p.events:,} events are there twice (same user, item and second); drop the copies, or keep "
+            "them if they are events of their own"
+        )
     if p.drift is not None and p.drift > NEW:
         yield f"{p.drift:.0%} of the newest tenth of the events are of items not seen before: no model knows those"
 
@@ -50,3 +84,10 @@ def _of_the_end(p: Profile, test: int, held_out: int) -> Iterator[str]:
         )
     if tested < FEW_TESTED:
         yield f"{tested:,} users are tested: differences of a few hundredths are noise"
+
+
+def _day(unix_s: int) -> str:
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
+    except (OverflowError, ValueError, OSError):
+        return f"{unix_s} s"

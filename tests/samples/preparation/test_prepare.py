@@ -219,3 +219,34 @@ def test_a_phase_of_several_passes_says_which_it_is_in():
 
     assert Report("core", 250, 100, 50.0, 0.0).text() == "core: pass 3 of all 100 rows, 50 rows/s"
     assert Report("core", 50, 100, 50.0, 1.0).text() == "core: 50 of 100 rows (50%), 50 rows/s, 1 s left"
+
+
+def test_an_item_that_drops_a_user_who_drops_an_item_goes_on_disk_as_in_memory(tmp_path):
+    rows = [
+        (1, 10),
+        (1, 11),
+        (1, 12),
+        (2, 10),
+        (2, 11),
+        (2, 13),
+        (3, 13),
+        (3, 14),
+        (3, 10),
+        (4, 12),
+        (4, 10),
+        (4, 11),
+    ]
+    rows += [
+        (5, 14),
+        (5, 15),
+        (5, 10),
+    ]  # 15 is rare, so user 5 goes, so 14 is rare, so user 3 goes, so 13 is rare
+    user, item = zip(*rows, strict=True)
+    table = pa.table(
+        {"user_id": user, "item_id": item, "timestamp": range(1_600_000_000, 1_600_000_000 + len(rows))}
+    )
+    keep, split = {"item_events": 2, "user_events": 3}, {"use": "leave_last_out", "test": 1}
+    ask = _options(_written(tmp_path / "log", table, group=4), keep=keep, split=split)
+    built, prepared, items, there = _both(ask, tmp_path / "run")
+    _same(built, prepared)
+    assert there["item_id"].to_pylist() == items["item_id"].to_pylist() == [10, 11, 12]

@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.sequences.labels import LabelSetup, labelled
+from nonet.samples.batches import Clicks
+from nonet.samples.sequences import TRAIN, build_sequences
+from nonet.samples.sequences.labels import LABEL_TIME, NEVER, LabelSetup, labelled
 from nonet.workers.roles.tokenizer import DataSetup
 
 DAY = 86_400
@@ -22,7 +24,7 @@ def table(rows, text=False):
 
 def by_hand(log, labels, within):
     """What `labelled` says, event by event."""
-    end = max(time for _, _, time in log + labels)
+    end = max(time for _, _, time in labels)
     values = [float("nan") if end - time < within else 0.0 for _, _, time in log]
     for user, item, time in labels:
         before = [(t, i) for i, (u, it, t) in enumerate(log) if (u, it) == (user, item) and t <= time]
@@ -73,6 +75,50 @@ def test_a_run_learns_from_events_whose_label_came_and_from_none_that_is_still_o
     assert not setup.on_disk()
     assert seq.targets["finetune"].sum() == 3
     assert np.isnan(seq.columns["bought"][seq.time > 3 * DAY]).all()
+
+
+def bought_later(log, labels, split, *, drop_unknown=True):
+    """Clicks whose label is `bought`, of a log with labels that come later."""
+    log = labelled(table(log), table(labels), LabelSetup("x", 7 * DAY, "bought", drop_unknown))
+    seq, items = build_sequences(log, None, split=split, targets={"click": "bought == 1"})
+    return Clicks.labelled(seq, items, "click", ["liked", "disliked", "taste"], 50)
+
+
+def test_a_purchase_is_a_feature_from_its_own_time_on_and_a_refusal_from_the_end_of_its_window():
+    log = [(1, 10, 0), (1, 11, 3600), (1, 12, 3 * DAY), (1, 13, 8 * DAY), (2, 10, 0)]
+    clicks = bought_later(log, [(1, 10, 2 * DAY), (2, 10, 40 * DAY)], {"use": "leave_last_out"})
+    bags = clicks.batch(np.arange(4))
+    liked = [len(bags["liked"][row]) for row in range(4)]
+    disliked = [len(bags["disliked"][row]) for row in range(4)]
+    assert (liked, disliked) == ([0, 0, 1, 1], [0, 0, 0, 1])
+
+
+def test_what_is_observed_ends_with_the_label_file():
+    log = table([(1, 10, 0), (1, 11, 10 * DAY), (2, 10, 8 * DAY)])
+    made = labelled(log, table([(2, 10, DAY)]), LabelSetup("x", 7 * DAY, "bought"))
+    assert np.isnan(made["bought"].to_numpy()).all()
+    assert made[LABEL_TIME + "bought"].to_pylist() == [NEVER] * 3
+
+
+def test_no_label_from_after_the_cut_in_time_reaches_training():
+    log = [(1, 10, 0), (1, 11, 20 * DAY), (2, 10, 0), (2, 11, 30 * DAY)]
+    labels, cut = [(1, 10, 5 * DAY), (2, 10, DAY // 2), (2, 11, 60 * DAY)], "1970-01-02"
+    clicks = bought_later(log, labels, {"use": "time", "test": cut}, drop_unknown=False)
+    assert clicks.seq.split.tolist() == [TRAIN, 3, TRAIN, 3]
+    assert clicks.seq.targets["click"].tolist() == [False, False, True, False]
+    assert clicks.rows(TRAIN).tolist() == [2]
+
+
+def test_an_event_whose_label_is_not_known_yet_is_no_positive_of_a_negated_target():
+    log = labelled(
+        table([(1, 10, 0), (1, 11, 50), (1, 12, 60)]), table([(1, 10, 60)]), LabelSetup("x", 55, "bought")
+    )
+    targets = {"refused": "bought != 1", "either": "bought == 1 or item_id == 12"}
+    seq, _ = build_sequences(log, None, split={"use": "leave_last_out"}, targets=targets)
+    assert seq.targets["refused"].tolist() == [True, False, False]
+    assert seq.targets["either"].tolist() == [False, False, True]
+    assert seq.label_times("either").tolist() == [55, NEVER, 60]
+    assert LABEL_TIME + "either" not in seq.feature_columns
 
 
 def test_labels_that_cannot_be_are_one_line():

@@ -7,6 +7,7 @@ import pytest
 
 from nonet.samples.batches.prompt_rows import masked, prompts, prompts_at, rl_events, seen
 from nonet.samples.batches.steps import prompt_step
+from nonet.samples.sequences.repeats import copies
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, Sequences, build_sequences
 from nonet.samples.sequences.split import NAMES
 
@@ -110,3 +111,25 @@ def test_shares_are_of_each_splits_events():
     assert seq.repeat_shares == {"train": 0.0, "rl": 0.25, "valid": 0.0, "test": 0.5}
     only = _build([[1, 1, 2]], split={"test": 1, "valid": 0})
     assert set(only.repeat_shares) == {NAMES[TRAIN], NAMES[TEST]}
+
+
+def test_a_copy_of_a_row_is_no_return():
+    draw = np.random.default_rng(0)
+    user = np.repeat(np.arange(40), 20)
+    table = {"user_id": user, "item_id": np.concatenate([draw.permutation(50)[:20] for _ in range(40)])}
+    table["timestamp"] = 1_600_000_000 + np.tile(np.arange(20) * 60, 40)
+    log = pa.table(table)
+    copied = pa.concat_tables([log, log.slice(100, 40)])
+    split = {"use": "leave_last_out", "test": 1}
+    for each in (log, copied):
+        seq, _ = build_sequences(each, None, split=split)
+        assert (seq.repeats, set(seq.repeat_shares.values())) == ("mask", {0.0})
+    returned = copied.set_column(
+        2, "timestamp", pa.array([*table["timestamp"], *(table["timestamp"][100:140] + 1)])
+    )
+    assert build_sequences(returned, None, split=split)[0].repeats == "allow"
+    assert copies(np.array([1, 1, 1]), np.array([5, 6, 5]), np.array([9, 9, 9])).tolist() == [
+        False,
+        False,
+        True,
+    ]

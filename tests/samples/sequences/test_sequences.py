@@ -9,7 +9,7 @@ import pytest
 from nonet.errors import ConfigError, DataError
 from nonet.samples.sequences import sequences as module
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences, build_sequences
-from nonet.samples.tables.keys import NONE
+from nonet.samples.tables.keys import NONE, keys_in
 
 
 def _log(seed: int = 0, users: int = 30, items: int = 40, events: int = 900) -> tuple[pa.Table, pa.Table]:
@@ -271,3 +271,20 @@ def test_missing_torn_or_foreign_file_is_a_data_error(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "part-0.parquet")
     with pytest.raises(DataError, match="format None, this Nonet reads 1"):
         Sequences.load(tmp_path)
+
+
+def test_ids_titles_and_keys_of_each_event_are_the_log_s_where_an_item_is_dropped_from_the_middle():
+    rare = pa.table(
+        {"user_id": [1, 2, 1, 2, 1], "item_id": [30, 30, 10, 10, 20], "timestamp": [1, 2, 3, 4, 5]}
+    )
+    items = pa.table(
+        {"item_id": [10, 20, 30], "title": ["ten", "twenty", "thirty"], "categories": [["x"], ["y"], ["z"]]}
+    )
+    seq, table = build_sequences(
+        rare, items, keep={"item_events": 2}, split={"use": "leave_last_out", "test": 1}
+    )
+    titles = [table["title"][int(item)].as_py() for item in seq.item]
+    ids = [table["item_id"][int(item)].as_py() for item in seq.item]
+    assert table["item"].to_pylist() == [0, 1]
+    assert (ids, titles) == ([30, 10, 30, 10], ["thirty", "ten", "thirty", "ten"])
+    assert seq.item_key[seq.item].tolist() == keys_in("item", np.array(ids)).tolist()

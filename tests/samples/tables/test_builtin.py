@@ -3,7 +3,7 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.sequences.sequences import build_sequences
-from nonet.samples.tables.builtin import builtin_path, notice
+from nonet.samples.tables.files import builtin_path, notice
 from nonet.samples.tables.tables import read_tables
 
 LOG, ITEMS = "builtin:movielens-small/interactions.parquet", "builtin:movielens-small/items.parquet"

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.samples.tables.times import unix_seconds
+from nonet.samples.tables.times import implausible, unix_seconds
 
 WHEN = dt.datetime(2026, 11, 19, 12, 0, 0)
 UNIX = 1795089600
@@ -60,7 +60,61 @@ def test_times_before_1970_round_down():
     assert unix_seconds(pa.chunked_array([pa.array([-1500])]), "ts_ms")[0].tolist() == [-2]
 
 
-@pytest.mark.parametrize("values", [pa.array(["2026-11-19"]), pa.array([[1]]), pa.array([True])])
+@pytest.mark.parametrize("values", [pa.array(["next tuesday"]), pa.array([[1]]), pa.array([True])])
 def test_what_is_no_time_is_a_type_error(values):
     with pytest.raises(TypeError):
         unix_seconds(pa.chunked_array([values]), "timestamp")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["2026-11-19T12:00:00Z"]),
+        pa.array(["2026-11-19T13:00:00+01:00"]),
+        pa.array(["2026-11-19 12:00:00"]),
+        pa.array(["2026-11-19T12:00:00.123456789Z"]),
+        pa.array([str(UNIX)]),
+        pa.array([str(UNIX * 1000)], pa.large_string()),
+    ],
+)
+def test_iso_text_and_digits_are_times(values):
+    assert unix_seconds(pa.chunked_array([values]), "timestamp")[0].tolist() == [UNIX]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.float64(), pa.string()])
+def test_numbers_that_are_all_calendar_dates_are_dates(kind):
+    values = pa.chunked_array([pa.array([20261119, 20240229, 19700101]).cast(kind)])
+    assert unix_seconds(values, "date")[0].tolist() == [UNIX - 43200, 1709164800, 0]
+    relative = pa.chunked_array([pa.array([20261119, 20261399])])
+    assert unix_seconds(relative, "seconds_of_log")[0].tolist() == [20261119, 20261399]
+
+
+def test_times_near_1970_among_milliseconds_stay_what_they_are():
+    values = pa.chunked_array([pa.array([UNIX * 1000, -86_400_000, 86_400_000])])
+    assert unix_seconds(values, "timestamp")[0].tolist() == [UNIX, -86400, 86400]
+
+
+def test_a_name_whose_unit_cannot_be_right_is_refused():
+    with pytest.raises(
+        ValueError,
+        match="the name 'ts_ms' says ms, in which no value is between 1990 and next year; in s all are",
+    ):
+        unix_seconds(pa.chunked_array([pa.array([UNIX, UNIX + 5])]), "ts_ms")
+
+
+def test_floats_that_cannot_hold_seconds_are_refused():
+    values = pa.chunked_array([pa.array([float(UNIX)], pa.float32())])
+    with pytest.raises(ValueError, match="float cannot hold such times, since its values are 128 apart"):
+        unix_seconds(values, "timestamp")
+    relative = pa.chunked_array([pa.array([12.0, 86400.0], pa.float32())])
+    assert unix_seconds(relative, "t")[0].tolist() == [12, 86400]
+
+
+def test_dates_before_1990_and_after_next_year_are_implausible():
+    later = int(dt.datetime(dt.datetime.now().year + 2, 1, 1, tzinfo=dt.UTC).timestamp())
+    assert implausible(np.array([631_151_999, 631_152_000, later - 1, later])).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]

@@ -1,0 +1,240 @@
+"""Tables out of text files: delimited or JSON lines, one file or the parts of a folder, as `text_form` finds them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+
+from nonet.errors import DataError
+from nonet.samples.importers.text_form import TextForm, lines_of, read_bytes, text_form
+from nonet.samples.tables import Partitions, conform, find_files, missing_texts, unite_schemas
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
+ENDINGS = (
+    ".csv",
+    ".tsv",
+    ".csv.gz",
+    ".tsv.gz",
+    ".inter",
+    ".item",
+    ".jsonl",
+    ".ndjson",
+    ".json",
+    ".jsonl.gz",
+    ".json.gz",
+    ".txt",
+    ".dat",
+)
+"""The endings of text files in a folder. What a file is is said by its content."""
+_FALLBACKS = ("cp1252", "latin-1")
+_BLOCK = 1 << 24
+
+
+def text_files(path: str | os.PathLike[str], what: str) -> list[str]:
+    """Return the files behind a file or a folder of parts, sorted, without what begins with `_` or `.`."""
+    if Path(path).is_dir():
+        return find_files(path, what, ENDINGS).files
+    return [os.fspath(path)]
+
+
+def text_schema(
+    path: str | os.PathLike[str], what: str, texts: Collection[str] = ()
+) -> tuple[pa.Schema, TextForm]:
+    """Return names and types of a text table's columns from the first block of its first file, and what that file is."""
+    files = text_files(path, what)
+    form = text_form(files[0], what)
+    if form.kind == "json":
+        schema = _read_json(files[0], form, what, most_lines=2000).schema
+    else:
+        schema = _read_delimited(
+            files[0], form, what, {name: pa.string() for name in texts}, first_block=True
+        ).schema
+    return Partitions.of(files).schema_with(schema), form
+
+
+def first_text_rows(path: str | os.PathLike[str], what: str) -> pa.Table:
+    """Return the first rows of a text table, of its first file."""
+    file = text_files(path, what)[0]
+    form = text_form(file, what)
+    if form.kind == "json":
+        return _read_json(file, form, what, most_lines=2000)
+    return _read_delimited(file, form, what, {}, first_block=True)
+
+
+def read_text(
+    path: str | os.PathLike[str], what: str, texts: Collection[str] = (), notes: list[str] | None = None
+) -> pa.Table:
+    """Read a text table whole.
+
+    Args:
+        path: a file, or a folder whose files are the parts of one table.
+        what: opens every error.
+        texts: columns that are read as text, such as ids, which may have zeros in front.
+        notes: gets a sentence about each thing that was decided, such as another encoding.
+
+    Raises:
+        DataError: a file cannot be read, or the files of a folder are no parts of one table.
+    """
+    notes = [] if notes is None else notes
+    files = text_files(path, what)
+    forms = [text_form(file, what) for file in files]
+    types = {name: pa.string() for name in texts}
+    tables = [_read(file, form, what, types, notes) for file, form in zip(files, forms, strict=True)]
+    if len(tables) > 1:
+        tables = _alike(files, forms, tables, what, types, notes)
+    parts = Partitions.of(files)
+    return pa.concat_tables([parts.added_to(table, file) for file, table in zip(files, tables, strict=True)])
+
+
+def _read(file: str, form: TextForm, what: str, types: Mapping[str, Any], notes: list[str]) -> pa.Table:
+    if form.kind == "json":
+        return _with_texts(_read_json(file, form, what), types)
+    if not form.has_header:
+        notes.append(f"{file} has no line of names; its columns are {form.names[0]} to {form.names[-1]}")
+    return _read_delimited(file, form, what, types, notes)
+
+
+def _alike(
+    files: Sequence[str],
+    forms: Sequence[TextForm],
+    tables: list[pa.Table],
+    what: str,
+    types: Mapping[str, Any],
+    notes: list[str],
+) -> list[pa.Table]:
+    """The parts with the same columns and types; a column that is a number in one part and text in another is text."""
+    names = tables[0].column_names
+    for file, table in zip(files, tables, strict=True):
+        if set(table.column_names) != set(names):
+            raise DataError(
+                f"{what}: {file} has other columns than {files[0]}, so they are no parts of one table; put the "
+                f"parts of a table in a "
+                "folder of their own"
+            )
+    mixed = {
+        name
+        for name in names
+        if any(pa.types.is_string(table.schema.field(name).type) for table in tables)
+        and not all(pa.types.is_string(table.schema.field(name).type) for table in tables)
+    }
+    if mixed:
+        more = {**types, **dict.fromkeys(mixed, pa.string())}
+        tables = [_read(file, form, what, more, []) for file, form in zip(files, forms, strict=True)]
+    facts = [(file, table.schema, len(table)) for file, table in zip(files, tables, strict=True)]
+    schema = unite_schemas(facts, what)
+    return [conform(table, schema, file) for file, table in zip(files, tables, strict=True)]
+
+
+def _read_delimited(
+    file: str,
+    form: TextForm,
+    what: str,
+    types: Mapping[str, Any],
+    notes: list[str] | None = None,
+    first_block: bool = False,
+) -> pa.Table:
+    """One file; where it is not UTF-8 after all, in an encoding that `notes` names."""
+    encodings = [form.encoding, *_FALLBACKS]
+    error: BaseException | None = None
+    for encoding in dict.fromkeys(encodings):
+        options = {
+            "read_options": pacsv.ReadOptions(
+                column_names=None if form.has_header else list(form.names), encoding=encoding
+            ),
+            "parse_options": pacsv.ParseOptions(
+                delimiter=form.delimiter, newlines_in_values=not first_block, quote_char='"'
+            ),
+            "convert_options": pacsv.ConvertOptions(
+                column_types=dict(types), strings_can_be_null=False, null_values=["", *missing_texts()]
+            ),
+        }
+        try:
+            with read_bytes(file, form) as source:
+                if first_block:
+                    with pacsv.open_csv(source, **options) as reader:
+                        return pa.Table.from_batches(
+                            [batch for batch, _ in zip(reader, range(1), strict=False)], reader.schema
+                        )
+                table = pacsv.read_csv(source, **options)
+        except (UnicodeDecodeError, pa.ArrowInvalid) as raised:
+            if isinstance(raised, pa.ArrowInvalid) and "UTF8" not in str(raised):
+                raise DataError(f"{what} {file}: not a readable CSV: {_first(raised)}") from None
+            error = raised
+            continue
+        except (pa.ArrowException, OSError, EOFError) as raised:
+            raise DataError(f"{what} {file}: not a readable CSV: {_first(raised)}") from None
+        if encoding != "utf-8" and notes is not None:
+            notes.append(f"{file} is not UTF-8; it is read as {encoding}")
+        return table
+    raise DataError(f"{what} {file}: not UTF-8 text: {_first(error)}; save the file as UTF-8")
+
+
+def _read_json(file: str, form: TextForm, what: str, most_lines: int | None = None) -> pa.Table:
+    """An object a line; a column that is a number in one line and text in another becomes text."""
+    try:
+        with read_bytes(file, form) as source:
+            if most_lines is not None:
+                content = io.BytesIO(
+                    b"".join(line for line, _ in zip(source, range(most_lines), strict=False))
+                )
+            elif form.encoding == "utf-8":
+                content = source
+            else:
+                content = io.BytesIO(source.read().decode(form.encoding, errors="strict").encode())
+            return pajson.read_json(content, read_options=pajson.ReadOptions(block_size=_BLOCK))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"{what} {file}: not readable JSON lines: {_first(error)}") from None
+    rows = []
+    with read_bytes(file, form) as source:
+        for number, line in enumerate(lines_of(source.read().decode(form.encoding, errors="replace")), 1):
+            if most_lines is not None and number > most_lines:
+                break
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{what} {file}: line {number} is no JSON object: {_first(error)}") from None
+            if not isinstance(row, dict):
+                raise DataError(f"{what} {file}: line {number} is no JSON object, which each line must be")
+            rows.append(row)
+    return _from_rows(rows)
+
+
+def _from_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pa.array(values)
+        except (pa.ArrowException, OverflowError):
+            texts = [
+                value if value is None or isinstance(value, str) else json.dumps(value) for value in values
+            ]
+            columns[name] = pa.array(texts, pa.string())
+    return pa.table(columns)
+
+
+def _with_texts(table: pa.Table, types: Mapping[str, Any]) -> pa.Table:
+    """The table with id columns of floats refused later and of whole numbers as text, as delimited files give them."""
+    for name in types:
+        if name in table.column_names and pa.types.is_integer(table.schema.field(name).type):
+            at = table.column_names.index(name)
+            table = table.set_column(at, name, table[name].cast(pa.string()))
+    return table
+
+
+def _first(error: BaseException | None) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

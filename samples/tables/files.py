@@ -1,0 +1,272 @@
+"""Where the files of a table are: a path, a glob, a folder, a URI or a `builtin:` name, by one rule for local and remote places.
+
+A part of a path that begins with `_` or `.` is no data, at any depth below the folder or the wildcard: Spark, Hive and Delta keep
+their own files there. In a glob `*`, `?` and `[...]` stay inside one part, and `**` stands for any number of parts. Folders named
+`key=value` are columns (`partitions_of`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from nonet.errors import DataError
+from nonet.samples.tables.retries import first_line, read_with_retries
+from nonet.suggest import did_you_mean, listed
+
+_WILD = "*?["
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_DATA = Path(__file__).parents[1] / "data"
+_PREFIX = "builtin:"
+_NOTICES = {
+    "movielens-small": (
+        "MovieLens latest-small (October 2016) by GroupLens, University of Minnesota: for research, to be "
+        "redistributed "
+        "under the same conditions, no commercial use without permission. Terms and citation: {terms}"
+    )
+}
+
+
+def builtin_path(name: str) -> Path:
+    """The file behind `builtin:movielens-small/interactions.parquet`; an unknown name lists what there is."""
+    known = [f"{_PREFIX}{file.relative_to(_DATA).as_posix()}" for file in sorted(_DATA.glob("*/*.parquet"))]
+    if name not in known:
+        raise DataError(
+            f"{name}: no such built-in table; there are {listed(known)}.{did_you_mean(name, known)}"
+        )
+    return _DATA / name.removeprefix(_PREFIX)
+
+
+def notice(path: str | os.PathLike[str]) -> str | None:
+    """One line that names the licence of a built-in set and where its terms lie; None for the user's own
+    data."""
+    text = os.fspath(path)
+    if not text.startswith(_PREFIX):
+        return None
+    folder = builtin_path(text).parent
+    return _NOTICES[folder.name].format(terms=folder / "README.txt")
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files behind a path, sorted by name.
+
+    Attributes:
+        system: the filesystem that reads them.
+        files: their paths in it.
+    """
+
+    system: pafs.FileSystem
+    files: list[str]
+
+    @cached_property
+    def partitions(self) -> Partitions:
+        """The columns that the folders' names hold."""
+        return Partitions.of(self.files)
+
+
+def find_parquet(
+    path: str | os.PathLike[str], what: str, ending: str | Sequence[str] = ".parquet"
+) -> tuple[pafs.FileSystem, list[str]]:
+    """Return the filesystem and the files behind `path`; see `find_files`."""
+    found = find_files(path, what, ending)
+    return found.system, found.files
+
+
+def find_files(
+    path: str | os.PathLike[str], what: str, ending: str | Sequence[str] = ".parquet"
+) -> FoundFiles:
+    """Find the files behind a path, glob, folder, URI or builtin name.
+
+    Args:
+        path: a folder stands for its files of `ending`, or, where it has none, for its Parquet files of any name.
+        what: opens every error.
+        ending: one ending or several.
+
+    Raises:
+        DataError: there is no file, or the place cannot be listed.
+    """
+    text = os.fspath(path)
+    endings = (ending,) if isinstance(ending, str) else tuple(ending)
+    if text.startswith(_PREFIX):
+        file = builtin_path(text)
+        return FoundFiles(pafs.LocalFileSystem(), [str(file)])
+    remote = "://" in text
+    try:
+        return read_with_retries(lambda: _found(text, what, endings, remote), f"{what} {text}")
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise DataError(f"{what} {text}: cannot be listed: {first_line(error)}") from None
+    except DataError as error:
+        said = str(error)
+        raise (DataError(said.replace("cannot be read", "cannot be listed")) if remote else error) from None
+
+
+def _found(text: str, what: str, endings: tuple[str, ...], remote: bool) -> FoundFiles:
+    cut = min((text.find(mark) for mark in _WILD if mark in text), default=-1)
+    base = text if cut < 0 else text[:cut].rpartition("/")[0]
+    if remote:
+        system, root = pafs.FileSystem.from_uri(base)
+        pattern = "" if cut < 0 else text[len(base) :].lstrip("/")
+    else:
+        system, root = pafs.LocalFileSystem(), base
+        if cut >= 0 and os.path.exists(text):  # a name with brackets in it
+            root, cut = text, -1
+        pattern = "" if cut < 0 else text[len(base) :].lstrip("/")
+        root = root or ("/" if text.startswith("/") else ".")
+    if cut >= 0:
+        files = _matching(system, root, pattern.split("/"), endings)
+        if not files:
+            none = f"no {endings[0]} file is there." if remote else "no file matches this pattern."
+            raise DataError(f"{what} {text}: {none}")
+        return FoundFiles(system, files)
+    info = system.get_file_info(root)
+    if info.type == pafs.FileType.File:
+        return FoundFiles(system, [root])
+    if info.type == pafs.FileType.Directory or remote:
+        files = _below(system, root, endings)
+        if not files:
+            none = f"no {endings[0]} file is there." if remote else f"the folder holds no {endings[0]} file."
+            raise DataError(f"{what} {text}: {none}")
+        return FoundFiles(system, files)
+    raise DataError(f"{what} {text}: no such file or folder (looked in {os.getcwd()}).")
+
+
+def _below(system: pafs.FileSystem, root: str, endings: tuple[str, ...]) -> list[str]:
+    """The data files of a folder, at any depth."""
+    infos = system.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+    cut = len(root.rstrip("/")) + 1 if root != "/" else 1
+    paths = sorted(info.path for info in infos if info.type == pafs.FileType.File)
+    paths = [path for path in paths if not any(map(_hidden, path[cut:].split("/")))]
+    files = [path for path in paths if path.lower().endswith(endings)]
+    if not files and ".parquet" in endings:  # Hive writes parts without an ending
+        files = [path for path in paths if "." not in path.rpartition("/")[2] and _is_parquet(system, path)]
+    return files
+
+
+def _is_parquet(system: pafs.FileSystem, path: str) -> bool:
+    with system.open_input_file(path) as source:
+        return source.size() > 8 and source.read_at(4, 0) == b"PAR1"
+
+
+def _matching(
+    system: pafs.FileSystem, root: str, parts: Sequence[str], endings: tuple[str, ...]
+) -> list[str]:
+    """The files that a pattern matches; where it matches folders alone, the data files in them."""
+    matched = dict(_expanded(system, root, parts))
+    files = sorted(path for path, kind in matched.items() if kind == pafs.FileType.File)
+    if files:
+        return files
+    folders = sorted(path for path, kind in matched.items() if kind == pafs.FileType.Directory)
+    return [file for folder in folders for file in _below(system, folder, endings)]
+
+
+def _expanded(system: pafs.FileSystem, root: str, parts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """(path, type) of what the parts of a pattern match below a folder."""
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        if rest:
+            yield from _expanded(system, root, rest)
+        for path, kind in _entries(system, root):
+            if _hidden(path.rpartition("/")[2]):
+                continue
+            if kind == pafs.FileType.Directory:
+                yield from _expanded(system, path, parts)
+            elif not rest:
+                yield path, kind
+        return
+    if not any(mark in part for mark in _WILD):
+        path = f"{root.rstrip('/')}/{part}"
+        info = system.get_file_info(path)
+        if info.type == pafs.FileType.NotFound:
+            return
+        found = [(path, info.type)]
+    else:
+        found = [
+            (path, kind)
+            for path, kind in _entries(system, root)
+            if fnmatch.fnmatchcase(name := path.rpartition("/")[2], part)
+            and (not _hidden(name) or part[0] == name[0])
+        ]
+    for path, kind in found:
+        if not rest:
+            yield path, kind
+        elif kind == pafs.FileType.Directory:
+            yield from _expanded(system, path, rest)
+
+
+def _entries(system: pafs.FileSystem, folder: str) -> list[tuple[str, Any]]:
+    infos = system.get_file_info(pafs.FileSelector(folder, recursive=False, allow_not_found=True))
+    return sorted((info.path, info.type) for info in infos)
+
+
+def _hidden(part: str) -> bool:
+    return part.startswith(("_", "."))
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """The columns that folders named `key=value` stand for.
+
+    Attributes:
+        schema: their names and types, whole numbers where all values are, else text.
+        values: by file, a value of each column, None where it is missing.
+    """
+
+    schema: pa.Schema
+    values: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, files: Sequence[str]) -> Partitions:
+        """Read the names of the `key=value` folders that each file lies in. All files must have a key, or it is no column."""
+        texts = {file: _pairs(file) for file in files}
+        names = [
+            name for name in next(iter(texts.values()), {}) if all(name in pairs for pairs in texts.values())
+        ]
+        fields: list[pa.Field] = []
+        values: dict[str, dict[str, Any]] = {file: {} for file in files}
+        for name in names:
+            whole = all(map(_is_whole, (pairs[name] for pairs in texts.values())))
+            fields.append(pa.field(name, pa.int64() if whole else pa.string()))
+            for file, pairs in texts.items():
+                text = pairs[name]
+                values[file][name] = None if text == _NULL else int(text) if whole else text
+        return cls(pa.schema(fields), values)
+
+    def added_to(self, table: pa.Table, file: str, only: Sequence[str] | None = None) -> pa.Table:
+        """Return a file's rows with its folders' columns; a column that the file has itself stays as it is."""
+        for field in self.schema:
+            if field.name not in table.column_names and (only is None or field.name in only):
+                value = pa.scalar(self.values[file][field.name], field.type)
+                table = table.append_column(field, pa.repeat(value, len(table)))
+        return table
+
+    def schema_with(self, schema: pa.Schema) -> pa.Schema:
+        """Return a file's schema with the folders' columns behind it."""
+        return pa.schema([*schema, *(field for field in self.schema if field.name not in schema.names)])
+
+
+def _pairs(path: str) -> dict[str, str]:
+    """Key and value of the `key=value` folders directly above a file, the outermost first."""
+    pairs: list[tuple[str, str]] = []
+    for part in reversed(path.split("/")[:-1]):
+        key, sign, value = part.partition("=")
+        if not (sign and key):
+            break
+        pairs.append((unquote(key), unquote(value)))
+    return dict(reversed(pairs))
+
+
+def _is_whole(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return text == _NULL or (
+        digits.isascii() and digits.isdigit() and str(int(text)) == text and len(digits) < 19
+    )

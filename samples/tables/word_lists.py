@@ -1,0 +1,131 @@
+"""Categories of any usual form as a list of words an item.
+
+Lists come as lists, as lists of lists or of structs, and as text: cut at `|`, written as JSON or as Python, or cut at commas.
+Text is taken for a list where that is certain; where it only may be one, `one_word_lists` says so and a warning is due.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+
+_NAMES = ("name", "title", "label", "value", "category", "genre", "tag")
+_COMMAS = (", ", ",", ";", "/")
+_SHARE = 0.5
+"""The share of the filled texts that must have a delimiter before the column is looked at as one of lists."""
+_PER_WORD = 2.0
+"""In how many different texts a word must be found on average before a comma is taken for a delimiter."""
+
+
+def word_lists(column: pa.Array, missing: tuple[str, ...]) -> pa.Array:
+    """Return a list of words for each row; nothing is an empty list.
+
+    Raises:
+        TypeError: the type holds no words; its message says what there is.
+    """
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.array([[]] * len(column), pa.list_(pa.string()))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        rows = _cut(column.to_pylist())
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        _check(kind.value_type)
+        rows = [list(_flat(row)) for row in column.to_pylist()]
+    else:
+        raise TypeError(str(kind))
+    gone = set(missing)
+    return pa.array([[word for word in row if word not in gone] for row in rows], pa.list_(pa.string()))
+
+
+def one_word_lists(texts: list[str | None]) -> str | None:
+    """Return the delimiter that texts may be lists by, where they are taken as one word each; None where they "
+    "are lists or words."""
+    filled = [text for text in texts if text]
+    if not filled or _parsed(filled) is not None or any("|" in text for text in filled):
+        return None
+    for mark in _COMMAS:
+        if sum(mark in text for text in filled) >= _SHARE * len(filled):
+            return None if _are_lists(filled, mark) else mark
+    return None
+
+
+def _cut(texts: list[str | None]) -> list[list[str]]:
+    filled = [text for text in texts if text]
+    if (lists := _parsed(filled)) is not None:
+        found = iter(lists)
+        return [next(found) if text else [] for text in texts]
+    mark = "|"
+    if not any("|" in text for text in filled):
+        mark = next((mark for mark in _COMMAS if _are_lists(filled, mark)), "|")
+    if mark == "|":
+        return [[part for part in (text or "").split("|") if part] for text in texts]
+    return [[part.strip() for part in (text or "").split(mark) if part.strip()] for text in texts]
+
+
+def _parsed(texts: list[str]) -> list[list[str]] | None:
+    """Lists that are written as JSON or Python; None where one of the texts is no such list."""
+    found = []
+    for text in texts:
+        bare = text.strip()
+        if not (bare.startswith("[") and bare.endswith("]")):
+            return None
+        try:
+            value = json.loads(bare)
+        except ValueError:
+            try:
+                value = ast.literal_eval(bare)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                return None
+        try:
+            found.append(list(_flat(value)))
+        except TypeError:
+            return None
+    return found or None
+
+
+def _are_lists(texts: list[str], mark: str) -> bool:
+    """Whether texts are lists cut at a mark: most have it, and their words come in several texts each."""
+    if not texts or sum(mark in text for text in texts) < _SHARE * len(texts):
+        return False
+    distinct = set(texts)
+    counts = Counter(word.strip() for text in distinct for word in text.split(mark) if word.strip())
+    return bool(counts) and counts.total() / len(counts) >= _PER_WORD
+
+
+def _check(kind: pa.DataType) -> None:
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if pa.types.is_struct(kind) and _name_in(kind) is None:
+        raise TypeError(f"a list of {kind}")
+    plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)
+    if not (plain or pa.types.is_struct(kind) or pa.types.is_null(kind) or pa.types.is_floating(kind)):
+        raise TypeError(f"a list of {kind}")
+
+
+def _name_in(kind: pa.DataType) -> str | None:
+    """The field of a struct that holds a word: one of the usual names, or the only text."""
+    texts = [
+        field.name for field in kind if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    ]
+    return next((name for name in _NAMES if name in texts), texts[0] if len(texts) == 1 else None)
+
+
+def _flat(value: Any) -> list[str]:
+    """The words of a value of any depth, in their order; of nested lists each word once."""
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple, set)):
+        words = [word for part in value for word in _flat(part)]
+        nested = any(isinstance(part, (list, tuple, set)) for part in value)
+        return list(dict.fromkeys(words)) if nested else words
+    if isinstance(value, dict):
+        texts = [name for name, each in value.items() if isinstance(each, str)]
+        name = next((name for name in _NAMES if name in texts), texts[0] if len(texts) == 1 else None)
+        if name is None:
+            raise TypeError("a list of objects without a name")
+        return [value[name]]
+    return [value] if isinstance(value, str) else [str(value)]

@@ -1,0 +1,167 @@
+"""What a text file is: its content says, not its name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from nonet.errors import DataError
+from nonet.samples.importers.import_csv import import_csv
+from nonet.samples.importers.text_form import lines_of, text_form
+
+ROWS = [("u1", "7003", 1600000000), ("u1", "7004", 1600000050), ("u2", "7003", 1600000090)]
+NAMES = ("user_id", "item_id", "timestamp")
+
+
+def table(path, delimiter=",", names=NAMES, rows=ROWS, encoding="utf-8"):
+    lines = ([delimiter.join(names)] if names else []) + [delimiter.join(map(str, row)) for row in rows]
+    path.write_bytes(("\n".join(lines) + "\n").encode(encoding))
+    return path
+
+
+def imported(path, out, **options):
+    import_csv(path, out, **options)
+    read = pq.read_table(out / "interactions.parquet")
+    return sorted(zip(*(read[name].to_pylist() for name in NAMES), strict=True))
+
+
+EXPECTED = [("u1", 7003, 1600000000), ("u1", 7004, 1600000050), ("u2", 7003, 1600000090)]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|", " "])
+@pytest.mark.parametrize("name", ["log.csv", "log.dat", "log"])
+def test_the_delimiter_follows_from_the_content(tmp_path, name, delimiter):
+    assert imported(table(tmp_path / name, delimiter), tmp_path / "out") == EXPECTED
+
+
+def test_json_lines_are_read_whatever_the_file_is_called(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(json.dumps(dict(zip(NAMES, row, strict=True))) for row in ROWS))
+    assert sorted(imported(path, tmp_path / "out")) == EXPECTED
+
+
+def test_json_lines_whose_columns_mix_types_become_text(tmp_path):
+    path = tmp_path / "log.jsonl"
+    rows = [
+        dict(zip(NAMES, row, strict=True)) | {"price": price}
+        for row, price in zip(ROWS, (1.5, "from 10", None), strict=True)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    import_csv(path, tmp_path / "out")
+    assert pq.read_table(tmp_path / "out" / "interactions.parquet")["price"].to_pylist() == [
+        "1.5",
+        "from 10",
+        None,
+    ]
+
+
+def test_a_file_that_is_compressed_is_read_whatever_its_name_says(tmp_path):
+    path = table(tmp_path / "log.csv")
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert imported(path, tmp_path / "out") == EXPECTED
+
+
+def test_another_encoding_is_read_and_reported(tmp_path):
+    notes: list[str] = []
+    rows = [*ROWS, ("Zoë", "7004", 1600000099)]
+    path = table(tmp_path / "log.csv", rows=rows, encoding="cp1252")
+    assert ("Zoë", 7004, 1600000099) in imported(path, tmp_path / "out", notes=notes)
+    assert notes == [f"{path} is not UTF-8; it is read as cp1252"]
+
+
+def test_a_file_without_a_header_is_refused_and_read_by_the_numbers_of_its_columns(tmp_path):
+    path = table(tmp_path / "clicks.dat", names=None)
+    with pytest.raises(
+        DataError, match="the file has no header: its first line is data, of 3 columns"
+    ) as caught:
+        import_csv(path, tmp_path / "out")
+    assert "u1" not in str(caught.value)
+    columns = {"user": "1", "item": "2", "time": "3"}
+    assert imported(path, tmp_path / "out", columns=columns) == EXPECTED
+
+
+def test_a_first_line_that_may_be_data_is_not_printed(tmp_path):
+    path = table(tmp_path / "x.csv", names=None, rows=[("anna", "bread"), ("bert", "milk"), ("cleo", "eggs")])
+    with pytest.raises(DataError, match="the first line does not look like names of columns") as caught:
+        import_csv(path, tmp_path / "out")
+    assert "anna" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PK\x03\x04xx", "a zip archive or an Excel file"),
+        (b"<html></html>", "HTML or XML"),
+        (b'[{"a": 1}]', "not JSON lines"),
+        (b"1::2::5::978300760\n1::3::4::978300761\n", "separated by '::'"),
+        (b"\x00\x01\x02\x03", "binary data"),
+        (b"", "the file is empty"),
+    ],
+)
+def test_what_is_no_table_is_one_line(tmp_path, content, says):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        text_form(tmp_path / "x.csv", "csv")
+
+
+def test_lines_end_at_line_feeds_alone():
+    assert lines_of("a\u2028b\x85c\r\nd") == ["a\u2028b\x85c", "d"]
+
+
+def test_ids_that_are_missing_are_left_out_where_few_and_refused_where_many(tmp_path):
+    rows = [("u1", str(item), 1600000000 + item) for item in range(300)]
+    notes: list[str] = []
+    few = table(tmp_path / "few.csv", rows=[*rows, ("NA", "5", 1600000001)])
+    assert len(imported(few, tmp_path / "out", notes=notes)) == 300
+    assert notes == [f"1 rows of {few} have no user_id and are left out"]
+    many = table(tmp_path / "many.csv", rows=[*rows, *[("\\N", "5", 1600000001)] * 30])
+    with pytest.raises(DataError, match=r"30 of 330 rows have no user_id: it is '\\\\N' there"):
+        import_csv(many, tmp_path / "out")
+
+
+def test_declared_lists_are_cut_at_blanks_and_titles_stay_whole(tmp_path):
+    log = table(tmp_path / "a.inter", "\t", [f"{name}:token" for name in NAMES])
+    items = tmp_path / "a.item"
+    items.write_text(
+        "item_id:token\tmovie_title:token_seq\tgenre:token_seq\n7003\tThe Film\tComedy Drama\n7004\tB\tDrama\n"
+    )
+    import_csv(log, tmp_path / "out", items=items)
+    read = pq.read_table(tmp_path / "out" / "items.parquet")
+    assert read["categories"].to_pylist() == [["Comedy", "Drama"], ["Drama"]]
+    assert read["title"].to_pylist() == ["The Film", "B"]
+
+
+def test_the_parts_of_a_folder_are_one_table(tmp_path):
+    for number in range(2):
+        table(
+            tmp_path / "log" / f"part-{number}.csv"
+            if (tmp_path / "log").mkdir(exist_ok=True) is None
+            else tmp_path,
+            rows=ROWS[number : number + 1],
+        )
+    (tmp_path / "log" / "_SUCCESS").write_text("")
+    assert imported(tmp_path / "log", tmp_path / "out") == EXPECTED[:2]
+
+
+def test_the_finest_complete_column_of_times_wins_and_is_reported(tmp_path):
+    notes: list[str] = []
+    rows = [("u1", "1", "2026-01-02", 1767312000 + 60 * n) for n in range(5)]
+    path = table(tmp_path / "x.csv", names=("user_id", "item_id", "date", "ts"), rows=rows)
+    import_csv(path, tmp_path / "out", notes=notes)
+    times = pq.read_table(tmp_path / "out" / "interactions.parquet")["timestamp"].to_pylist()
+    assert times == [row[3] for row in rows]
+    assert notes == ["time = ts, the finest complete one of ts, date"]
+
+
+def test_the_item_of_a_review_is_the_one_that_the_table_of_items_has(tmp_path):
+    log = table(
+        tmp_path / "r.csv",
+        names=("asin", "productid", "user_id", "timestamp"),
+        rows=[("v1", "p1", "u1", 1600000000)],
+    )
+    items = table(tmp_path / "i.csv", names=("asin", "title"), rows=[("v1", "One")])
+    import_csv(log, tmp_path / "out", items=items)
+    assert pq.read_table(tmp_path / "out" / "interactions.parquet")["item_id"].to_pylist() == ["v1"]

@@ -1,0 +1,132 @@
+"""What a ledger's fingerprint covers: everything that decides which rows a step reads."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nonet.errors import CheckpointError
+from nonet.samples.sources import SampleRequest
+from nonet.samples.sources.parquet import FileWindows
+from nonet.samples.streams import read
+
+
+@pytest.fixture
+def file(tmp_path):
+    rng = np.random.default_rng(0)
+    pq.write_table(
+        pa.table({"user_id": np.arange(400), "rating": rng.integers(1, 6, 400)}),
+        tmp_path / "a.parquet",
+        row_group_size=100,
+    )
+    return str(tmp_path / "a.parquet")
+
+
+def same(rows):
+    return rows
+
+
+OTHER = {
+    "where": lambda file: read(file, where="rating >= 2").shuffle(7).open(rows=10),
+    "map": lambda file: read(file, where="rating >= 4").shuffle(7).map(same).open(rows=10),
+    "filter": lambda file: (
+        read(file, where="rating >= 4").shuffle(7).map(same).filter("rating == 5").open(rows=10)
+    ),
+    "rows of a step": lambda file: read(file, where="rating >= 4").shuffle(7).open(rows=10, step_rows=20),
+    "seed": lambda file: read(file, where="rating >= 4").shuffle(8).open(rows=10),
+    "stage": lambda file: read(file, where="rating >= 4").shuffle(7).open(rows=10, name="finetune"),
+    "take": lambda file: read(file, where="rating >= 4").shuffle(7).take(100).open(rows=10),
+}
+
+
+def first_step(feed):
+    ledger = feed.ledger()
+    for part in feed.slices(0):
+        ledger.lease(part)
+    ledger.apply_step(0)
+    return ledger
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_ledger_is_restored_by_the_same_stream_alone(file, what):
+    def stream():
+        return read(file, where="rating >= 4").shuffle(7).open(rows=10)
+
+    body, bitmaps = first_step(stream()).snapshot()
+    stream().ledger().restore(body, bitmaps)
+    with pytest.raises(
+        CheckpointError, match=r"read the same data in another order \(seed, stage, filters, maps"
+    ):
+        OTHER[what](file).ledger().restore(body, bitmaps)
+
+
+def test_what_only_cuts_a_step_into_slices_changes_no_fingerprint(file):
+    body, bitmaps = first_step(read(file).shuffle(7).open(rows=10, step_rows=40)).snapshot()
+    ledger = read(file).shuffle(7).prefetch(0).open(rows=20, step_rows=40).ledger()
+    ledger.restore(body, bitmaps)
+    assert ledger.counts()["done"] == 40
+
+
+def windows(file, stage):
+    ids = pa.table({"item_id": np.arange(401)})
+    sids = np.zeros((401, 2), np.int32)
+    ask = SampleRequest(stage, 7, "users", 20, 8, None, 1 << 16, (), lambda: None, lambda: ids, sids)
+    return FileWindows(ask, {"path": file})
+
+
+@pytest.fixture
+def sequences(tmp_path):
+    rows = {"user_id": np.arange(100), "item_id": [[i, i + 1] for i in range(100)]}
+    pq.write_table(pa.table(rows), tmp_path / "s.parquet", row_group_size=30)
+    return str(tmp_path / "s.parquet")
+
+
+def items_of(source, steps):
+    read_items = []
+    for step in steps:
+        read_items += [make().item.values.tolist() for make in source.batch(step, 0, 1)]
+        source.ledger.apply_step(step)
+    return read_items
+
+
+def test_stages_read_files_in_orders_of_their_own(sequences):
+    pretrain, finetune = (items_of(windows(sequences, stage), range(5)) for stage in ("pretrain", "finetune"))
+    assert pretrain != finetune
+    assert pretrain == items_of(windows(sequences, "pretrain"), range(5))
+    assert sorted(chain(*pretrain)) == sorted(chain(*finetune))
+
+
+def as_format_1(source):
+    """What this source's ledger was in the format that knew neither stage, filters nor rows of a step."""
+    body, bitmaps = source.ledger.snapshot()
+    facts = json.loads(body)
+    del facts["rules"]
+    return json.dumps({**facts, "format": 1, "order": source.ledger._first_order}).encode(), bitmaps
+
+
+def test_a_run_of_the_first_format_reads_on_in_its_old_order_and_stays_in_it(sequences):
+    old, whole = windows(sequences, "finetune"), windows(sequences, "finetune")
+    for source in (old, whole):
+        source.ledger._use_first_rules()  # as it was: one order for all stages
+    expected = items_of(whole, range(5))
+    assert items_of(old, range(2)) == expected[:2]
+    again = windows(sequences, "finetune")
+    again.ledger.restore(*as_format_1(old))
+    assert items_of(again, [2]) == expected[2:3]
+    later = windows(sequences, "finetune")
+    later.ledger.restore(*again.ledger.snapshot())
+    assert items_of(later, [3, 4]) == expected[3:]
+    assert sorted(chain(*expected)) == sorted(chain(*items_of(windows(sequences, "x"), range(5))))
+
+
+def test_a_ledger_of_a_later_format_is_refused(sequences):
+    source = windows(sequences, "pretrain")
+    body, bitmaps = source.ledger.snapshot()
+    later = json.dumps({**json.loads(body), "format": 3}).encode()
+    with pytest.raises(CheckpointError, match="the ledger has format 3; this version reads 1 and 2"):
+        source.ledger.restore(later, bitmaps)

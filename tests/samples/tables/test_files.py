@@ -1,0 +1,137 @@
+"""Where the files of a table are: one rule for folders, globs and URIs."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nonet.errors import DataError
+from nonet.samples.preparation import EventLog
+from nonet.samples.streams import read
+from nonet.samples.tables import find_files, parquet_schema, read_interactions
+from nonet.samples.tables.paths import read_parquet
+
+EVENT = {"item_id": [1], "timestamp": [1_700_000_000]}
+
+
+def write(path, user, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"user_id": [user], **EVENT, **columns}), path)
+
+
+@pytest.fixture
+def log(tmp_path):
+    folder = tmp_path / "log"
+    write(folder / "dt=2026-11-01" / "part-0.parquet", 1)
+    write(folder / "dt=2026-11-02" / "part-0.parquet", 2)
+    for left in ("_temporary/0/part-0", "_delta_log/0001.checkpoint", ".hidden/x", "dt=2026-11-02/_part"):
+        write(folder / f"{left}.parquet", 9)
+    return folder
+
+
+def names(found, folder):
+    return [file.removeprefix(f"{folder}/") for file in found.files]
+
+
+DATA = ["dt=2026-11-01/part-0.parquet", "dt=2026-11-02/part-0.parquet"]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize(
+    "tail", ["", "/*/*.parquet", "/**/*.parquet", "/dt=*", "/dt=2026-11-0[12]/part-?.parquet"]
+)
+def test_a_folder_a_glob_and_a_uri_find_the_same_data_and_none_that_is_hidden(log, scheme, tail):
+    assert names(find_files(f"{scheme}{log}{tail}", "rows"), log) == DATA
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_star_stays_inside_one_part_and_a_hidden_name_must_be_written_out(log, scheme):
+    with pytest.raises(DataError, match=r"no file matches this pattern|no .parquet file is there"):
+        find_files(f"{scheme}{log}/*.parquet", "rows")
+    assert names(find_files(f"{scheme}{log}/dt=2026-11-02/_*.parquet", "rows"), log) == [
+        "dt=2026-11-02/_part.parquet"
+    ]
+
+
+def test_parts_without_an_ending_are_data_where_their_content_is_parquet(tmp_path):
+    write(tmp_path / "000000_0", 1)
+    (tmp_path / "README").write_text("no data")
+    (tmp_path / "_SUCCESS").write_text("")
+    assert names(find_files(tmp_path, "rows"), tmp_path) == ["000000_0"]
+    assert read(str(tmp_path)).open().rows == 1
+
+
+def test_folders_named_key_value_are_columns_for_tables_logs_and_streams(log):
+    table = read_parquet(log, "rows")
+    assert table["dt"].to_pylist() == ["2026-11-01", "2026-11-02"]
+    assert "dt" in parquet_schema(log, "rows").names
+    feed = read(str(log), where="dt == '2026-11-02'").open()
+    assert [batch["user_id"].tolist() for batch in feed.epoch(0)] == [[2]]
+    assert feed.leaves[0].pruned_rows == 1
+    events = EventLog(str(log), None)
+    read_back = [events.read(part, events.names)[0].to_pylist() for part in events.slices]
+    assert [rows[0]["dt"] for rows in read_back] == ["2026-11-01", "2026-11-02"]
+    assert read_interactions(str(log))["dt"].to_pylist() == ["2026-11-01", "2026-11-02"]
+
+
+def test_values_of_folders_are_whole_numbers_where_all_are_and_missing_where_hive_says_so(tmp_path):
+    write(tmp_path / "day=1" / "shop=a%2Fb" / "x.parquet", 1)
+    write(tmp_path / "day=12" / "shop=__HIVE_DEFAULT_PARTITION__" / "x.parquet", 2)
+    rows = read_parquet(tmp_path, "rows").sort_by("user_id").to_pylist()
+    assert [(row["day"], row["shop"]) for row in rows] == [(1, "a/b"), (12, None)]
+
+
+def test_a_column_of_the_file_wins_over_that_of_its_folder(tmp_path):
+    write(tmp_path / "dt=1" / "x.parquet", 1, dt=["own"])
+    assert read_parquet(tmp_path, "rows")["dt"].to_pylist() == ["own"]
+
+
+def test_a_folder_of_csv_files_is_read(tmp_path):
+    (tmp_path / "a.csv").write_text("user_id,item_id\n1,2\n")
+    (tmp_path / "b.csv").write_text("user_id,item_id\n1,3\n")
+    assert read(str(tmp_path)).open().rows == read(str(tmp_path), format="csv").open().rows == 2
+
+
+UNITED = {
+    "an empty part decides nothing": (pa.array([], pa.float64()), pa.array(["a"])),
+    "a category beside text": (pa.array(["a"]).dictionary_encode(), pa.array(["b"])),
+    "large text beside text": (pa.array(["a"], pa.large_string()), pa.array(["b"])),
+    "a wider number": (pa.array([1], pa.int32()), pa.array([2], pa.int64())),
+    "lists of wider numbers": (
+        pa.array([[1]], pa.list_(pa.int16())),
+        pa.array([[2]], pa.large_list(pa.int64())),
+    ),
+    "nothing but nulls": (pa.array([None]), pa.array(["b"])),
+}
+
+
+@pytest.mark.parametrize("kind", UNITED)
+def test_types_that_differ_without_meaning_it_unite(tmp_path, kind):
+    for name, column in zip(("a", "b"), UNITED[kind], strict=True):
+        n = len(column)
+        table = {"user_id": [1] * n, "item_id": [1] * n, "timestamp": [1_700_000_000] * n, "x": column}
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    expected = [value for column in UNITED[kind] for value in column.to_pylist()]
+    assert read_parquet(tmp_path, "rows")["x"].to_pylist() == expected
+    events = EventLog(str(tmp_path), None)
+    logged = [row["x"] for part in events.slices for row in events.read(part, events.names)[0].to_pylist()]
+    assert logged == expected
+    assert read(str(tmp_path), ids=[]).open().rows == len(expected)
+
+
+def test_a_column_that_a_later_file_adds_is_missing_before_and_unlike_columns_name_both_files(tmp_path):
+    write(tmp_path / "a.parquet", 1)
+    write(tmp_path / "b.parquet", 2, price=[1.5])
+    prices = [batch["price"].tolist() for batch in read(str(tmp_path)).open(rows=1).epoch(0)]
+    assert math.isnan(prices[0][0])
+    assert prices[1] == [1.5]
+    write(tmp_path / "c.parquet", 3, price=["x"])
+    assert read(str(tmp_path), columns=["user_id"]).open().rows == 3
+    for reader in (lambda: read(str(tmp_path)).open(), lambda: parquet_schema(tmp_path, "rows")):
+        with pytest.raises(
+            DataError, match=r"c.parquet: column 'price' is string, in .*b.parquet it is double"
+        ):
+            reader()
