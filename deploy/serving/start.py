@@ -116,7 +116,7 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
         opened,
         follow=settings.follow,
         device=settings.device,
-        queue=settings.queue,
+        queue=settings.queue.model_dump(),
         state_bytes=settings.state_bytes,
     )
     service = Service(

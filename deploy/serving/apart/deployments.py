@@ -97,7 +97,7 @@ class EngineService:
             OpenRun.of(run),
             follow=False,  # features publishes
             device=settings.device,
-            queue=settings.queue,
+            queue=settings.queue.model_dump(),
             state_bytes=settings.state_bytes,
         )
 

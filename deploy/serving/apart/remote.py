@@ -27,6 +27,10 @@ class RemoteFeatures:
         """Items of a later version of the catalogue; the other process looks by itself."""
         self.items = Items(catalogue, self.items)
 
+    def journal_facts(self) -> dict[str, Any]:
+        """Return nothing: the journal is in the process of features, which logs what it cut or could not read."""
+        return {}
+
     async def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`. Raises Refused, Away."""
         return await _told(self._handle.list_of.remote(*asked, **options), _READ_S)

@@ -7,4 +7,6 @@ from .histories import Histories as Histories
 from .items import Away as Away
 from .items import Items as Items
 from .items import Refused as Refused
+from .journal import JournalOptions as JournalOptions
+from .journal import StorageFull as StorageFull
 from .open_run import OpenRun as OpenRun

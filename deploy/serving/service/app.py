@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from nonet.deploy.serving.features import Refused
+from nonet.deploy.serving.features import Refused, StorageFull
 from nonet.deploy.serving.service.requests import (
     EventsRequest,
     Failure,
@@ -30,7 +30,7 @@ from nonet.errors import NonetError
 MOST_BYTES = 2 << 20
 """Of a request's body."""
 _FAILURES: dict[int | str, dict[str, Any]] = {
-    code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503)
+    code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503, 507)
 }
 
 
@@ -116,6 +116,10 @@ def _handle_failures(app: FastAPI) -> None:
     @app.exception_handler(TooMany)
     async def too_many(_: Request, error: TooMany) -> JSONResponse:
         return _failure(429, "too_many", str(error), {"Retry-After": str(max(1, math.ceil(error.retry_s)))})
+
+    @app.exception_handler(StorageFull)
+    async def storage_full(_: Request, error: StorageFull) -> JSONResponse:
+        return _failure(507, "storage_full", str(error))
 
     @app.exception_handler(NonetError)
     async def nonet_error(_: Request, error: NonetError) -> JSONResponse:

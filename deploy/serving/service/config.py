@@ -11,6 +11,7 @@ from nonet.controller.scenario import yaml
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
 from nonet.suggest import did_you_mean
+from nonet.workers.devices import device as find_device
 
 
 class Scaling(StrictModel):
@@ -29,6 +30,12 @@ class Deployed(StrictModel):
     cpus: float = Field(default=1, ge=0)
     gpus: float = Field(default=0, ge=0)
     resources: dict[str, float] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_number(self) -> Deployed:
+        if self.autoscaling is not None and self.replicas != 1:
+            raise ValueError("replicas has no effect beside autoscaling, which has min and max; leave one of them out")
+        return self
 
     @property
     def least(self) -> int:
@@ -63,7 +70,24 @@ class Services(StrictModel):
     def _one_journal(self) -> Services:
         if self.features.replicas != 1 or self.features.autoscaling:
             raise ValueError("features is one replica: it holds the events that were posted")
+        for name, service in (("access", self.access), ("features", self.features)):
+            if service.gpus:
+                raise ValueError(f"{name}.gpus is {service.gpus:g}, but only engine computes on a GPU; leave it out")
         return self
+
+
+class JournalConfig(StrictModel):
+    """segment_bytes: size at which the file of posted events is sealed; retention_days: age at which sealed ones are deleted."""
+
+    segment_bytes: int = Field(default=64 << 20, ge=1)
+    retention_days: float | None = Field(default=None, gt=0)
+
+
+class QueueConfig(StrictModel):
+    """most_cost: cost of a merged batch at most, in positions of a history; most: its questions at most."""
+
+    most_cost: float = Field(default=4096.0, gt=0)
+    most: int = Field(default=256, ge=1)
 
 
 class ServeConfig(StrictModel):
@@ -89,8 +113,45 @@ class ServeConfig(StrictModel):
     follow: bool = True
     registry: str | None = None
     device: str = "cpu"
-    queue: dict[str, float] = Field(default_factory=dict)
+    queue: QueueConfig = QueueConfig()
+    journal: JournalConfig = JournalConfig()
     services: Services | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _device_of_engine(cls, given: Any) -> Any:
+        """Compute on the device that the engine's replicas reserve, where `device` is left out."""
+        engine = ((given.get("services") or {}) if isinstance(given, dict) else {}) or {}
+        engine = engine.model_dump() if isinstance(engine, StrictModel) else engine
+        engine = engine.get("engine") if isinstance(engine, dict) else None
+        engine = engine.model_dump() if isinstance(engine, StrictModel) else engine
+        if not isinstance(engine, dict) or "device" in given:
+            return given
+        if engine.get("gpus"):
+            return {**given, "device": "cuda"}
+        if (engine.get("resources") or {}).get("NPU"):
+            return {**given, "device": "npu"}
+        return given
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> ServeConfig:
+        """Refuse keys that would change nothing."""
+        kind = self.device.partition(":")[0]
+        try:
+            find_device(kind)
+        except ConfigError as error:
+            raise ValueError(f"device is {self.device!r}: {error}") from None
+        engine = None if self.services is None else self.services.engine
+        if engine is not None and engine.gpus and kind == "cpu":
+            raise ValueError(
+                f"services.engine.gpus is {engine.gpus:g}, but device is {self.device}: the GPUs would stay idle; "
+                "say device: cuda, or leave gpus out"
+            )
+        if self.burst is not None and self.rate is None:
+            raise ValueError("burst has no effect without rate, the requests per second that it exceeds; set rate too")
+        if self.services is not None and "cpus" in self.model_fields_set:
+            raise ValueError("cpus has no effect beside services, each of which has its own cpus; leave it out")
+        return self
 
     def all_cpus(self) -> float:
         """CPUs of all replicas at most."""

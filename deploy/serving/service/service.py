@@ -122,6 +122,7 @@ class Service:
             "withdrawn": list(serving.withdrawn),
             "answering": sorted(self.engines.lanes),
             "problems": dict(self.engines.problems),
+            "journal": self.features.journal_facts(),
         }
 
     def _admit(self, caller: str) -> None:
