@@ -41,6 +41,10 @@ def serve_run(
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
+    if settings.registry is not None:
+        from nonet.deploy.serving.features import OpenRun
+
+        _ = OpenRun.of(folder.path, address=settings.registry).registry.serving  # raises for an address that does not answer
     _check_port(host, port)
     with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
@@ -71,7 +75,9 @@ def bound(
         from nonet.deploy.serving.apart import apart
         from nonet.deploy.serving.features import OpenRun
 
-        OpenRun.of(run).publish_newest()  # engines start from what is published
+        opened = OpenRun.of(run, address=settings.registry)
+        if settings.follow or not opened.has_version:
+            opened.publish_newest(mid_stage=settings.follow == "checkpoints")  # engines start from what is published
         return apart(serve, run, settings, local, environment)
 
     def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself
@@ -110,8 +116,8 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     from nonet.deploy.serving.service import Engines, Metrics, Service, make_app
 
     torch.set_num_threads(settings.threads)
-    opened = OpenRun.of(run)
-    features = Features.of(opened, settings.block)
+    opened = OpenRun.of(run, address=settings.registry)
+    features = Features.of(opened, settings.block, journal=settings.journal_options())
     engines = Engines(
         opened,
         follow=settings.follow,

@@ -50,7 +50,8 @@ class Question:
     """events: what the model reads; user_key: the sparse key of the user; user: who it is, for what is kept between questions.
 
     top, width: items wanted and beams searched, at least as many. hidden [h]: dense items that are never listed. asked [m]:
-    items to score in place of a list, None for a list. explain: also what the model alone and the votes say.
+    items to score in place of a list, None for a list. explain: also what the model alone and the votes say. traffic: what a
+    share of traffic is drawn by where there is no user: the caller's name, or the request's.
     """
 
     events: Events
@@ -61,6 +62,7 @@ class Question:
     hidden: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     asked: np.ndarray | None = None
     explain: bool = False
+    traffic: str = ""
 
     @property
     def tokens(self) -> int:

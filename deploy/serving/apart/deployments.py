@@ -63,11 +63,13 @@ class FeaturesService:
     def __init__(self, run: str, settings: ServeConfig):
         from nonet.deploy.serving.service import Follower
 
-        opened = OpenRun.of(run)
+        opened = OpenRun.of(run, address=settings.registry)
         store = settings.services.features.store if settings.services else None
-        self._features = Features.of(opened, settings.block, store=store)
+        self._features = Features.of(opened, settings.block, store=store, journal=settings.journal_options())
+        self._follower = None
         if settings.follow:
-            Follower(opened, self._features.renew).start()
+            self._follower = Follower(opened, self._features.renew, mid_stage=settings.follow == "checkpoints")
+            self._follower.start()
 
     def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`."""
@@ -94,7 +96,7 @@ class EngineService:
 
         torch.set_num_threads(settings.threads)
         self._engines = Engines(
-            OpenRun.of(run),
+            OpenRun.of(run, address=settings.registry),
             follow=False,  # features publishes
             device=settings.device,
             queue=settings.queue.model_dump(),
@@ -116,7 +118,7 @@ def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: 
     from nonet.deploy.serving.features import Fallback, Items
     from nonet.deploy.serving.service import Metrics, Service, make_app
 
-    opened = OpenRun.of(run)
+    opened = OpenRun.of(run, address=settings.registry)
     newest = opened.catalogues.newest()
     items = Items(newest, Items(opened.corpus))
     service = Service(

@@ -13,7 +13,7 @@ from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Answer, Question
 from nonet.workers.registry import Serving
 
-_LOOK_S = 0.1
+_LOOK_S, _FACTS_S = 0.05, 1.0
 _READ_S, _POST_S = 1.0, 5.0
 
 
@@ -59,6 +59,7 @@ class RemoteEngines:
         self._catalogue = run.catalogues.newest()
         self._renew: Callable[[Corpus], None] | None = None
         threading.Thread(target=self._watch, name="versions", daemon=True).start()
+        threading.Thread(target=self._ask_for_facts, name="facts", daemon=True).start()
 
     def watch_catalogue(self, renew: Callable[[Corpus], None]) -> None:
         """Tell `renew` of every later version of the catalogue."""
@@ -85,24 +86,35 @@ class RemoteEngines:
         """Questions that this process has asked and that are not answered."""
         return self._under_way
 
+    def unready(self) -> str | None:
+        """Return why no engine answers, as far as this process knows; None where one does."""
+        return self.problems.get("engine")
+
     def close(self) -> None:
         """Look no more."""
         self._stopped.set()
 
     def _watch(self) -> None:
-        turns = 0
         while not self._stopped.wait(_LOOK_S):
-            turns += 1
             try:
                 newest = self._run.catalogues.newest()
                 if newest is not self._catalogue and self._renew is not None:
                     self._renew(newest)
                     self._catalogue = newest
-                now = self._run.registry.serving
+                now = self._run.registry.announced
                 self.swaps += now.turn != self.serving.turn
                 self.serving = now
-                if turns % 10 == 0:
-                    self._facts, self.problems = self._handle.facts.remote().result(timeout_s=5)
+                self.problems.pop("registry", None)
+            except Exception as error:  # the next look may find it mended
+                self.problems["registry"] = " ".join(str(error).split())[:200]
+
+    def _ask_for_facts(self) -> None:
+        """Ask on a thread of its own: an engine that is busy must not hold up a withdrawal."""
+        while not self._stopped.wait(_FACTS_S):
+            try:
+                self._facts, problems = self._handle.facts.remote().result(timeout_s=5)
+                own = self.problems.get("registry")
+                self.problems = problems | ({"registry": own} if own else {})
             except Exception as error:  # the next look may find it mended
                 self.problems["engine"] = " ".join(str(error).split())[:200]
 

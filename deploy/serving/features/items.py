@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -43,6 +44,7 @@ class Items:
             self._ever[: len(before)] |= before._ever
         self.gone = np.flatnonzero(self._ever & ~self._legal)
         self._filters: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()  # filters are made on other threads than the event loop's
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -75,15 +77,18 @@ class Items:
             raise Refused(
                 "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
             )
-        if where not in self._filters:
-            try:
-                chosen = matches(where, self._table, name="where")
-            except ConfigError as error:
-                raise Refused("bad_filter", str(error)) from None
-            self._filters[where] = np.flatnonzero(~chosen)
+        with self._lock:
+            if where in self._filters:
+                return self._filters[where]
+        try:
+            left_out = np.flatnonzero(~matches(where, self._table, name="where"))
+        except ConfigError as error:
+            raise Refused("bad_filter", str(error)) from None
+        with self._lock:
+            self._filters[where] = left_out
             while len(self._filters) > _KEPT_FILTERS:
                 self._filters.popitem(last=False)
-        return self._filters[where]
+        return left_out
 
     def popular(self) -> np.ndarray:
         """Legal items, the one with the most events first."""

@@ -50,12 +50,14 @@ def make_app(service: Service, *, local: bool = True) -> FastAPI:
     @app.post("/recommend")
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
         """The best items for a user or a history."""
-        return _named(await service.recommend(body, _caller(request), _spent(request)), response)
+        answer = await service.recommend(body, _caller(request), _spent(request), named=_name_of(request))
+        return _named(answer, response)
 
     @app.post("/score")
     async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
         """Log-probabilities of named items."""
-        return _named(await service.score(body, _caller(request), _spent(request)), response)
+        answer = await service.score(body, _caller(request), _spent(request), named=_name_of(request))
+        return _named(answer, response)
 
     @app.post("/events", dependencies=[Depends(may_change)])
     async def events(body: EventsRequest, request: Request) -> Posted:
@@ -68,9 +70,12 @@ def make_app(service: Service, *, local: bool = True) -> FastAPI:
         return {"ok": True}
 
     @app.get("/readyz")
-    async def readyz() -> dict[str, Any]:
-        """Whether a version is there to answer."""
-        return {"ready": True, "version": service.engines.serving.default}
+    async def readyz(response: Response) -> dict[str, Any]:
+        """Whether a version is there to answer, and its queue computes; 503 with the reason where not."""
+        reason = service.engines.unready()
+        response.status_code = 200 if reason is None else 503
+        answer = {"ready": reason is None, "version": service.engines.serving.default}
+        return answer if reason is None else answer | {"reason": reason}
 
     @app.get("/versions")
     async def versions() -> dict[str, Any]:
@@ -152,8 +157,12 @@ def _named(listed: Listed, response: Response) -> Listed:
 
 def _caller(request: Request) -> str:
     """Who asks, for limits: a name that the caller gives, or its address."""
-    named = request.headers.get("x-caller", "")[:128]
-    return named or (request.client.host if request.client else "unknown")
+    return _name_of(request) or (request.client.host if request.client else "unknown")
+
+
+def _name_of(request: Request) -> str:
+    """Return the name that a caller gives itself; empty where it gives none."""
+    return request.headers.get("x-caller", "")[:128]
 
 
 def _spent(request: Request) -> float:

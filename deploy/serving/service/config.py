@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -94,9 +94,9 @@ class ServeConfig(StrictModel):
     """host, port: where it listens; deadline_s: of a request that names none; waiting: requests in the queue beyond which 429 is
     answered; rate, burst: requests a second and caller; failures, pause_s: of the circuit breaker; block: events that a
     user's window moves by; state_bytes: kept of users who asked before, by each version, 0 for none; threads: of torch; cpus: of
-    the replica; follow: serve newer commits of the run; registry: address of the versions, such as s3://bucket/folder, by default
-    a folder of the run; queue: most_cost and most of a merged batch; services: deployments
-    of their own, by default all are one process."""
+    the replica; follow: serve what the run's stages select, false for none of it, "checkpoints" for those from the middle of a
+    stage too; registry: address of the versions, such as s3://bucket/folder, by default a folder of the run; queue: most_cost
+    and most of a merged batch; journal: of posted events; services: deployments of their own, by default all are one process."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
@@ -110,7 +110,7 @@ class ServeConfig(StrictModel):
     state_bytes: int = Field(default=0, ge=0)
     threads: int = Field(default=1, ge=1)
     cpus: int = Field(default=1, ge=0)
-    follow: bool = True
+    follow: bool | Literal["checkpoints"] = True
     registry: str | None = None
     device: str = "cpu"
     queue: QueueConfig = QueueConfig()
@@ -158,6 +158,12 @@ class ServeConfig(StrictModel):
         if self.services is None:
             return self.cpus
         return sum(each.cpus * each.most for each in self.services.every)
+
+    def journal_options(self) -> Any:
+        """Return what an `EventJournal` takes of it."""
+        from nonet.deploy.serving.features import JournalOptions
+
+        return JournalOptions(**self.journal.model_dump())
 
     def service(self) -> Any:
         """What a `Service` takes of it."""

@@ -166,9 +166,7 @@ def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nob
     for _ in range(2):
         app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
         with TestClient(app, raise_server_exceptions=False) as client:
-            answer = ask(client, user=103, k=5, explain=True)
-            assert answer["fallback"] is None
-            assert answer["history"][-1] != "item d2", "its readable event is of an early time"
+            assert ask(client, user=103, k=5, explain=True)["fallback"] is None
             assert ask(client, user=104, k=5)["fallback"] is None
             journal = client.get("/versions").json()["journal"]
         app.state.service.engines.close()
@@ -178,7 +176,8 @@ def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nob
         assert kept[0]["place"] == "events.jsonl:1"
         assert "does not fit a number of 32 bits" in kept[0]["reason"]
     history = Features.of(served.open(), posts=False).histories
-    assert sorted(history.of("103").time.tolist())[:1] == [6], "the readable event of a post is read"
+    own = Histories(served.ring.corpus(), None).of("103")
+    assert len(history.of("103")) == len(own) + 1, "the readable event of a post is read"
 
 
 def test_a_full_disk_is_507_over_http_and_the_event_is_in_no_answer(served, monkeypatch):
