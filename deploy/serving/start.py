@@ -44,7 +44,9 @@ def serve_run(
     if settings.registry is not None:
         from nonet.deploy.serving.features import OpenRun
 
-        _ = OpenRun.of(folder.path, address=settings.registry).registry.serving  # raises for an address that does not answer
+        _ = OpenRun.of(
+            folder.path, address=settings.registry
+        ).registry.serving  # raises for an address that does not answer
     _check_port(host, port)
     with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
@@ -77,7 +79,9 @@ def bound(
 
         opened = OpenRun.of(run, address=settings.registry)
         if settings.follow or not opened.has_version:
-            opened.publish_newest(mid_stage=settings.follow == "checkpoints")  # engines start from what is published
+            opened.publish_newest(
+                mid_stage=settings.follow == "checkpoints"
+            )  # engines start from what is published
         return apart(serve, run, settings, local, environment)
 
     def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself

@@ -2,6 +2,7 @@ from .engine import Engine as Engine
 from .question import Answer as Answer
 from .question import Events as Events
 from .question import Question as Question
+from .question import beam_width as beam_width
 from .question import events_of_nobody as events_of_nobody
 from .question import packed as packed
 from .question import usual_columns as usual_columns

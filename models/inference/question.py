@@ -114,6 +114,14 @@ def hidden_of(questions: Sequence[Question]) -> Jagged:
     return Jagged(np.concatenate(values), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
 
 
+def beam_width(least: int, top: int) -> int:
+    """Return the number of beams for `top` items: `least` times a power of two, so that few widths occur and requests merge."""
+    width = least
+    while width < top:
+        width *= 2
+    return width
+
+
 def events_of_nobody(like: Sequences) -> Events:
     """No events, in the columns of some sequences."""
     none = np.empty(0, np.int32)

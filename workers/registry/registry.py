@@ -129,7 +129,11 @@ class Registry:
     def _published(self, commit: str | None, serve: bool) -> Version | None:
         """Return the version that a commit has: the one that is served, else the newest that was not rolled back, else any."""
         serving = self.serving
-        there = [each for each in map(self.version, self.numbers()) if commit and each.source.get("commit") == commit]
+        there = [
+            each
+            for each in map(self.version, self.numbers())
+            if commit and each.source.get("commit") == commit
+        ]
         good = [each for each in there if each.number not in serving.refused]
         served = [each for each in good if each.number == serving.default]
         for each in (served, good, there if serve else []):

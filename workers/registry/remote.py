@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from nonet.atomic import make_folder, replacing, write_whole
+from nonet.atomic import replacing, write_whole
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.registry.contents import Contents
 from nonet.workers.registry.registry import Registry

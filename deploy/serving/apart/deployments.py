@@ -68,7 +68,9 @@ class FeaturesService:
         self._features = Features.of(opened, settings.block, store=store, journal=settings.journal_options())
         self._follower = None
         if settings.follow:
-            self._follower = Follower(opened, self._features.renew, mid_stage=settings.follow == "checkpoints")
+            self._follower = Follower(
+                opened, self._features.renew, mid_stage=settings.follow == "checkpoints"
+            )
             self._follower.start()
 
     def list_of(self, *asked: Any, **options: Any) -> Asked:

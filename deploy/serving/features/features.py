@@ -19,7 +19,7 @@ from nonet.deploy.serving.features.journal import JournalOptions
 from nonet.deploy.serving.features.open_run import OpenRun
 from nonet.deploy.serving.features.posted import check_event
 from nonet.models.generation import Catalogue, Corpus
-from nonet.models.inference import Events, Question
+from nonet.models.inference import Events, Question, beam_width
 from nonet.samples.sequences import ALLOW
 
 MOST = 1000
@@ -108,7 +108,7 @@ class Features:
             key,
             user or "",
             k,
-            self._beams(k),
+            beam_width(self._width, k),
             np.unique(np.concatenate(hidden)),
             explain=explain,
         )
@@ -196,13 +196,6 @@ class Features:
         total = events.start + len(events)
         over = max(0, total - self._window)
         return events.last(total - -(-over // self._block) * self._block)
-
-    def _beams(self, k: int) -> int:
-        """Beams for k items: few different widths, so that requests merge."""
-        width = self._width
-        while width < k:
-            width *= 2
-        return width
 
     def _hidden(self, seen: np.ndarray, withdrawn: tuple[str, ...]) -> np.ndarray:
         items = self.items

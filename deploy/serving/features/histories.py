@@ -195,7 +195,9 @@ class Histories:
         self.quarantined = len(refused)
         if refused:
             at = journal.path.with_suffix(".quarantined.jsonl")
-            _log.warning("%s: %d posted lines or events cannot be read; see %s", journal.path, len(refused), at.name)
+            _log.warning(
+                "%s: %d posted lines or events cannot be read; see %s", journal.path, len(refused), at.name
+            )
             if not read_only:
                 write_whole(at, "".join(f"{json.dumps(each)}\n" for each in refused).encode())
 

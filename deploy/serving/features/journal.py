@@ -171,7 +171,9 @@ class EventJournal:
             self.cut_bytes = size - complete
             os.ftruncate(self._file, complete)
             os.fsync(self._file)
-            _log.warning("%s: cut a torn line of %d bytes, which nobody was told is there", self.path, self.cut_bytes)
+            _log.warning(
+                "%s: cut a torn line of %d bytes, which nobody was told is there", self.path, self.cut_bytes
+            )
 
     def _drop_old_segments(self) -> None:
         if self.options.retention_days is None:

@@ -29,10 +29,14 @@ def check_event(event: Mapping[str, Any], usual: Mapping[str, Any], kinds: Mappi
     """
     kind = event.get("event")
     if kind is not None and kind not in kinds:
-        raise Refused("bad_event", f"there is no kind of event {kind!r}; there are: {', '.join(kinds) or 'none'}")
+        raise Refused(
+            "bad_event", f"there is no kind of event {kind!r}; there are: {', '.join(kinds) or 'none'}"
+        )
     for name, value in (event.get("values") or {}).items():
         if name not in usual:
-            raise Refused("bad_column", f"events have no column {name!r}; there are: {', '.join(usual) or 'none'}")
+            raise Refused(
+                "bad_column", f"events have no column {name!r}; there are: {', '.join(usual) or 'none'}"
+            )
         _check_value(name, value, usual[name].dtype)
     moment = event["time"]
     if isinstance(moment, bool) or not isinstance(moment, int) or not 0 <= moment < _LAST_TIME:
@@ -51,7 +55,10 @@ def _check_value(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     least, largest = (int(limits.min), int(limits.max))  # exact, so that no number is too large to compare
     if not least <= value <= largest:
         bits = 8 * dtype.itemsize
-        raise Refused("bad_value", f"{name}: {shown} does not fit a number of {bits} bits; send {least:g} to {largest:g}")
+        raise Refused(
+            "bad_value",
+            f"{name}: {shown} does not fit a number of {bits} bits; send {least:g} to {largest:g}",
+        )
     if whole and value != int(value):
         raise Refused("bad_value", f"{name}: {shown} is not a whole number")
 
@@ -67,7 +74,9 @@ class PostedEvents:
 
     __slots__ = ("events", "older", "older_items")
 
-    def __init__(self, events: list[dict[str, Any]], older: int = 0, older_items: frozenset[int] = frozenset()):
+    def __init__(
+        self, events: list[dict[str, Any]], older: int = 0, older_items: frozenset[int] = frozenset()
+    ):
         self.events, self.older, self.older_items = events, older, older_items
 
     def extended(self, events: list[dict[str, Any]], kept: int | None) -> PostedEvents:

@@ -34,7 +34,9 @@ class Deployed(StrictModel):
     @model_validator(mode="after")
     def _one_number(self) -> Deployed:
         if self.autoscaling is not None and self.replicas != 1:
-            raise ValueError("replicas has no effect beside autoscaling, which has min and max; leave one of them out")
+            raise ValueError(
+                "replicas has no effect beside autoscaling, which has min and max; leave one of them out"
+            )
         return self
 
     @property
@@ -72,7 +74,9 @@ class Services(StrictModel):
             raise ValueError("features is one replica: it holds the events that were posted")
         for name, service in (("access", self.access), ("features", self.features)):
             if service.gpus:
-                raise ValueError(f"{name}.gpus is {service.gpus:g}, but only engine computes on a GPU; leave it out")
+                raise ValueError(
+                    f"{name}.gpus is {service.gpus:g}, but only engine computes on a GPU; leave it out"
+                )
         return self
 
 
@@ -148,9 +152,13 @@ class ServeConfig(StrictModel):
                 "say device: cuda, or leave gpus out"
             )
         if self.burst is not None and self.rate is None:
-            raise ValueError("burst has no effect without rate, the requests per second that it exceeds; set rate too")
+            raise ValueError(
+                "burst has no effect without rate, the requests per second that it exceeds; set rate too"
+            )
         if self.services is not None and "cpus" in self.model_fields_set:
-            raise ValueError("cpus has no effect beside services, each of which has its own cpus; leave it out")
+            raise ValueError(
+                "cpus has no effect beside services, each of which has its own cpus; leave it out"
+            )
         return self
 
     def all_cpus(self) -> float:

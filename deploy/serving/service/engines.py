@@ -19,7 +19,7 @@ from typing import Any
 
 from nonet.deploy.serving.features import Away, OpenRun
 from nonet.deploy.serving.service.follower import Follower
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
 from nonet.workers.registry import Serving
@@ -74,7 +74,9 @@ class Engines:
         self._wanted = Serving()
         self._used: dict[int, float] = {}
         self._building: dict[int, threading.Thread] = {}
-        self._failed: dict[int, int] = {}  # version -> the turn of the registry at which it could not be built
+        self._failed: dict[
+            int, int
+        ] = {}  # version -> the turn of the registry at which it could not be built
         self._changing = threading.RLock()
         self.problems: dict[str, str] = {}
         self.swaps = 0
@@ -201,9 +203,15 @@ class Engines:
         with self._changing:
             self._wanted = wanted
             for version in wanted.versions:
-                if version in self._lanes or version in self._building or self._failed.get(version) == wanted.turn:
+                if (
+                    version in self._lanes
+                    or version in self._building
+                    or self._failed.get(version) == wanted.turn
+                ):
                     continue
-                thread = threading.Thread(target=self._build_aside, args=(version,), name="build", daemon=True)
+                thread = threading.Thread(
+                    target=self._build_aside, args=(version,), name="build", daemon=True
+                )
                 self._building[version] = thread
                 thread.start()
         self._activate()
@@ -223,7 +231,9 @@ class Engines:
             shares = wanted.shares
             if wanted.default not in self._lanes:
                 going_on = old.default in self._lanes and old.default not in wanted.refused
-                shares = {version: share for version, share in old.shares.items() if version not in wanted.refused}
+                shares = {
+                    version: share for version, share in old.shares.items() if version not in wanted.refused
+                }
                 shown = replace(wanted, default=old.default if going_on else wanted.default, salts=old.salts)
             else:
                 shown = wanted
@@ -263,7 +273,9 @@ class Engines:
                 self._failed[version] = turn
             self._note(error, f"version {version}")
             return
-        queue = TensorBatch[Question, Answer](engine.answer, engine.cost, turn=self._turn, **self._queue_options)
+        queue = TensorBatch[Question, Answer](
+            engine.answer, engine.cost, turn=self._turn, **self._queue_options
+        )
         with self._changing:
             self._lanes[version] = Lane(engine, queue)
             self._used[version] = time.monotonic()

@@ -165,10 +165,15 @@ class Service:
         try:
             asked = await self._ask_features(request, question, deadline_s)
         except (Away, TimeoutError) as error:
-            asked, unread = self._unread(request), "deadline" if isinstance(error, TimeoutError) else "features are away"
+            asked, unread = (
+                self._unread(request),
+                "deadline" if isinstance(error, TimeoutError) else "features are away",
+            )
         if not asked.question.user:  # a share of traffic is drawn by the caller's name, else by the request
             asked = replace(asked, question=replace(asked.question, traffic=named or secrets.token_hex(8)))
-        within_s = deadline_s - (time.perf_counter() - began)  # what the features took is the caller's time too
+        within_s = deadline_s - (
+            time.perf_counter() - began
+        )  # what the features took is the caller's time too
         answer, version, reason = (None, None, unread) if unread else await self._by_engine(asked, within_s)
         what = None
         if answer is None:

@@ -96,7 +96,9 @@ def test_segments_are_sealed_numbered_and_never_rewritten(served, tmp_path):
     assert again.of("new").item.tolist() == list(range(9))
     for number in range(9, 20):
         again.post("new", [event(number)], f"post {number}")
-    histories.post("new", [event(20)], "post 20")  # a process that has the sealed file open appends to the new one
+    histories.post(
+        "new", [event(20)], "post 20"
+    )  # a process that has the sealed file open appends to the new one
     for name, content in sealed.items():
         assert (tmp_path / "events" / name).read_bytes() == content
     assert Histories(served.ring.corpus(), journal, read_only=True).of("new").item.tolist() == list(range(21))
@@ -109,7 +111,9 @@ def test_sealed_segments_beyond_the_retention_are_dropped_and_reported(served, t
         histories.post("new", [event(number)])
     old = time.time() - 3 * 86_400
     os.utime(tmp_path / "events" / "000001.jsonl", (old, old))
-    assert Histories(served.ring.corpus(), journal).facts()["segments"] == 4, "without a retention all are kept"
+    assert Histories(served.ring.corpus(), journal).facts()["segments"] == 4, (
+        "without a retention all are kept"
+    )
     kept = Histories(served.ring.corpus(), journal, options=JournalOptions(1, retention_days=2))
     assert kept.facts() | {"bytes": 0} == {
         "segments": 3,
@@ -137,8 +141,14 @@ def test_memory_keeps_the_newest_events_and_the_items_of_all(served, tmp_path):
         for user in ("100", "new"):
             assert len(histories.of(user)) <= 20 + len(Histories(corpus, None).of(user))
             for block in (1, 8):
-                asked = [Features(corpus, each, 20, 20, block).list_of(user, None, 3) for each in (every, histories)]
-                read = [(q.events.item.tolist(), q.events.time.tolist(), q.events.start) for q in (a.question for a in asked)]
+                asked = [
+                    Features(corpus, each, 20, 20, block).list_of(user, None, 3)
+                    for each in (every, histories)
+                ]
+                read = [
+                    (q.events.item.tolist(), q.events.time.tolist(), q.events.start)
+                    for q in (a.question for a in asked)
+                ]
                 assert read[0] == read[1]
                 assert asked[0].question.hidden.tolist() == asked[1].question.hidden.tolist()
 
@@ -197,7 +207,7 @@ BAD_POSTS = [
     ("bad_value", '{"rating": 1e400}'),
     ("bad_value", '{"rating": -1e400}'),
     ("bad_value", '{"rating": NaN}'),
-    ("bad_value", '{"rating": %d}' % 10**400),
+    ("bad_value", f'{{"rating": {10**400}}}'),
     ("bad_value", '{"rating": 3.5e38}'),
     ("bad_value", '{"rating": true}'),
     ("bad_value", '{"rating": null}'),
@@ -218,7 +228,10 @@ def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(serv
             return answer.json()["error"]["kind"]
 
         for kind, values in BAD_POSTS:
-            assert refused("/events", f'{{"user": "x", "events": [{{"item": 1001, "values": {values}}}]}}') == kind
+            assert (
+                refused("/events", f'{{"user": "x", "events": [{{"item": 1001, "values": {values}}}]}}')
+                == kind
+            )
         for moment in ("-1", str(2**70), "1.5", "1e400", "NaN", '"now"'):
             kind = refused("/events", f'{{"user": "x", "events": [{{"item": 1001, "time": {moment}}}]}}')
             assert kind in ("bad_time", "bad_request")
@@ -231,7 +244,8 @@ def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(serv
             refused("/score", f'{{"user": 103, "items": [{user}]}}')
         for field, value in (("id", lone), ("events", f'[{{"item": 1001, "event": {lone}}}]')):
             body = {"user": '"x"', "events": '[{"item": 1001}]'} | {field: value}
-            refused("/events", "{%s}" % ", ".join(f'"{name}": {text}' for name, text in body.items()))
+            text = ", ".join(f'"{name}": {value}' for name, value in body.items())
+            refused("/events", f"{{{text}}}")
         for field, value in (
             ("where", lone),
             ("scene", lone),
@@ -240,7 +254,7 @@ def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(serv
             ("deadline_ms", "NaN"),
             ("deadline_ms", str(10**400)),
         ):
-            refused("/recommend", '{"user": 103, "%s": %s}' % (field, value))
+            refused("/recommend", f'{{"user": 103, "{field}": {value}}}')
         for user in (str(2**63 - 1), str(-(2**63)), f'"{2**70}"', '"\\u0000"', '""'):
             answer = client.post("/recommend", content=f'{{"user": {user}, "k": 2}}'.encode(), headers=header)
             assert answer.status_code == 200, (user, answer.text)

@@ -17,7 +17,10 @@ from nonet.errors import ConfigError
         ("device: gpu9000", "there is no device 'gpu9000'; known: cpu"),
         ("{device: cpu, services: {engine: {gpus: 1}}}", "the GPUs would stay idle"),
         ("services: {access: {gpus: 1}}", "only engine computes on a GPU"),
-        ("services: {engine: {replicas: 2, autoscaling: {max: 4}}}", "replicas has no effect beside autoscaling"),
+        (
+            "services: {engine: {replicas: 2, autoscaling: {max: 4}}}",
+            "replicas has no effect beside autoscaling",
+        ),
         ("{cpus: 2, services: {}}", "cpus has no effect beside services"),
         ("burst: 5.0", "burst has no effect without rate"),
         ("follow: sometimes", "follow"),

@@ -1,4 +1,4 @@
-"""Which version answers: what a stage selected, at once after a rollback, and never one that was rolled back while it was built."""
+"""Which version answers: what a stage selected, at once after a rollback, and never one rolled back while it was built."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def test_a_registry_of_a_server_that_followed_every_checkpoint_is_put_right(serv
 
 def test_a_run_in_the_middle_of_its_first_stage_says_how_to_serve_it(served):
     step = served.commit(1, last=False)
-    with pytest.raises(ConfigError, match=rf"no stage has ended yet.*nonet publish --step {step} run, then nonet promote"):
+    with pytest.raises(
+        ConfigError, match=rf"no stage has ended yet.*nonet publish --step {step} run, then nonet promote"
+    ):
         Engines(served.open())
     version = served.open().publish_commit(step).number
     served.open().registry.promote(version)
@@ -240,7 +242,10 @@ def test_an_anonymous_share_is_drawn_by_the_caller_s_name_else_by_the_request(se
     with TestClient(app) as client:
 
         def versions(count, **options):
-            return [client.post("/recommend", json={"history": [1001], "k": 1}, **options).json()["version"] for _ in range(count)]
+            return [
+                client.post("/recommend", json={"history": [1001], "k": 1}, **options).json()["version"]
+                for _ in range(count)
+            ]
 
         assert set(versions(24)) == {1, 2}
         named = [versions(2, headers={"X-Caller": f"shop {number}"}) for number in range(16)]
@@ -277,10 +282,10 @@ def test_versions_published_before_an_address_was_named_are_pushed_there(served,
     address = f"file://{tmp_path}/bucket/versions"
     assert OpenRun.of(served.folder.path, address=address).registry.serving.default == 1
     assert RemoteRegistry(tmp_path / "another host", address).serving.default == 1
+    other = ServedRun(_folder(tmp_path, "other"), memory=False)
+    other.commit(2)
+    other.open().publish_newest()
     with pytest.raises(ConfigError, match="has another version 1"):
-        other = ServedRun(_folder(tmp_path, "other"), memory=False)
-        other.commit(2)
-        other.open().publish_newest()
         _ = OpenRun.of(other.folder.path, address=address).registry
 
 

@@ -217,12 +217,16 @@ def test_a_file_of_an_older_nonet_says_who_is_served_and_keeps_its_users(registr
     assert (serving.withdrawn, serving.turn, serving.followed, serving.salts) == (("9",), 7, None, {})
     users = [f"user {number}" for number in range(2_000)]
     before = [
-        2 if int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "big") / 2**64 < 0.2 else 1
+        2
+        if int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "big") / 2**64 < 0.2
+        else 1
         for user in users
     ]
     assert list(map(serving.version_of, users)) == before
     grown = registry.promote(2, 0.3)
-    assert all(grown.version_of(user) == 2 for user, version in zip(users, before, strict=True) if version == 2)
+    assert all(
+        grown.version_of(user) == 2 for user, version in zip(users, before, strict=True) if version == 2
+    )
 
 
 def test_what_is_followed_is_promoted_once_and_a_person_s_choice_stays(registry, tmp_path):
@@ -241,4 +245,6 @@ def test_what_is_followed_is_promoted_once_and_a_person_s_choice_stays(registry,
     assert publish("c", 3, serve=False, base=1) == 3
     assert registry.serving.default == 2
     assert publish("c", 3, base=1) == 3
-    assert registry.serving.default == 3, "a version that a person had published is followed when it is selected"
+    assert registry.serving.default == 3, (
+        "a version that a person had published is followed when it is selected"
+    )
