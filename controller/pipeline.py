@@ -16,7 +16,7 @@ import numpy as np
 
 from nonet.atomic import write_whole
 from nonet.controller.predict import repeats_text
-from nonet.controller.record import Manifest, Recorder, control_name
+from nonet.controller.record import Manifest, Recorder, control_name, unselected_name
 from nonet.controller.report import headline, make_report
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
@@ -56,7 +56,8 @@ class Pipeline:
                 self._evaluate(name, partial(session.evaluator.baseline, name))
             for name in self._done_before(session.restored):
                 self._evaluate(name, partial(self._ranked, name))
-                self._control_before(name)
+                self._evaluate_aside(unselected_name(name))
+                self._evaluate_aside(control_name(name))
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self._collect()
@@ -120,6 +121,7 @@ class Pipeline:
         if body.kind.rolls_out:
             self._probe(name, "after")
         self._evaluate(name, partial(self._ranked, name))
+        self._evaluate_aside(unselected_name(name))
         return self._control(name)
 
     def _control(self, name: str) -> bool:
@@ -139,11 +141,10 @@ class Pipeline:
         self._evaluate(subject, lambda: session.evaluator.evaluate(subject, str(folder)))
         return True
 
-    def _control_before(self, name: str) -> None:
-        """Rank the control of a stage that ended before the commit a resume goes on from, where its ranking was lost."""
-        subject = control_name(name)
+    def _evaluate_aside(self, subject: str) -> None:
+        """Rank a checkpoint that nothing goes on from: a stage's control, or its best step where its start was selected."""
         folders = list((self.session.run.path / "controls" / subject).glob("step-*"))
-        if len(folders) == 1:  # training keeps the best one alone
+        if len(folders) == 1:  # the training of a control keeps the best one alone
             self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folders[0])))
 
     def _rebind(self, name: str) -> None:
@@ -233,8 +234,8 @@ class Pipeline:
         order = list(session.stages)
         baselines = baselines_of(session.scenario)
         pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
-        controls = {name: control_name(name) for name in order}
-        pairs += [each for each in controls.items() if (session.run.results / f"{each[1]}.npz").exists()]
+        aside = [(name, title(name)) for name in order for title in (control_name, unselected_name)]
+        pairs += [each for each in aside if (session.run.results / f"{each[1]}.npz").exists()]
         paired = (
             session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)
             if session.facts["data"]["held_out"]["test"]

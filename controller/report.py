@@ -13,7 +13,14 @@ import numpy as np
 
 from nonet.controller.plan import Plan
 from nonet.controller.predict import facts_of, make_receipt, measured_rates
-from nonet.controller.record import Commands, RunFolder, Validations, control_name, read_journal
+from nonet.controller.record import (
+    Commands,
+    RunFolder,
+    Validations,
+    control_name,
+    read_journal,
+    unselected_name,
+)
 from nonet.controller.scenario import Scenario, holds
 from nonet.controller.setup import baselines_of
 from nonet.embedding.training import COUNTED
@@ -32,8 +39,8 @@ def make_report(
     plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
-    facts = run.read_json("results/tokenise.json")
-    controls = {control_name(name): {} for name in scenario.stages}
+    facts = run.read_facts()
+    controls = {title(name): {} for name in scenario.stages for title in (control_name, unselected_name)}
     baselines = baselines_of(scenario) | controls
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}

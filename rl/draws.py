@@ -9,6 +9,7 @@ baseline for free", 2019) without replacement, w (f (1 - w q + w) - sum of w f).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,40 @@ def weighed(advantages: Advantages, draws: Draws | None, valid_UW: Tensor) -> Ad
         advantages.used_U,
         advantages.group_U,
     )
+
+
+def mean_of_others(
+    reward_UW: Tensor, valid_UW: Tensor, draws: Draws, reduce: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return for each prompt the mean reward of all other prompts of the step, [U, 1] float64.
+
+    It is independent of the prompt's own draws, so subtracting it leaves a policy gradient unbiased. Without it the weights of
+    draws without replacement, whose sum differs from group to group, turn a constant reward into noise.
+
+    Args:
+        reward_UW: Rewards.
+        valid_UW: Which beams are valid.
+        draws: How they were drawn; a prompt's own mean counts beams by their weights.
+        reduce: Sums a float64 tensor over all ranks.
+    """
+    weight_UW = draws.scaled(valid_UW)
+    there_U = valid_UW.any(1)
+    mean_U = (weight_UW * torch.where(valid_UW, reward_UW.double(), 0.0)).sum(1) / weight_UW.sum(1).clamp_min(
+        1e-30
+    )
+    mean_U = torch.where(there_U, mean_U, 0.0)
+    sums = torch.stack([mean_U.sum(), there_U.sum().double()])
+    total, count = sums if reduce is None else reduce(sums)
+    return ((total - mean_U) / (count - there_U.double()).clamp_min(1))[:, None]
+
+
+def without_shift(
+    reward_UW: Tensor, valid_UW: Tensor, draws: Draws, reduce: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return rewards [U, W] float64 less `mean_of_others`, exactly 0 where that is all they are but for rounding."""
+    shifted_UW = reward_UW.double() - mean_of_others(reward_UW, valid_UW, draws, reduce)
+    rounding = 1e-12 * reward_UW.double().abs().clamp_min(1e-30)
+    return torch.where(shifted_UW.abs() <= rounding, 0.0, shifted_UW)
 
 
 def leave_one_out(reward_UW: Tensor, valid_UW: Tensor, draws: Draws | None = None) -> Advantages:

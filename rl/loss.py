@@ -61,9 +61,11 @@ def policy_loss(
     level: str = "token",
     estimator: str = "k3",
     held: Held | None = None,
+    weight_UW: Tensor | None = None,
 ) -> PolicyLoss:
     """Loss of one micro-batch. `clip` is a width, (low, high), or None for no clip; `ref_UWL` is needed when
-    kl > 0. `advantage_UW` may be [U, W, L] for a loss of tokens.
+    kl > 0. `advantage_UW` may be [U, W, L] for a loss of tokens. `weight_UW` is what each beam counts in the KL term, 1 on
+    average over a group; advantages already have it.
     """
     low, high = _clip_bounds(clip)
     if kl and ref_UWL is None:
@@ -74,6 +76,8 @@ def policy_loss(
     divergence = torch.zeros_like(change)
     if ref_UWL is not None:
         divergence = kl_estimate(torch.where(valid_UW1, ref_UWL.detach() - logp_UWL, 0.0), estimator)
+        if weight_UW is not None:
+            divergence = divergence * weight_UW.detach().to(divergence.dtype).unsqueeze(-1)
     change, divergence, logp = _at_level(change, divergence, logp_UWL, level)
     advantage = advantage_UW if advantage_UW.ndim == 3 else advantage_UW.unsqueeze(-1)
     advantage = torch.where(valid_UW1, advantage, 0.0).detach().to(change.dtype)

@@ -20,7 +20,7 @@ from nonet.types import Jagged, Rollouts
 
 _JAGGED = ("target", "history")
 _SCALARS = ("weights_version", "catalogue_version", "step")
-_DRAWN = ("weight", "chance", "sampling_logp")  # there only where beams were drawn
+_DRAWN = ("weight", "chance", "sampling_logp", "added")  # there only where beams were drawn
 _FIELDS = tuple(field.name for field in fields(Rollouts) if field.name not in ("columns", *_DRAWN))
 _EMPTY = {"weights_version": -1, "catalogue_version": "", "step": -1}
 

@@ -36,17 +36,21 @@ class NatsOfTargets:
 
     def __init__(self, scores: Scores, target: Scores):
         self._scores, self._target = scores, target
-        self._sum, self._events = 0.0, 0
+        self._parts: list[np.ndarray] = []
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         scores_PI = self._scores(users, positions)
         own_P = scores_PI[np.arange(len(users)), self._target(users, positions)].astype(np.float64)
-        within = np.isfinite(own_P)  # an item outside the catalogue has no probability
-        self._sum -= float(own_P[within].sum())
-        self._events += int(within.sum())
+        self._parts.append(np.where(np.isfinite(own_P), -own_P, np.nan))
         return scores_PI
+
+    @property
+    def values(self) -> np.ndarray:
+        """The nats of each event asked about so far [P]; NaN where its item is outside the catalogue."""
+        return np.concatenate([np.empty(0), *self._parts])
 
     @property
     def mean(self) -> float | None:
         """A held-out event's nats; None where no target is in the catalogue."""
-        return self._sum / self._events if self._events else None
+        values = self.values[~np.isnan(self.values)]
+        return float(values.sum()) / len(values) if len(values) else None

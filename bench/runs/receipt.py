@@ -127,7 +127,7 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
     shutil.rmtree(run.path, ignore_errors=True)
     if made.exists():
         (run.path / "results").mkdir(parents=True)
-        shutil.copy(made / "tokenise.json", run.path / "results")
+        run.write_facts(json.loads((made / "tokenise.json").read_text(encoding="utf-8")))
     with Times() as taken, Session(_scenario(roles), folder=LIBRARY, run=run) as session:
         recorder = Recorder(run.path, run.id)
         rates: Rates = {}
@@ -137,7 +137,7 @@ def _run(folder: Path, name: str, roles: dict[str, Any]) -> dict[str, Any]:
         facts = facts_of(session.facts["data"])
     if not made.exists():  # only a run that ended well leaves its artifacts to the others
         made.mkdir()
-        shutil.copy(run.path / "results" / "tokenise.json", made)
+        (made / "tokenise.json").write_text(json.dumps(run.read_facts()), encoding="utf-8")
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["name"] == "rows/s":

@@ -18,6 +18,7 @@ from .run_folder import list_runs as list_runs
 from .run_folder import new_run as new_run
 from .run_folder import place_of as place_of
 from .run_folder import runs_root as runs_root
+from .run_folder import unselected_name as unselected_name
 from .shared_folder import check_reached as check_reached
 from .shared_folder import check_shared as check_shared
 from .shared_folder import leave_token as leave_token
@@ -25,3 +26,4 @@ from .trace import CONTROLLER as CONTROLLER
 from .trace import Trace as Trace
 from .trace import open_trace as open_trace
 from .validations import Validations as Validations
+from .validations import selection_text as selection_text

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,18 @@ from nonet.atomic import make_folder, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, Held, hold
 from nonet.errors import ConfigError
 
+_FACTS = "results/tokenise.json"
 CATALOGUES = "catalogues.json"  # versions of a run's catalogue after its first, the newest last
 
 
 def control_name(stage: str) -> str:
     """What the control of an RL stage is called among a run's results."""
     return f"{stage}_control"
+
+
+def unselected_name(stage: str) -> str:
+    """Return the name among a run's results of a stage's best own checkpoint, where the stage selected its start."""
+    return f"{stage}_unselected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +86,50 @@ class RunFolder:
     def artifacts(self) -> dict[str, str]:
         """Folders of the run's artifacts by kind, those of the newest version of its catalogue: what is asked about now.
         Raises ConfigError before there are some."""
-        facts = self.read_json("results/tokenise.json")
+        facts = self.read_facts()
         if facts is None:
             raise ConfigError(f"{self.id} has not tokenised its data yet: there is nothing to recommend from")
-        versions = (self.read_json(CATALOGUES) or {"versions": []})["versions"]
+        versions = self.read_catalogues()
         newest = versions[-1]["artifacts"] if versions else facts["artifacts"]
         return {kind: artifact["path"] for kind, artifact in newest.items()}
+
+    def read_facts(self) -> Any:
+        """Return what the tokenise stage found, its artifacts by absolute paths; None before that stage."""
+        facts = self.read_json(_FACTS)
+        return facts if facts is None else self._with_artifacts(facts, self._absolute)
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Write what the tokenise stage found. Paths of artifacts are relative to the run, so that its folder can be moved."""
+        self.write_json(_FACTS, self._with_artifacts(facts, self._relative))
+
+    def read_catalogues(self) -> list[dict[str, Any]]:
+        """Return the versions of the run's catalogue after its first, oldest first, their artifacts by absolute paths."""
+        stored = self.read_json(CATALOGUES) or {"versions": []}
+        return [self._with_artifacts(version, self._absolute) for version in stored["versions"]]
+
+    def write_catalogues(self, versions: Iterable[Mapping[str, Any]]) -> None:
+        """Write the versions of the run's catalogue, with paths relative to the run."""
+        self.write_json(
+            CATALOGUES, {"versions": [self._with_artifacts(version, self._relative) for version in versions]}
+        )
+
+    def _with_artifacts(self, record: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+        """Return a record with every path of its artifacts changed."""
+        artifacts = {
+            kind: {**artifact, "path": change(artifact["path"])}
+            for kind, artifact in record.get("artifacts", {}).items()
+        }
+        return {**record, "artifacts": artifacts}
+
+    def _absolute(self, path: str) -> str:
+        """Return where an artifact is now. Runs of older versions name it by the absolute path that it had when it was made."""
+        here = self.path / "artifacts" / Path(path).name
+        moved = Path(path).is_absolute() and here.is_dir()
+        return str(here if moved else self.path / path)
+
+    def _relative(self, path: str) -> str:
+        inside = Path(path).is_absolute() and Path(path).is_relative_to(self.path.absolute())
+        return str(Path(path).relative_to(self.path.absolute())) if inside else path
 
     def begin_anew(self) -> None:
         """Forget the steps of a run that never got to a commit; its own files are copied anew."""

@@ -71,9 +71,12 @@ class ValidationRule:
             return sign * metric
         if missing:
             return -2 * _FAR - missing
-        enough = before is None or math.isnan(before)
-        enough = enough or (metric * self.least <= before if self.lower else metric >= self.least * before)  # type: ignore[operator]
+        enough = before is None or math.isnan(before) or self.keeps(metric, before)
         return reward if enough else sign * metric - _FAR
+
+    def keeps(self, metric: float, before: float) -> bool:
+        """Return whether a metric keeps `least` of what it was before the stage."""
+        return metric * self.least <= before if self.lower else metric >= self.least * before
 
     def over(self, values: Sequence[float]) -> bool:
         """Whether a stage with these validations so far stops."""

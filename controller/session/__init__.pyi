@@ -1,1 +1,2 @@
+from .objectives import scene_parts as scene_parts
 from .session import Session as Session

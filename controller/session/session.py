@@ -12,8 +12,9 @@ Entering plans, binds, tokenises and opens; leaving stops every process. A kille
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,7 @@ from nonet.controller.groups import (
 )
 from nonet.controller.record import (
     CONTROLLER,
+    Commands,
     CommitLog,
     Manifest,
     RunFolder,
@@ -39,6 +41,7 @@ from nonet.controller.record import (
     new_run,
     open_trace,
     read_journal,
+    unselected_name,
 )
 from nonet.controller.scenario import (
     REWARD,
@@ -116,6 +119,7 @@ class Session:
         self.dead: list[str] = []
         self.told: Callable[[str], None] = lambda text: None
         self._stage: str | None = None
+        self._step = 0  # the step of the stage that was entered last
         self.validation: StageValidation | None = None
         self.objectives: Objectives | None = None
         self._open_commit: OpenCommit | None = None
@@ -186,7 +190,7 @@ class Session:
 
     def tokenise(self) -> dict[str, Any]:
         """Sequences, semantic ids and catalogue; made once a run."""
-        self.facts = self.run.read_json("results/tokenise.json")
+        self.facts = self.run.read_facts()
         if self.facts is None:
             start = warm_start(self.scenario)
             data = data_setup(self.scenario, self.folder, start and start.known)
@@ -197,7 +201,7 @@ class Session:
             )
             if start is not None:
                 facts["init"] = start.as_dict() | facts.get("init", {})
-            self.run.write_json("results/tokenise.json", facts)
+            self.run.write_facts(facts)
             self.facts = facts
         return self.facts
 
@@ -323,25 +327,77 @@ class Session:
         return Path(self.facts["init"]["commit"]) if "init" in self.facts else None
 
     def end(self, step: int) -> Path | None:
-        """End the stage under way after `step` steps, which are committed: its best commit goes on, in the trainer too.
+        """End the stage under way after `step` steps, which are committed: what it selects goes on, in the trainer too.
 
-        Its folder; None where the stage is not validated, and its last commit ended it. Waits for all validations.
+        Waits for all validations. Where the stage selects the checkpoint that it began from, that becomes its last checkpoint,
+        and its best own one is kept in RUN/controls to be ranked beside it.
+
+        Returns:
+            The folder of the checkpoint that ends the stage; None where the stage is not validated, and its last one ended it.
         """
         validation, stage = self.validation, self.stage
         if validation is None or self.commits.ended(stage.name):
             return None
         self._finish_commit(wait=True)
         validation.settle(step)
-        best = validation.best()
-        ends = best["step"] if best else step
-        metric = REWARD if validation.rule.reward else validation.rule.metric
-        validation.kept.close(metric=metric, best=ends, ran=step, steps=stage.steps)
+        self.rejudge()
+        selected = validation.select()
+        best = selected.best["step"] if selected.best else step
+        fell_back = selected.guard is not None and not selected.guard["kept"]
+        metric = REWARD if validation.rule.reward and not fell_back else validation.rule.metric
+        facts = {"guard": selected.guard, "start": selected.start, "loss": selected.loss}
+        facts = {name: value for name, value in facts.items() if value}
+        ends = step if selected.start else best
+        if selected.start:
+            self._select_start(stage, step, best)
+        validation.kept.close(metric=metric, best=best, ran=step, steps=stage.steps, **facts)
         path, manifest = self.commits.end(stage, ends)
         if ends != step:
             self.trainer.ensure_on_device(stage)
             self.groups.load(path, None)
         self.stages = following(self.stages, manifest)
         return path
+
+    def _select_start(self, stage: StageSetup, step: int, best: int) -> None:
+        """Make the checkpoint that the stage began from the one after `step` steps; keep the best own one aside."""
+        start, unselected = self.start_of(stage.name), self.commits.at(stage.first + best)
+        assert start is not None
+        aside = self.run.path / "controls" / unselected_name(stage.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        if unselected is not None:
+            make_folder(aside)
+            shutil.copytree(unselected, aside / unselected.name)
+        self.trainer.ensure_on_device(stage)
+        self.groups.load(start, None)
+        self._commit(stage, step, wait=True, as_loaded=True)
+
+    def weights_in_force(self, stage: str) -> dict[str, float]:
+        """Return what each reward of an RL stage counts now, without multipliers of floors.
+
+        Of a stage that is not under way these are its weights of the scenario, with the commands that were taken in it.
+        """
+        objectives, at = self.objectives, self._step
+        if objectives is None or self._stage != stage:
+            objectives, at = Objectives(getattr(self.scenario.stages[stage], "rewards", {})), 0
+            for command in Commands(self.run).taken():
+                if command.get("stage") == stage and "refused" not in command:
+                    at = max(at, command["step"])
+                    objectives.apply(command)
+        return {name: options.weight_at(at) for name, options in objectives.rewards.items()}
+
+    def rejudge(self) -> None:
+        """Compute the rewards of all candidates by the rewards and weights that are in force now."""
+        validation, objectives = self.validation, self.objectives
+        if validation is None or objectives is None or not self.stage.rolls_out:
+            return
+        body = self.scenario.stages[self.stage.name]
+        scenes, at = body.kind.scenes(body), self._step
+
+        def judge(parts: Mapping[str, Sequence[float]]) -> tuple[float | None, float]:
+            means = {name: float(sum(values)) for name, values in parts.items()}
+            return objectives.total(parts, at, scenes), objectives.missing(means)
+
+        validation.kept.rejudge(judge)
 
     def prompts(self, name: str) -> Iterator[tuple[int, Prompts]]:
         """(step, prompts) of an RL stage, from where it stands to its end."""
@@ -361,6 +417,7 @@ class Session:
     def enter_step(self, step: int) -> None:
         """What people asked for is done, and the next update is that of this step."""
         self.steering.at(step)
+        self._step = step
         self.trainer.at = self.stage, step
         self.trainer.objectives = self.objectives
 
@@ -418,12 +475,13 @@ class Session:
         self._finish_commit(wait=True)
         return self.commits.newest and self.commits.newest[0]
 
-    def _commit(self, stage: StageSetup, done: int, *, wait: bool) -> Path | None:
+    def _commit(self, stage: StageSetup, done: int, *, wait: bool, as_loaded: bool = False) -> Path | None:
+        """Write a checkpoint after `done` steps. `as_loaded`: it holds another checkpoint's weights, whose memory was fitted."""
         self._finish_commit(wait=True)
         trainer = self.trainer
         worlds = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
-        if self.scenario.model.votes() is not None and not stage.rolls_out:
+        if self.scenario.model.votes() is not None and not stage.rolls_out and not as_loaded:
             trainer.fit_memory()
         last = {"last": False} if self.validation is not None and stage == self.stage else {}
         aside = self.commits.begin(stage, done, self.version, self._artifacts(), worlds, **last)

@@ -7,7 +7,6 @@ run goes on as it was.
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from nonet.controller.groups import Prompts, RewardHandles
 from nonet.controller.record import Commands
 from nonet.controller.scenario import RewardOptions
-from nonet.controller.session.objectives import Objectives
+from nonet.controller.session.objectives import SETTABLE, Objectives
 from nonet.errors import ConfigError, NonetError
 from nonet.plugins import file_of
 from nonet.suggest import suggestion
@@ -23,7 +22,6 @@ from nonet.suggest import suggestion
 if TYPE_CHECKING:
     from nonet.controller.session.session import Session
 
-_PATH = re.compile(r"^stages\.([A-Za-z_][\w\-]*)\.rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
 _FEW = 8  # prompts that a reward is tried on before it counts
 
 
@@ -35,6 +33,12 @@ class Steering:
         self._commands = Commands(session.run)
         self._known = self._commands.taken()
         self._again = [each for each in self._known if each.get("stage") == stage and "refused" not in each]
+        self._changed = False
+
+    def pop_changed(self) -> bool:
+        """Return whether rewards or weights have changed since the last call."""
+        changed, self._changed = self._changed, False
+        return changed
 
     def replay(self, step: int) -> None:
         """Take again what was taken at this step or before."""
@@ -93,7 +97,9 @@ class Steering:
         verb = {"attach": self._attach, "detach": self._detach, "set": self._set}.get(command["verb"])
         if verb is None:
             raise ConfigError(f"there is no command {command['verb']!r}; commands: attach, detach, set")
-        return verb(command)
+        text = verb(command)
+        self._changed = True
+        return text
 
     def _attach(self, command: dict[str, Any]) -> str:
         name = command["name"]
@@ -109,7 +115,7 @@ class Steering:
             self._session.groups.stop_reward(self._stage, name)
             raise
         rewards.add(name, group, options.timeout_s)
-        self._objectives.put(name, options)
+        self._objectives.apply(command)
         return f"attached reward {name!r} ({command['original']}) with weight {_shown(options.weight)}"
 
     def _check_copy(self, command: dict[str, Any]) -> None:
@@ -135,22 +141,21 @@ class Steering:
         name = self._named(command["name"])
         if len(self._objectives.rewards) == 1:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
-        self._objectives.remove(name)
+        self._objectives.apply(command)
         self._session.reward.remove(name)
         self._session.groups.stop_reward(self._stage, name)
         return f"detached reward {name!r}"
 
     def _set(self, command: dict[str, Any]) -> str:
-        match = _PATH.match(command["name"])
+        match = SETTABLE.match(command["name"])
         if match is None or match[1] != self._stage:
             raise ConfigError(
                 f"{command['name']}: while a run goes on, stages.{self._stage}.rewards.<name>.weight and .at_least can be set"
             )
         name, key = self._named(match[2]), match[3]
         before = self._objectives.rewards[name]
-        kept = {field: getattr(before, field) for field in before.model_fields_set} | before.options()
-        after = RewardOptions.model_validate(kept | {key: command["value"]})
-        self._objectives.put(name, after)
+        self._objectives.apply(command)
+        after = self._objectives.rewards[name]
         return f"set {command['name']} from {_shown(getattr(before, key))} to {_shown(getattr(after, key))}"
 
     def _named(self, name: str) -> str:

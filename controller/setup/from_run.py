@@ -96,7 +96,7 @@ def warm_start(scenario: Scenario) -> WarmStart | None:
         raise ConfigError(f"init: {error}") from None
     source, _ = load_scenario(folder.scenario)
     _check_alike(scenario, source, folder.id)
-    facts = folder.read_json("results/tokenise.json")
+    facts = folder.read_facts()
     paths = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     if item_keys(Path(paths["sequences"])) is None:
         raise ConfigError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
 from nonet.controller.groups import Prompts
-from nonet.controller.record import Recorder
-from nonet.controller.scenario import REWARD
-from nonet.controller.session import Session
+from nonet.controller.record import Recorder, selection_text
+from nonet.controller.session import Session, scene_parts
 from nonet.workers.roles import SceneSetup
 
 _LOOKS, _LEAST = (
@@ -30,8 +29,13 @@ def by_pool(session: Session, record: Mapping[str, float]) -> dict[str, float]:
 
 
 def held_out(session: Session, stage: str, done: int) -> dict[str, float]:
-    """What would be recommended to held-out users, as many as a step has, after `done` steps: recall of it, and the trained
-    reward beside. Ten times a stage, nothing otherwise."""
+    """Score the lists that held-out users would be served after `done` steps: ten times a stage, nothing otherwise.
+
+    Where the stage has no validation, floors are steered by these lists too.
+
+    Returns:
+        Recall of what these users took next, and the trained reward, as metrics.
+    """
     if done % max(_LEAST, session.stages[stage].steps // _LOOKS):
         return {}
     prompts = next(probe_prompts(session, stage, session.stages[stage].users))
@@ -41,54 +45,130 @@ def held_out(session: Session, stage: str, done: int) -> dict[str, float]:
     rewards = session.reward
     means = rewards.means(rewards.score(beams))
     hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
-    total = trained(session, stage, means, prompts.users, prompts.positions)
+    if session.objectives is not None and session.validation is None:
+        session.objectives.note_served({name: float(np.nanmean(values)) for name, values in means.items()})
+    total = trained_reward(session, stage, means, prompts.users, prompts.positions)
     return {
         "held-out recall": float(hits / max(1.0, asked)),
         "held-out reward": float(np.nanmean(total)),
     }
 
 
-def trained(
+def trained_reward(
     session: Session,
     stage: str,
     means: Mapping[str, np.ndarray],
     users: np.ndarray | None,
     positions: np.ndarray | None,
 ) -> np.ndarray:
-    """What the stage trains [P], of each prompt's mean rewards [P]: by its weights, those of its scene where there are some."""
-    weights, body = session.stages[stage].weights, session.scenario.stages[stage]
-    setup: SceneSetup | None = body.kind.scenes(body)
-    scene = None
-    if setup is not None and setup.names:
-        scene = session.rollout.group.scene_of(stage, users, positions).get(session.deadlines.step)
+    """Return the trained reward of each prompt [P] by the rewards and weights in force, those of its scene where it has one.
+
+    Args:
+        session: The session; its rewards may have been attached, detached or set since the stage began.
+        stage: The RL stage.
+        means: Mean reward of each prompt's list [P], by reward.
+        users: User of each prompt.
+        positions: Position of each prompt in its user's sequence.
+    """
+    setup, scene = _scenes_of(session, stage, users, positions)
     total = np.zeros(len(next(iter(means.values()))))
-    for name, weight in weights.items():
+    for name, weight in session.weights_in_force(stage).items():
         if name in means:
             own = weight if scene is None or setup is None else setup.weights_of(name, weight, scene)
             total = total + own * means[name]
     return total
 
 
+def _scenes_of(
+    session: Session, stage: str, users: np.ndarray | None, positions: np.ndarray | None
+) -> tuple[SceneSetup | None, np.ndarray | None]:
+    """Return the scenes of a stage and the scene of each prompt [P]; None where the stage has no scenes with names."""
+    body = session.scenario.stages[stage]
+    setup: SceneSetup | None = body.kind.scenes(body)
+    if setup is None or not setup.names:
+        return None, None
+    return setup, session.rollout.group.scene_of(stage, users, positions).get(session.deadlines.step)
+
+
 def validated_reward(session: Session, stage: str, done: int) -> dict[str, float]:
-    """The trained reward of validation prompts after `done` steps, kept for the validation that is asked for there; nothing
-    where none is, or the stage is not judged by it."""
-    validation = session.validation
-    if validation is None or not validation.rule.reward or done not in validation.points:
+    """Score the lists that validation prompts would be served after `done` steps, where that is a point or the start.
+
+    The scores are stored for the validation of that step. A floor is steered by them until the next evaluation.
+
+    Returns:
+        The trained reward and the mean of each reward, as metrics; nothing where the stage needs neither.
+    """
+    validation, objectives = session.validation, session.objectives
+    if validation is None or objectives is None or (done and done not in validation.points):
+        return {}
+    if not (validation.rule.reward or objectives.has_floors) or str(done) in validation.kept.rewards:
         return {}
     users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
-    size, rewards = session.stages[stage].users, session.reward
-    sums: dict[str, list[np.ndarray]] = {}
-    for start in range(0, len(users), size):
-        part = slice(start, start + size)
-        prompts = Prompts(stage, 0, 0, users[part], positions[part], served=True)
-        for name, means in rewards.means(rewards.score(session.rollout.generate(prompts))).items():
-            sums.setdefault(name, []).append(means)
-    each = {name: np.concatenate(parts) for name, parts in sums.items()}
-    total = float(np.nanmean(trained(session, stage, each, users, positions)))
-    known = {name: float(np.nanmean(values)) for name, values in each.items()}
-    assert session.objectives is not None
-    validation.kept.rewarded(done, total, session.objectives.missing(known))
-    return {"validation reward": total} | {f"validation reward.{name}": mean for name, mean in known.items()}
+    if not len(users):
+        return {}
+    size = session.stages[stage].users
+    parts = [slice(start, start + size) for start in range(0, len(users), size)]
+    prompts = [Prompts(stage, 0, 0, users[part], positions[part], served=True) for part in parts]
+    validation.served[done] = [session.rollout.generate(each) for each in prompts]
+    by_scene = score_served(session, stage, done)
+    means = {name: float(sum(values)) for name, values in by_scene.items()}
+    objectives.note_served(means)
+    at = min(done, session.stages[stage].steps - 1)
+    body = session.scenario.stages[stage]
+    total = objectives.total(by_scene, at, body.kind.scenes(body))
+    assert total is not None, "every reward in force was asked"
+    validation.kept.rewarded(done, total, objectives.missing(means), by_scene)
+    return {"validation reward": total} | {f"validation reward.{name}": mean for name, mean in means.items()}
+
+
+def score_served(
+    session: Session, stage: str, step: int, names: Collection[str] | None = None
+) -> dict[str, list[float]]:
+    """Score the lists that validation prompts would be served after a step, and keep nothing but sums.
+
+    Args:
+        session: The session, whose validation holds the lists of the step.
+        stage: The RL stage.
+        step: Step of the stage that the lists are of.
+        names: Rewards to be asked; by default all that are in force.
+
+    Returns:
+        What each scene's lists contribute to the mean of each reward.
+    """
+    assert session.validation is not None
+    rewards, means = session.reward, {}
+    for beams in session.validation.served[step]:
+        for name, values in rewards.means(rewards.score(beams, names=names)).items():
+            means.setdefault(name, []).append(values)
+    means = {name: np.concatenate(parts) for name, parts in means.items()}
+    users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
+    setup, scene = _scenes_of(session, stage, users, positions)
+    there = ~np.any([np.isnan(values) for values in means.values()], axis=0)
+    count = 1 if setup is None else len(setup.names) + 1
+    return {name: scene_parts(values, there, scene, count) for name, values in means.items()}
+
+
+def rescore_candidates(session: Session, stage: str, recorder: Recorder) -> None:
+    """Have rewards that were attached since score the lists of earlier candidates, and judge all by what is in force now.
+
+    A candidate whose lists are gone, since the run was resumed after it, cannot be selected while such a reward counts.
+    """
+    validation, objectives = session.validation, session.objectives
+    if validation is None or objectives is None or not validation.kept.rewards:
+        return
+    gone = []
+    for text, entry in validation.kept.rewards.items():
+        missing = objectives.rewards.keys() - entry["parts"].keys()
+        if not missing:
+            continue
+        if int(text) in validation.served:
+            entry["parts"] |= score_served(session, stage, int(text), missing)
+        else:
+            gone.append(text)
+    if gone:
+        text = f"{stage}: steps {', '.join(gone)} cannot be scored by the rewards attached since and are no candidates"
+        recorder.event("note", text=text)
+    session.rejudge()
 
 
 def validated(session: Session, recorder: Recorder, stage: str, step: int, *, over: bool = False) -> None:
@@ -105,11 +185,7 @@ def validated(session: Session, recorder: Recorder, stage: str, step: int, *, ov
         shown = {f"valid {metric}": validation.value(entry)}
         recorder.event("step", stage=stage, step=step, metrics=shown)
     if over and (end := validation.kept.end):
-        best = validation.best()
-        metric = end["metric"]
-        value = f" ({best['reward'] if metric == REWARD else validation.value(best):.4f})" if best else ""
-        text = f"{stage}: best at step {end['best']} of {end['steps']} by {metric} of validation{value}"
-        text += f"; stopped after {end['ran']}" if end["ran"] < end["steps"] else ""
+        text = selection_text(stage, {**end, "history": validation.kept.history})
         recorder.event("note", text=text)
 
 

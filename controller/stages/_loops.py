@@ -15,7 +15,8 @@ from nonet.controller.stages._looks import (
     by_pool,
     held_out,
     probe_prompts,
-    trained,
+    rescore_candidates,
+    trained_reward,
     validated,
     validated_reward,
 )
@@ -90,7 +91,10 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
     for step, prompts in session.prompts(name):
         if not shown_start:
             recorder.begin(name, stage.steps, step)
+            recorder.metrics(name, step, validated_reward(session, name, step))
             shown_start = True
+        if session.steering.pop_changed():
+            rescore_candidates(session, name, recorder)
         began = time.perf_counter()
         with session.trace.span(f"{name}.generate and score", step=step):
             beams = session.rollout.generate(prompts)
@@ -112,6 +116,7 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         validated(session, recorder, name, step + 1, over=step + 1 == stage.steps)
         if halt:
             return False
+    session.end(stage.steps)  # a run that was killed between its last checkpoint and the stage's end
     return True
 
 
@@ -138,6 +143,6 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
         positions.append(np.asarray(prompts.positions))
     means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
     user = np.concatenate(users)
-    total = trained(session, name, means, user, np.concatenate(positions))
+    total = trained_reward(session, name, means, user, np.concatenate(positions))
     of = session.rollout.group.probes().get(session.deadlines.step)
     return means | {"total": total, "user": user, "of": np.array(of)}

@@ -81,6 +81,12 @@ class ReinforcedKind(StageKind):
         from nonet.samples.batches import rl_events
         from nonet.samples.sequences import RL
 
+        column = body.algorithm.spec.feedback_column(body.algorithm.options())
+        if column is not None and column not in seq.columns:
+            there = ", ".join(seq.columns) or "none"
+            raise ConfigError(
+                f"stages.{name}.algorithm.feedback is {column!r}; it must be a numeric column of the interactions: {there}"
+            )
         if not (seq.split == RL).any():
             raise ConfigError(f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5")
         if not len(rl_events(seq)):

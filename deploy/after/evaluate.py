@@ -44,7 +44,7 @@ def evaluate_run(
     metrics: those of the scenario by default. Raises ConfigError and DataError.
     """
     folder = find_run(run)
-    facts = folder.read_json("results/tokenise.json")
+    facts = folder.read_facts()
     if facts is None or "sids" not in facts["artifacts"]:
         raise ConfigError(
             f"{folder.id} ranks no items, or has not tokenised its data: there is nothing to evaluate"

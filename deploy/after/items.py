@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from nonet.controller.record import CATALOGUES, RunFolder, find_run
+from nonet.controller.record import RunFolder, find_run
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import run_setup
 from nonet.errors import ConfigError, DataError
@@ -87,9 +87,9 @@ def add_items(run: str, new: str | None, withdraw: Sequence[str] = ()) -> dict[s
 
 
 def _noted(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:
-    versions = (folder.read_json(CATALOGUES) or {"versions": []})["versions"]
+    versions = folder.read_catalogues()
     record = {"number": len(versions) + 1, **record}
-    folder.write_json(CATALOGUES, {"versions": [*versions, record]})
+    folder.write_catalogues([*versions, record])
     return record
 
 

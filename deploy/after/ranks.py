@@ -32,7 +32,7 @@ class Tested:
     @classmethod
     def of(cls, run: RunFolder) -> Tested:
         """Raises ConfigError for a run that recommends nothing, or has not tokenised its data."""
-        facts = run.read_json("results/tokenise.json")
+        facts = run.read_facts()
         if facts is None or "sids" not in facts["artifacts"]:
             raise ConfigError(
                 f"{run.id}: there is nothing to compare; it ranks no items or has not tokenised its data"

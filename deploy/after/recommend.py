@@ -64,7 +64,7 @@ def recommend_for(
         folder = find_run(run)
     except ConfigError as error:
         raise ConfigError(f"{error}. RUN comes first: nonet recommend last --like TITLE ...") from None
-    facts = folder.read_json("results/tokenise.json")
+    facts = folder.read_facts()
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to recommend from")
     if "sids" not in facts["artifacts"]:

@@ -147,7 +147,7 @@ def _check_there(sides: Sequence[ParitySide]) -> None:
 
 def _of_run(run: str) -> Material:
     folder = find_run(run)
-    facts = folder.read_json("results/tokenise.json")
+    facts = folder.read_facts()
     newest = Checkpoints(folder.checkpoints).newest()
     if facts is None or newest is None:
         raise ConfigError(

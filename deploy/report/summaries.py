@@ -42,7 +42,7 @@ _LONGEST = 60  # letters of a title that is pleasant to type
 
 def suggestion(run: RunFolder) -> str:
     """The command, with two popular titles, or with a user where items have none; "" where there is nothing to recommend."""
-    artifacts = (run.read_json("results/tokenise.json") or {}).get("artifacts", {})
+    artifacts = (run.read_facts() or {}).get("artifacts", {})
     if not {"sequences", "sids"} <= set(artifacts):
         return ""
     name = run.id if run.path.parent == runs_root() else str(run.path)

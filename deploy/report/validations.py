@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nonet.controller.record import selection_text
 from nonet.deploy.report.scores import label, number
 
 ROSE, BELOW = 0.03, 0.15
@@ -21,22 +22,10 @@ def validation_sentences(report: Mapping[str, Any]) -> Iterator[tuple[str, int]]
         history, best = found.get("history") or [], found.get("best")
         if len(history) < 2 or best is None:
             continue
-        yield _end(stage, found), 0
+        text = selection_text(label(stage), found)
+        yield f"{text[0].upper()}{text[1:]}.", -1 if found.get("start") else 0
         if text := _overfitting(stage, history):
             yield text, -1
-
-
-def _end(stage: str, found: Mapping[str, Any]) -> str:
-    text = f"{label(stage)} was best at step {found['best']} of {found['steps']} by {found['metric']} of validation"
-    value = next(
-        (_value(entry, found["metric"]) for entry in found["history"] if entry["step"] == found["best"]), None
-    )
-    text += f" ({number(value)})" if value is not None else ""
-    if found["ran"] < found["steps"]:
-        text += f"; stopped after {found['ran']}"
-    if found["best"] < found["ran"]:
-        text += f"; its last {found['ran'] - found['best']} steps are not used"
-    return f"{text[0].upper()}{text[1:]}."
 
 
 def _overfitting(stage: str, history: Sequence[Mapping[str, Any]]) -> str:
@@ -54,7 +43,3 @@ def _overfitting(stage: str, history: Sequence[Mapping[str, Any]]) -> str:
         f"{number(nats, 2)} at step {lowest['step']}, while the training loss fell to {number(loss, 2)}; "
         "more data, dropout or a smaller model may help, more steps will not."
     )
-
-
-def _value(entry: Mapping[str, Any], metric: str) -> Any:
-    return entry["nats"] if metric == "nats" else (entry.get("metrics") or {}).get(metric)

@@ -7,6 +7,8 @@ from the asked position on are taken out first, and their voters' occurrences wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -87,6 +89,15 @@ class Voters:
         """Take the rows of `items` that the next votes are by."""
         leaf_C = torch.from_numpy(np.asarray(self._trie.leaf_of_item)[self.items].astype(np.int64))
         self._rows = ItemRows(leaf_C, row_CD)
+
+    def with_rows(self, change: Callable[[Tensor], Tensor]) -> Voters:
+        """Return voters that read other item rows: `change` of the rows [C, D] that were read."""
+        if not self.nearest:
+            return self
+        assert self._rows is not None, "the rows of the items are read first"
+        other = copy(self)
+        other._rows = ItemRows(self._rows.leaf, change(self._rows.row))
+        return other
 
     def votes(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray, hidden: Jagged | None = None

@@ -30,7 +30,8 @@ from nonet.types import Jagged, SampleBatch
 
 @dataclass(frozen=True, slots=True)
 class DrawnBeams:
-    """As `Beams`, with weight and chance [U, W], and for a tempered sample what it was drawn with, sampling_logp [U, W, L]."""
+    """As `Beams`, the likeliest first, with weight and chance [U, W], and whether an item was added as the prompt's target
+    and not drawn, added [U, W] bool. A tempered sample also has what it was drawn with, sampling_logp [U, W, L]."""
 
     item: Tensor
     sid: Tensor
@@ -38,6 +39,7 @@ class DrawnBeams:
     valid: Tensor
     weight: Tensor
     chance: Tensor
+    added: Tensor
     sampling_logp: Tensor | None = None
 
 
@@ -91,15 +93,16 @@ class Drawing:
         """`width` items a prompt by a rollout's options: use, temperature, top_p, tail, with_target."""
         kind, target = options["use"], self._target() if options.get("with_target") else None
         sure = self._sure(target)
+        added = sure.leaf.shape[1]
         if kind == "beam":
             sure = self._top(width - int(options.get("tail", 0)), sure)
         left = width - sure.leaf.shape[1]
         if not left:
-            return self._beams(sure, width)
+            return self._beams(sure, width, added)
         if kind == "gumbel":
-            return self._beams(sure.joined(self._without_replacement(left, sure)), width)
+            return self._beams(sure.joined(self._without_replacement(left, sure)), width, added)
         temperature, top_p = options.get("temperature", 1.0), options.get("top_p", 1.0)
-        return self._beams(sure.joined(self._independent(left, sure, temperature, top_p)), width)
+        return self._beams(sure.joined(self._independent(left, sure, temperature, top_p)), width, added)
 
     def _target(self) -> Tensor:
         """The leaf [U] that each prompt's user took next."""
@@ -200,9 +203,13 @@ class Drawing:
         weight_UM = torch.where(chosen_UM, weight_UM, 0.0)
         return _Group(drawn.leaf, drawn.logp, chosen_UM, weight_UM, torch.where(chosen_UM, chance_UM, 0.0))
 
-    def _beams(self, group: _Group, width: int) -> DrawnBeams:
-        """The chosen candidates, on the host; places that nothing could be drawn for stand last."""
-        order_UM = (~group.chosen).to(torch.int8).argsort(dim=1, stable=True)
+    def _beams(self, group: _Group, width: int, added: int) -> DrawnBeams:
+        """Return the chosen candidates on the host, the likeliest first: rewards of lists read a group as a ranking.
+
+        Places that nothing could be drawn for stand last. The first `added` candidates were added and not drawn.
+        """
+        total_UM = group.logp.sum(-1).masked_fill(~group.chosen, -torch.inf)
+        order_UM = total_UM.argsort(dim=1, descending=True, stable=True)
         missing = max(0, width - order_UM.shape[1])
         order_UW = torch.nn.functional.pad(order_UM, (0, missing))[:, :width]
         valid = group.chosen.gather(1, order_UW) & (
@@ -223,8 +230,9 @@ class Drawing:
             for each in (group.weight, group.chance)
         )
         sid = sid.masked_fill(~valid.unsqueeze(-1), -1)
+        added_UW = ((order_UW < added) & valid).cpu()
         assert levels[0] is not None
-        return DrawnBeams(item.cpu(), sid.cpu(), levels[0], valid.cpu(), weight, chance, levels[1])
+        return DrawnBeams(item.cpu(), sid.cpu(), levels[0], valid.cpu(), weight, chance, added_UW, levels[1])
 
 
 def is_drawn(options: Mapping[str, Any]) -> bool:

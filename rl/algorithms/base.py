@@ -80,6 +80,10 @@ def _nothing(options: Options) -> float:
     return 0.0
 
 
+def _no_column(options: Options) -> str | None:
+    return None
+
+
 def _once(options: Options) -> float:
     return 1.0
 
@@ -108,6 +112,7 @@ class Algorithm:
     counted          (valid_UW, advantage_UW, levels) -> what its sums are divided by, over a rank's part of a mini-batch
     more             names of what its losses report besides
     weighted         whether its advantage takes draws: how a group was drawn
+    feedback_column  the column of the interactions whose values at the prompts' next events its advantage takes as `feedback_U`
     corrects         what `mismatch.correct` may weigh of it: "token", "sequence"
     """
 
@@ -122,6 +127,7 @@ class Algorithm:
     counted: Callable[[Any, Any, int], float] = tokens
     more: tuple[str, ...] = ()
     weighted: bool = False
+    feedback_column: Callable[[Options], str | None] = _no_column
     corrects: tuple[str, ...] = ("sequence",)
 
 
@@ -138,6 +144,9 @@ class Policy:
     taken_UW      which beams are what their user took next; None unless asked for
     value_UWL     of the value head, with a gradient; None without one
     group_U       what `advantage` gave for groups; None where it gave nothing
+    weight_UW     what each beam counts, 1 on average over a group, so that a group's mean is the policy's expectation; None
+                  where every beam counts 1
+    baseline_UWL  of the value head as it was before the first pass over this rollout; None where this is the first pass
     """
 
     logp_UWL: Tensor
@@ -150,6 +159,8 @@ class Policy:
     taken_UW: Tensor | None = None
     value_UWL: Tensor | None = None
     group_U: Tensor | None = None
+    weight_UW: Tensor | None = None
+    baseline_UWL: Tensor | None = None
 
 
 def has_kl(options: Options) -> bool:

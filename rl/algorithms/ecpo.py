@@ -48,6 +48,7 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
         level="item",
         estimator=options["estimator"],
         held=partial(early_clipped, most=1 + options["clip"] + options["delta"]),
+        weight_UW=policy.weight_UW,
     )
 
 

@@ -31,6 +31,7 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
         kl=options["kl"],
         estimator=options["estimator"],
         held=gradient_bounded,
+        weight_UW=policy.weight_UW,
     )
 
 

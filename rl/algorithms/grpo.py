@@ -62,6 +62,7 @@ def clipped(policy: Policy, options: Options, level: str = "token") -> PolicyLos
         kl=options["kl"],
         level=level,
         estimator=options.get("estimator", "k3"),
+        weight_UW=policy.weight_UW,
     )
 
 

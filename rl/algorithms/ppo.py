@@ -38,7 +38,7 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """The weighted sum as it is: its loss takes the values off."""
+    """Return the weighted sum as it is: the loss takes the values off, and counts each beam by how it was drawn."""
     import torch
 
     from nonet.rl import Advantages, centred, weighted_sum
@@ -49,7 +49,11 @@ def advantage(
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
-    """The clipped loss of advantages a level, and half the squared error of the values."""
+    """Return the clipped loss of advantages by level, and half the squared error of the values.
+
+    Advantages and returns are those of the value head before the first pass over a rollout (Schulman et al., algorithm 1),
+    so several passes chase one target. With weights of draws, each beam's advantage counts by its weight.
+    """
     from dataclasses import replace
 
     import torch
@@ -58,9 +62,13 @@ def loss(policy: Policy, options: Options) -> PolicyLoss:
     from nonet.rl.algorithms.grpo import clipped
 
     assert policy.value_UWL is not None
-    advantage_UWL, return_UWL = generalised_advantage(policy.advantage_UW, policy.value_UWL, options["decay"])
-    found = clipped(replace(policy, advantage_UW=advantage_UWL), options)
+    before_UWL = policy.value_UWL if policy.baseline_UWL is None else policy.baseline_UWL
+    advantage_UWL, return_UWL = generalised_advantage(policy.advantage_UW, before_UWL, options["decay"])
     error = (policy.value_UWL - return_UWL).square() / 2
+    if policy.weight_UW is not None:
+        weight_UW1 = policy.weight_UW.to(error.dtype).unsqueeze(-1)
+        advantage_UWL, error = advantage_UWL * weight_UW1, error * weight_UW1
+    found = clipped(replace(policy, advantage_UW=advantage_UWL), options)
     error = torch.where(policy.valid_UW.unsqueeze(-1), error, 0.0).sum()
     return replace(found, loss=found.loss + error, more={"value_error": error.detach()})
 
@@ -72,5 +80,6 @@ SPEC = Algorithm(
     has_kl,
     value_rate=lambda options: options["value_lr"],
     more=("value_error",),
+    weighted=True,
     corrects=(),
 )

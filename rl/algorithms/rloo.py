@@ -29,10 +29,14 @@ def advantage(
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Advantages:
-    """The weighted sum less a baseline that leaves each beam out."""
-    from nonet.rl import leave_one_out, weighted_sum
+    """Return the weighted sum less a baseline that leaves each beam out, and for draws with weights less the mean of the
+    other prompts first, so that a constant in the reward adds no noise."""
+    from nonet.rl import leave_one_out, weighted_sum, without_shift
 
-    return leave_one_out(weighted_sum(rewards, weights), valid_UW, draws)
+    reward_UW = weighted_sum(rewards, weights)
+    if draws is not None:
+        reward_UW = without_shift(reward_UW, valid_UW, draws, reduce)
+    return leave_one_out(reward_UW, valid_UW, draws)
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:

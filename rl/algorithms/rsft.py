@@ -1,8 +1,11 @@
 """RSFT beside RL, as OneRec trains: ECPO's loss, and the next-event loss on the better sessions.
 
 OneRec, arXiv 2506.13695: the next event of the better half of sessions holds the policy to what users do, in place of a KL
-term. A session is a prompt; `better` of them, by the mean reward of their beams, keep their next event. Ties are in.
-`rl: 0` leaves rejection-sampled finetuning alone.
+term. A session is a prompt here. `feedback` names a column of the interactions, such as a rating or a watch time: then the
+`better` share of a step's prompts, by what the log says of their next event, keep that event; a missing value never does. Without
+`feedback` prompts are ranked by the mean reward of the model's own beams, which says how easily the prompt is answered and
+nothing of the logged session: where most groups have the same mean, all of these are kept, since ties are in. `rl: 0` leaves
+rejection-sampled finetuning alone.
 """
 
 from __future__ import annotations
@@ -28,6 +31,12 @@ class Rsft(Ecpo):
     better: Annotated[
         float, Field(gt=0, le=1, description="share of the prompts whose next event is learned")
     ] = 0.5
+    feedback: Annotated[
+        str | None,
+        Field(
+            description="numeric column of the interactions that ranks prompts; without it their beams' mean reward does"
+        ),
+    ] = None
     rl: Annotated[float, Field(ge=0, description="what RL counts")] = 1.0
 
 
@@ -38,18 +47,23 @@ def advantage(
     options: Options,
     reduce: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
+    feedback_U: Tensor | None = None,
 ) -> Advantages:
-    """GRPO's, and which prompts are the better ones of this rank's share."""
+    """Return GRPO's advantages, and which prompts are the better ones of this rank's share."""
     import torch
 
     from nonet.rl import weighted_sum
     from nonet.rl.algorithms.grpo import advantage as of_group
 
     found = of_group(rewards, weights, valid_UW, options, reduce, draws)
-    reward_UW = torch.where(valid_UW, weighted_sum(rewards, weights), 0.0)
-    mean_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
-    least = mean_U.quantile(1 - options["better"]) if len(mean_U) else 0.0
-    return replace(found, group_U=(mean_U >= least).float())
+    if feedback_U is None:
+        reward_UW = torch.where(valid_UW, weighted_sum(rewards, weights), 0.0)
+        rank_U = reward_UW.sum(1) / valid_UW.sum(1).clamp_min(1)
+    else:
+        rank_U = feedback_U
+    known_U = ~rank_U.isnan()
+    least = rank_U[known_U].quantile(1 - options["better"]) if known_U.any() else 0.0
+    return replace(found, group_U=(known_U & (rank_U >= least)).float())
 
 
 def loss(policy: Policy, options: Options) -> PolicyLoss:
@@ -74,4 +88,5 @@ SPEC = Algorithm(
     counted=beams,
     more=("next_event",),
     weighted=True,
+    feedback_column=lambda options: options["feedback"],
 )

@@ -82,6 +82,7 @@ def message(r: Rollouts, columns: Sequence[str]) -> dict[str, Any]:
     parts = {"uid": r.uid, "user_id": r.user_id, "scene": r.scene, "item_id": r.item_id, "valid": r.valid}
     sent: dict[str, Any] = {name: np.asarray(value) for name, value in parts.items()}
     sent["logp"] = np.where(r.valid, np.asarray(r.logp, np.float64).sum(-1), 0.0)
+    sent |= {} if r.added is None else {"added": r.added}
     sent |= {name: _rows(ragged) for name, ragged in (("history", r.history), ("target", r.target))}
     return sent | {"step": r.step, "columns": {name: r[name] for name in columns}}
 
@@ -112,10 +113,20 @@ def _scores(url: str, body: bytes) -> Any:
         if "scores" not in answer:
             raise DataError(f"{url} answered without `scores`: {_short(body)}")
         answer = answer["scores"]
+    wrong = DataError(f"{url} answered scores that are no numbers [users, beams]: {_short(body)}")
+    if not _are_numbers(answer):  # NumPy would take the text "1" for a number
+        raise wrong
     try:
         return np.array(answer, np.float64)  # null reads NaN
-    except (TypeError, ValueError):
-        raise DataError(f"{url} answered scores that are no numbers [users, beams]: {_short(body)}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise wrong from None
+
+
+def _are_numbers(answer: Any) -> bool:
+    """Return whether nested lists hold only numbers, booleans and nulls."""
+    if isinstance(answer, list):
+        return all(map(_are_numbers, answer))
+    return answer is None or isinstance(answer, int | float)
 
 
 def _short(body: bytes) -> str:

@@ -13,6 +13,7 @@ import zlib
 
 import numpy as np
 
+from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward, reward
 from nonet.rl.rewards.known import RunData
 from nonet.types import Jagged, Rollouts
@@ -54,6 +55,8 @@ def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 @reward
 def novelty(events: np.ndarray, *, half_life: float = 30.0) -> np.ndarray:
     """1 for an item without an event in training, halved every `half_life` events; [U, W] float32."""
+    if not half_life > 0:
+        raise ConfigError(f"half_life is {half_life}; it is a number of events above 0")
     return (0.5 ** (events / half_life)).astype(np.float32)
 
 

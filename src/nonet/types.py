@@ -74,6 +74,8 @@ class Rollouts:
     weight, chance [U, W] float32: of beams that were drawn, with what weights a group's sum is the policy's expectation, and
              the chance with which each is in its group (`nonet.rl.Draws`); None of plain beams
     sampling_logp [U, W, L] float32: what they were drawn with, where that is not logp
+    added [U, W] bool: beams that were put into their group because the user took them next (`with_target`); None without
+    The beams of a group are ordered by their log-probability, the likeliest first, however they were drawn.
     """
 
     uid: np.ndarray
@@ -93,6 +95,7 @@ class Rollouts:
     weight: np.ndarray | None = None
     chance: np.ndarray | None = None
     sampling_logp: np.ndarray | None = None
+    added: np.ndarray | None = None
 
     def __getitem__(self, column: str) -> np.ndarray:
         try:

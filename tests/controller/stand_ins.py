@@ -96,7 +96,8 @@ class LoopSession:
     def __init__(self, scenario, stages: dict[str, StageSetup], records=None, scores=None, at: int = 0):
         self.scenario, self.stages, self.trace, self.done = scenario, stages, Trace(), []
         self._records, self._scores, self._at = records, scores, at
-        self.validation = None
+        self.validation = self.objectives = None
+        self.steering = SimpleNamespace(pop_changed=lambda: False)
         self.trainer = SimpleNamespace(train=self._train, update=self._update, counts=dict)
         self.rollout = SimpleNamespace(generate=lambda prompts: ("beams", prompts.step), absent=0)
         self.deadlines = DEFAULTS

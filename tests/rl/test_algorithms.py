@@ -199,3 +199,13 @@ def test_a_group_without_a_valid_beam_moves_nothing_in_any_algorithm(name):
     assert logp.grad[0].flatten().tolist() == [0.0, 0.0]
     assert torch.isfinite(result.loss)
     assert set(result.more) == set(spec.more)
+
+
+def test_rsft_filters_by_a_column_of_logged_feedback_and_never_keeps_a_missing_value():
+    reward, valid = torch.zeros(4, 2), torch.ones(4, 2, dtype=torch.bool)
+    spec = ALGORITHMS.get("rsft")
+    own = options_of("rsft", feedback="rating", better=0.5)
+    assert spec.feedback_column(own) == "rating"
+    rating = torch.tensor([5.0, 1.0, 3.0, float("nan")], dtype=torch.float64)
+    found = heavy(spec.advantage)({"hit": reward}, {"hit": 1.0}, valid, own, lambda m: m, feedback_U=rating)
+    assert found.group_U.tolist() == [1.0, 0.0, 1.0, 0.0]

@@ -138,3 +138,24 @@ def test_what_was_drawn_with_crosses_groups_and_plain_beams_say_nothing(world):
     assert np.array_equal(back["chance"], beams["chance"])
     assert "weight" not in asked(world, {"use": "beam", "tail": 0})
     assert "weight" not in asked(world, {"use": "gumbel", "correct": False})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+def test_a_group_is_a_ranking_whatever_it_was_drawn_by_and_says_what_was_added(world, kind):
+    beams = asked(world, kind, times=5)
+    total_UW = np.where(beams["valid"], beams["logp"].sum(-1), -np.inf)
+    assert (np.diff(total_UW, axis=1)[beams["valid"][:, 1:]] <= 1e-6).all()
+    assert (
+        np.diff(beams["valid"].astype(int), axis=1) <= 0
+    ).all()  # what nothing could be drawn for stands last
+    if not kind.get("with_target"):
+        assert "added" not in beams
+        return
+    taken_UW = beams["item_id"] == np.asarray(beams["target"].values)[:, None]
+    assert (beams["added"] <= taken_UW).all()
+    assert (beams["added"].sum(1) == 1).all()
+    assert (
+        from_wire({k: v for k, v in beams.items() if k not in ("user", "position", "time")}).added is not None
+    )
+    if kind["use"] == "gumbel":
+        assert not beams["added"][:, 0].all()  # the target has its place by likelihood, not the first one

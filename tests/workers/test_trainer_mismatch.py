@@ -66,6 +66,13 @@ def test_old_beams_are_compared_with_the_weights_that_made_them(ring):
     assert record["ratio"] != 1.0  # the policy has moved since
 
 
+def test_old_beams_are_compared_with_the_sparse_rows_that_made_them(ring):
+    world, beams = begun(ring, MEASURED, "stages.rl.rollout.staleness=1", "stages.rl.sparse_lr=0.5")
+    updated(world, beams, 0, 1)
+    record = updated(world, beams, 1, 2)
+    assert record["mismatch/kl"] < 1e-9  # with the rows of version 2 it is above 1e-5
+
+
 def test_a_step_too_far_apart_is_not_learned_from_and_three_in_a_row_end_the_run(ring):
     world, beams = begun(ring, "stages.rl.mismatch={stop_at_kl: 0.001}")
     beams["logp"] = beams["logp"] - 0.5

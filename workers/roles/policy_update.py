@@ -2,7 +2,8 @@
 
 Every rank works on its share of the prompts, a bounded chunk at a time; losses are divided by the global count of codes. A
 rollout is learned from `epochs` times, in `minibatches` optimizer steps each. Sparse rows are frozen unless the stage has a
-`sparse_lr`; policy and reference read the same rows, so the KL measures the dense policy alone.
+`sparse_lr`. Then the rows that a step is about to change are stored in the reference and in older versions of the policy, so that
+a KL term compares complete policies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nonet.rl import Advantages, Critic, Draws, PolicyLoss, corrected, correctio
 from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
-from nonet.workers import Share, SparseBatch
+from nonet.workers import FrozenPolicy, Share, SparseBatch
 from nonet.workers.engines import EngineRuntime, Meter
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
 from nonet.workers.runtime import Membership
@@ -41,9 +42,14 @@ _WATCHED, _MOST_ITEMS = 8, 25_000  # prompts a step, and items, that exact figur
 
 @dataclass(frozen=True)
 class PolicyUpdate:
-    """What an RL step works on; `reference`: what the policy is held to, None where its algorithm needs none; `voters`: of the
-    model's memory, None without one; `critic`: the value head of algorithms that have one; `versions`: models as they were
-    published, by version, where `mismatch` is measured; the newest is the model itself."""
+    """One RL step of a trainer.
+
+    Attributes:
+        reference: The policy that a KL term compares with; None where the algorithm needs none.
+        voters: The voters of the model's memory; None without one.
+        critic: The value head of algorithms that have one.
+        versions: Policies as they were published, by version, where `mismatch` is measured. The newest is the live policy.
+    """
 
     run: RunSetup
     stage: StageSetup
@@ -51,11 +57,11 @@ class PolicyUpdate:
     dense: EngineRuntime
     sparse: ShardedTables
     member: Membership
-    reference: Any
+    reference: FrozenPolicy | None
     voters: Voters | None
     device: str
     critic: Critic | None = None
-    versions: Mapping[int, Any] = field(default_factory=dict)
+    versions: Mapping[int, FrozenPolicy] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -80,10 +86,13 @@ class PolicyUpdate:
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
         norm, totals, counts = 0.0, None, 0.0
         held = bool(apart) and stops(apart, self.stage.mismatch)
+        if self.critic is not None and self._passes() > 1 and not held:
+            beams["value"] = self._values(beams)
         for part in self._minibatches(step, len(valid_UW)) if not held else ():
             count, sums = self._minibatch(step, _rows(beams, part), _part(advantage, part), valid_UW[part])
             norm = self._stepped(lr)
             counts, totals = counts + count, sums if totals is None else totals + sums
+        self._move_reference()
         self.sparse.stop()
         if totals is None:
             totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
@@ -111,6 +120,25 @@ class PolicyUpdate:
             self.member.total(*found.sums.tolist()), rollout_UWL.shape[-1]
         ), found.weight_UW
 
+    def _passes(self) -> int:
+        """Return how many optimizer steps one rollout is learned from."""
+        options = self.stage.algorithm
+        return int(options.get("epochs", 1)) * int(options.get("minibatches", 1))
+
+    @torch.no_grad()
+    def _values(self, beams: Mapping[str, Any]) -> np.ndarray:
+        """Return the critic's values [U, W, L] of the beams as they are before the first pass over this rollout."""
+        assert self.critic is not None
+        out = np.zeros(beams["logp"].shape, np.float32)
+        parts = bounded(np.ones(len(out), np.int64), self.stage.chunk)
+        share = Share([self._prompts(_rows(beams, part)) for part in parts], self.run.features, self.device)
+        rows = share.frozen_rows(self.sparse)
+        for part, chunk in zip(parts, share, strict=True):
+            cache = self.model.prefill(on(chunk.batch, self.device), chunk.spread(rows))
+            sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.device)
+            out[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
+        return out
+
     @torch.no_grad()
     def _same_version(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Log-probabilities [U, W, L] of the beams under the weights that made them, as this trainer computes them."""
@@ -124,13 +152,13 @@ class PolicyUpdate:
         share = Share([self._prompts(_rows(beams, part)) for part in parts], self.run.features, self.device)
         rows = share.frozen_rows(self.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            some, batch, spread = _rows(beams, part), on(chunk.batch, self.device), chunk.spread(rows)
-            model = self.versions.get(int(made[part[0]]), self.model) if len(part) else self.model
+            some, batch = _rows(beams, part), on(chunk.batch, self.device)
+            version = self.versions.get(int(made[part[0]])) if len(part) else None
+            model = self.model if version is None else version.model
             sid_UWL = torch.from_numpy(some["sid"]).to(self.device)
-            cache = model.prefill(batch, spread)
-            out[part] = (
-                policy_log_prob(model, cache, sid_UWL, self.corpus.trie, self._votes(some)).cpu().numpy()
-            )
+            cache = model.prefill(batch, chunk.spread(_rows_of(version, share.keys, rows)))
+            votes = self._votes(some, version)
+            out[part] = policy_log_prob(model, cache, sid_UWL, self.corpus.trie, votes).cpu().numpy()
         return out
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
@@ -171,6 +199,8 @@ class PolicyUpdate:
         parts = bounded(np.ones(len(valid_UW), np.int64), self.stage.chunk)
         share = Share([self._prompts(_rows(beams, p)) for p in parts], self.run.features, self.device)
         learn = self.stage.sparse_lr is not None
+        if learn:
+            self._store_rows(share)
         rows = self._learning_rows(share) if learn else share.frozen_rows(self.sparse)
         sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
@@ -183,6 +213,31 @@ class PolicyUpdate:
         if learn:
             self._push(step, share, rows)
         return sums
+
+    def _store_rows(self, share: Share) -> None:
+        """Store the rows that this step is about to change in every policy that is compared with later.
+
+        All ranks store what any of them changes, and each calls this at the same place of a step.
+        """
+        policies = [*self.versions.values(), *([] if self.reference is None else [self.reference])]
+        if not policies:
+            return
+        for table, keys in share.keys.items():
+            changing = self.member.union(keys)
+            missing = [policy.missing_keys(table, changing) for policy in policies]
+            some = torch.cat(missing).unique()
+            rows = self.sparse.pull(table, some, train=False).detach().clone().to(self.device)
+            for policy in policies:
+                policy.store(table, some, rows)
+
+    def _move_reference(self) -> None:
+        """Let the reference follow the policy as an exponential moving average, where the algorithm says so."""
+        how = self.stage.algorithm.get("reference")
+        if self.reference is None or not isinstance(how, Mapping) or not how.get("ema"):
+            return
+        self.reference.follow(
+            self.model, how["ema"], lambda table, keys: self.sparse.pull(table, keys, train=False).detach()
+        )
 
     def _learning_rows(self, share: Share) -> dict[str, Tensor]:
         """Rows [M, D] by table that gradients are kept of; every rank asks at once."""
@@ -224,12 +279,15 @@ class PolicyUpdate:
         that compute otherwise; an item's goes into how the group was drawn, where it says so."""
         valid_UW = torch.from_numpy(beams["valid"])
         rewards = {name: torch.from_numpy(np.ascontiguousarray(score)) for name, score in scores.items()}
-        drawn = {}
+        drawn: dict[str, Any] = {}
         if self.algorithm.weighted and "weight" in beams:
             share, chance = (torch.from_numpy(beams[name]) for name in ("weight", "chance"))
             if weight is not None and weight.ndim == 2:
                 share, weight = share.double() * weight, None
             drawn = {"draws": Draws(share, chance)}
+        column = self.algorithm.feedback_column(self.stage.algorithm)
+        if column is not None:
+            drawn["feedback_U"] = torch.from_numpy(self._feedback(beams, column))
         compute = heavy(self.algorithm.advantage)  # small, in float64: on the host, whatever the device
         options = self.stage.algorithm
         found = compute(rewards, self._weights(beams), valid_UW, options, self._sum, **drawn)
@@ -304,13 +362,16 @@ class PolicyUpdate:
         if target:
             taken_UL = torch.from_numpy(self._targets(beams)).to(self.device)
             sid_UWL = torch.cat([sid_UWL, taken_UL[:, None].to(sid_UWL.dtype)], 1)
-        asked = sid_UWL, self.corpus.trie, self._votes(beams)
+        asked = sid_UWL, self.corpus.trie
         both_UWL = None
         if self.reference is not None:
             with torch.no_grad():
-                both_UWL = policy_log_prob(self.reference, self.reference.prefill(batch, spread), *asked)
+                frozen = chunk.spread(_rows_of(self.reference, chunk.keys, rows))
+                cache = self.reference.model.prefill(batch, frozen)
+                votes = self._votes(beams, self.reference)
+                both_UWL = policy_log_prob(self.reference.model, cache, *asked, votes)
         cache = self.model.prefill(batch, spread)
-        logp_UWL = policy_log_prob(self.model, cache, *asked)
+        logp_UWL = policy_log_prob(self.model, cache, *asked, self._votes(beams))
         policy = Policy(
             logp_UWL[:, :width],
             old_UWL,
@@ -322,19 +383,38 @@ class PolicyUpdate:
             torch.from_numpy(self._taken(beams)).to(self.device) if target else None,
             None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
             advantage.group_U,
+            self._weights_of_draws(beams, valid_UW),
+            torch.from_numpy(beams["value"]).to(self.device) if "value" in beams else None,
         )
         return heavy(self.algorithm.loss)(policy, self.stage.algorithm)
 
-    def _votes(self, beams: Mapping[str, Any]) -> Votes | None:
-        if self.voters is None:
+    def _weights_of_draws(self, beams: Mapping[str, Any], valid_UW: Tensor) -> Tensor | None:
+        """Return what each beam counts [U, W], 1 on average over a group; None where the rollout says no weights."""
+        if not self.algorithm.weighted or "weight" not in beams:
             return None
-        return self.voters.votes(self.corpus.seq, beams["user"], beams["position"]).to(self.device)
+        draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
+        return draws.scaled(valid_UW).float().to(self.device)
+
+    def _votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
+        """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
+        voters = self.voters
+        if frozen is not None and voters is not None and voters.nearest:
+            keys = torch.from_numpy(self.corpus.seq.keys_of_items(voters.items))
+            voters = frozen.restore_voters(voters, self.run.features["item"], keys)
+        if voters is None:
+            return None
+        return voters.votes(self.corpus.seq, beams["user"], beams["position"]).to(self.device)
 
     def _targets(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Semantic ids [U, L] of what each prompt's user took next."""
         return self.corpus.sids[
             self.corpus.seq.item[event_at(self.corpus.seq, beams["user"], beams["position"])]
         ]
+
+    def _feedback(self, beams: Mapping[str, Any], column: str) -> np.ndarray:
+        """Return what the log says of each prompt's next event in a column of the interactions, [U] float64."""
+        events = event_at(self.corpus.seq, beams["user"], beams["position"])
+        return np.asarray(self.corpus.seq.columns[column][events], np.float64)
 
     def _taken(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Which beams are what their user took next, [U, W] bool."""
@@ -351,12 +431,15 @@ class PolicyUpdate:
         rows, chunk = share.frozen_rows(self.sparse), next(iter(share))
         if not len(few["user"]):
             return 0.0, 0.0, 0.0
-        batch, spread, votes = on(chunk.batch, self.device), chunk.spread(rows), self._votes(few)
-        models = [self.model] if self.reference is None else [self.model, self.reference]
-        policy_UI, *other = (
-            catalogue_log_prob(model, model.prefill(batch, spread), self.corpus.trie, votes)
-            for model in models
-        )
+        batch, policy_UI, other = on(chunk.batch, self.device), torch.empty(0), []
+        for frozen in [None] if self.reference is None else [None, self.reference]:
+            model = self.model if frozen is None else frozen.model
+            cache = model.prefill(batch, chunk.spread(_rows_of(frozen, chunk.keys, rows)))
+            found = catalogue_log_prob(model, cache, self.corpus.trie, self._votes(few, frozen))
+            if frozen is None:
+                policy_UI = found
+            else:
+                other.append(found)
         apart = float(divergence(policy_UI, other[0]).sum()) if other else 0.0
         return float(len(policy_UI)), float(entropy(policy_UI).sum()), apart
 
@@ -397,6 +480,13 @@ def value_rate(stage: StageSetup) -> float:
 
 def _algorithm(stage: StageSetup) -> Algorithm:
     return ALGORITHMS.get(stage.algorithm["use"])
+
+
+def _rows_of(
+    frozen: FrozenPolicy | None, keys: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the rows [M, D] by table that a policy reads, from the live rows: the live policy reads them as they are."""
+    return rows if frozen is None else frozen.restore_rows(keys, rows)
 
 
 def _rows(beams: Mapping[str, np.ndarray], part: slice | np.ndarray) -> dict[str, np.ndarray]:

@@ -282,9 +282,9 @@ class Rollout(DistributeWorker):
             return self._recommender.beams(batch, width, users, positions, within), {}
         noise = [rng(self.run.seed, stage, step, uid, "rollout") for uid in batch.uid]
         beams = Drawing(self._recommender, batch, users, positions, noise, within).drawn(width, draw)
-        drawn: dict[str, Any] = {}
+        drawn: dict[str, Any] = {"added": beams.added.numpy()} if draw.get("with_target") else {}
         if draw.get("correct", True):
-            drawn = {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
+            drawn |= {"weight": beams.weight.numpy(), "chance": beams.chance.numpy()}
         if beams.sampling_logp is not None:
             drawn["sampling_logp"] = beams.sampling_logp.numpy()
         return beams, drawn

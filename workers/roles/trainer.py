@@ -2,7 +2,7 @@
 
 A step is lease (a pure function of the step number), gradients, dense step, sparse apply. Every rank works on its share
 of the step's rows, a bounded chunk at a time; losses are divided by the global count of targets. The sparse rows are frozen
-during RL unless a stage has a `sparse_lr`: the KL measures the dense policy alone, against a reference that reads the same rows.
+during RL unless a stage has a `sparse_lr`; its reference keeps the rows that change, as they were.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from nonet.background import Writing, Written, sealed
 from nonet.embedding.exchange import Layout
 from nonet.embedding.training import PrefetchPipeline, ShardedTables, reshard
-from nonet.errors import DataError
+from nonet.errors import CheckpointError, DataError
 from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.random import key
@@ -45,6 +45,7 @@ from nonet.samples.sources import (
 from nonet.workers import (
     BUCKET_BYTES,
     SHARD_BYTES,
+    FrozenPolicy,
     Outgoing,
     Saving,
     Share,
@@ -88,6 +89,10 @@ IN_FLIGHT = 3
 
 _APART = 3
 
+REFERENCE_ROWS = (
+    "rows.safetensors"  # of a checkpoint's reference: sparse rows that the stage has changed, as they were
+)
+
 # Shapes: U prompts, W beams, L levels, N events, M unique keys, D width.
 
 
@@ -99,7 +104,7 @@ class Trainer(DistributeWorker):
         self._member = Membership(0, 1)
         self._store: Any = None
         self._sparse: ShardedTables | None = None
-        self._reference: Any = None
+        self._reference: FrozenPolicy | None = None
         self._critic: Critic | None = None
         self._engine: EngineRuntime | None = None
         self._began = 0.0
@@ -107,7 +112,7 @@ class Trainer(DistributeWorker):
         self._opened: tuple[StageSetup, Samples] | None = None
         self._prompts: tuple[StageSetup, RlPrompts] | None = None
         self._update: SupervisedUpdate | None = None
-        self._versions: dict[int, Any] = {}
+        self._versions: dict[int, FrozenPolicy] = {}
         self._apart = 0  # steps in a row that were not learned from, for rollouts computed otherwise
         self._meter = Meter()
         self._computes: tuple[StageSetup, Precision] | None = None
@@ -234,8 +239,8 @@ class Trainer(DistributeWorker):
         self._prompts_of(stage).applied(step, beams["user"], beams["position"])
         return record
 
-    def _as_published(self, stage: StageSetup, version: int | None) -> dict[int, Any]:
-        """Models by the version that they were published as, back to the oldest that beams may come from."""
+    def _as_published(self, stage: StageSetup, version: int | None) -> dict[int, FrozenPolicy]:
+        """Return policies by the version that they were published as, back to the oldest that beams may come from."""
         stale = int(stage.mismatch.get("staleness", 0))
         if version is None or not stale:
             return {}
@@ -311,7 +316,10 @@ class Trainer(DistributeWorker):
         dense = self.dense.snapshot(saving)
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
         if self._reference is not None and self.rank == 0:
-            parts.append(partial(_write, "reference", host_copy(self._reference.state_dict())))
+            parts.append(partial(_write, "reference", host_copy(self._reference.model.state_dict())))
+            rows = host_copy(self._reference.row_tensors())
+            if rows:
+                parts.append(partial(_write, "reference", rows, name=REFERENCE_ROWS))
         if self._critic is not None and self.rank == 0:
             parts.append(partial(_write, "critic", host_copy(self._critic.tensors())))
         if self.rank == 0 and self._computes is not None and (state := self._computes[1].state()):
@@ -344,7 +352,8 @@ class Trainer(DistributeWorker):
                 ledger.load(Path(folder), self.rank)
         if stage is not None and needs_reference(stage):
             self._reference = self._frozen()
-            load_model(self._reference, Path(folder) / "reference")
+            load_model(self._reference.model, Path(folder) / "reference")
+            self._load_reference_rows(Path(folder), stage)
         self._critic = self._new_critic(stage) if stage is not None else None
         if self._critic is not None:
             self._critic.load(read_tensors(Path(folder) / "critic" / "model.safetensors"))
@@ -354,7 +363,7 @@ class Trainer(DistributeWorker):
         if self._engine is None:
             return []
         mine = list(self._engine.device_tensors())
-        return mine + (tensors_of(self._reference) if self._reference is not None else [])
+        return mine + (tensors_of(self._reference.model) if self._reference is not None else [])
 
     def teardown(self) -> None:
         leave(self._member)
@@ -392,9 +401,26 @@ class Trainer(DistributeWorker):
     def _specs(self) -> dict[str, Any]:
         return self.run.specs()
 
-    def _frozen(self) -> Any:
-        """The weights as they are, to be compared with."""
-        return copy.deepcopy(self.model).eval().requires_grad_(False)
+    def _frozen(self) -> FrozenPolicy:
+        """Return the policy as it is now, to be compared with later."""
+        return FrozenPolicy(copy.deepcopy(self.model).eval().requires_grad_(False))
+
+    def _load_reference_rows(self, folder: Path, stage: StageSetup) -> None:
+        """Read the reference's rows of a checkpoint.
+
+        Raises:
+            CheckpointError: The stage has moved rows, and the checkpoint was written by a version that did not store what they
+                were before.
+        """
+        assert self._reference is not None
+        path = folder / "reference" / REFERENCE_ROWS
+        if path.exists():
+            self._reference.load_rows(read_tensors(path), self.device)
+        elif stage.sparse_lr is not None:
+            raise CheckpointError(
+                f"{folder} has no {path.relative_to(folder)}: it was written inside a stage with sparse_lr by a version that did "
+                "not store the reference's sparse rows, so its KL term cannot be computed; start the run again"
+            )
 
     def _new_critic(self, stage: StageSetup) -> Critic | None:
         """The value head of a stage whose algorithm has one."""
@@ -402,18 +428,12 @@ class Trainer(DistributeWorker):
         return Critic(self.model.width, self.corpus.codes, rate, claim(self.device)) if rate else None
 
     def _move_reference(self, stage: StageSetup, step: int) -> None:
-        """Let the reference follow the policy, where the stage's algorithm says so."""
+        """Make the policy the reference every so many steps, where the stage's algorithm says so."""
         how = stage.algorithm.get("reference")
         if self._reference is None or not isinstance(how, Mapping):
             return
-        if how.get("every"):
-            if (step + 1) % how["every"] == 0:
-                self._reference = self._frozen()
-            return
-        with torch.no_grad():
-            mine = dict(self.model.named_parameters())
-            for name, kept in self._reference.named_parameters():
-                kept.lerp_(mine[name], 1 - how["ema"])
+        if how.get("every") and (step + 1) % how["every"] == 0:
+            self._reference = self._frozen()
 
     def _read(self, stage: StageSetup, step: int) -> Any:
         """This rank's part of a step, with the keys it asks for."""
@@ -570,7 +590,9 @@ class Trainer(DistributeWorker):
         )
 
 
-def _write(kind: str, tensors: Mapping[str, Tensor], folder: Path) -> list[Path]:
-    path = folder / kind / "model.safetensors"
+def _write(
+    kind: str, tensors: Mapping[str, Tensor], folder: Path, name: str = "model.safetensors"
+) -> list[Path]:
+    path = folder / kind / name
     write_tensors(path, tensors)
     return [path]

@@ -54,6 +54,22 @@ class Membership:
         torch.distributed.all_reduce(whole, group=self.trainers)
         return whole.tolist()
 
+    def union(self, keys: Any) -> Any:
+        """Return the distinct keys [M] int64, ascending, of all trainer ranks together; every rank gets the same tensor."""
+        if self.n_trainers == 1:
+            return keys.unique()
+        import torch
+
+        counts = torch.zeros(self.n_trainers, dtype=torch.int64)
+        position = torch.distributed.get_rank(self.trainers)
+        counts[position] = len(keys)
+        torch.distributed.all_reduce(counts, group=self.trainers)
+        padded = torch.zeros(int(counts.max()), dtype=torch.int64)
+        padded[: len(keys)] = keys
+        parts = [torch.empty_like(padded) for _ in range(self.n_trainers)]
+        torch.distributed.all_gather(parts, padded, group=self.trainers)
+        return torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)]).unique()
+
 
 def open_store() -> tuple[str, int, Any]:
     """A rendezvous store in this process: (host, port, store). Keep the store alive."""

@@ -8,7 +8,7 @@ from nonet.errors import ConfigError
 
 def artifacts_of(folder: RunFolder) -> dict[str, str]:
     """The artifacts of a run by kind. Raises ConfigError where there is nothing in it to recommend from."""
-    facts = folder.read_json("results/tokenise.json")
+    facts = folder.read_facts()
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
     if "sids" not in facts["artifacts"]:

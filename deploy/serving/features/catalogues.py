@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from nonet.controller.record import CATALOGUES, RunFolder
 from nonet.models.generation import Corpus
@@ -44,8 +43,10 @@ class Catalogues:
         except OSError:
             return self._listed[:1]
         if seen != self._seen:
-            body: Any = self._folder.read_json(CATALOGUES) or {"versions": []}
-            later = [(each["version"], _paths(each["artifacts"])) for each in body["versions"]]
+            later = [
+                (version["version"], _paths(version["artifacts"]))
+                for version in self._folder.read_catalogues()
+            ]
             self._listed = [*self._listed[:1], *later]
             self._seen = seen
         return self._listed

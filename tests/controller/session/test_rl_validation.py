@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.record.validations import Validations
+from nonet.controller.record.validations import Validations, selection_text
+from nonet.controller.scenario.replaceable import RewardOptions
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.scenario.validation import ValidationRule, check_validation, validation_rule
+from nonet.controller.session.objectives import Objectives
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.errors import ConfigError
 
@@ -28,7 +30,7 @@ class Answer:
         return True
 
 
-def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None):
+def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None, compare=None):
     """The validation of a stage of 40 steps with these metrics and rewards at its points, and how its start was asked about."""
     kept = Validations(RunFolder(tmp_path), "rl")
     answers = {"start": before} | {f"step-{step}": value for step, value in metrics.items()}
@@ -40,7 +42,7 @@ def judged(tmp_path, metrics, rewards, *, before=0.1, rule=RULE, missing=None):
 
     stage = SimpleNamespace(name="rl", first=100, steps=40)
     validation = StageValidation(
-        stage, rule, (10, 20, 30, 40), kept, ask, lambda step: tmp_path / f"step-{step - 100}", None
+        stage, rule, (10, 20, 30, 40), kept, ask, lambda step: tmp_path / f"step-{step - 100}", None, compare
     )
     validation.begin(tmp_path / "start")
     for step, reward in rewards.items():
@@ -95,7 +97,7 @@ def test_a_resume_knows_start_and_rewards_up_to_its_commit_and_asks_no_start_aga
     kept.cut(20)
     again = Validations(RunFolder(tmp_path), "rl")
     assert [entry["reward"] for entry in again.history] == [0.2, 0.3]
-    assert again.rewards == {"10": [0.2, 0.0], "20": [0.3, 0.0]}
+    assert {step: entry["reward"] for step, entry in again.rewards.items()} == {"10": 0.2, "20": 0.3}
     assert again.start["metrics"] == {"ndcg@10": 0.1}
     kept.cut(0)
     assert (kept.history, kept.rewards, kept.start) == ([], {}, None)
@@ -141,3 +143,101 @@ def test_a_metric_that_is_not_measured_is_told():
             rewards={"hit": {"at_least": 0.1}},
             scenes={"column": "surface", "of": {"home": {"weights": {"hit": 0.5}}}},
         )
+
+
+class Compared:
+    """The evaluator's comparison of two checkpoints by a metric."""
+
+    def __init__(self, low, high, metric="ndcg@10"):
+        self.found, self.asked = {metric: {"diff": (low + high) / 2, "low": low, "high": high}}, []
+
+    def __call__(self, *names):
+        self.asked.append(names)
+        return self
+
+    def get(self, deadline):
+        return self.found
+
+
+HURTS = ({10: 0.08, 20: 0.09, 30: 0.07, 40: 0.06}, {10: 0.2, 20: 0.1, 30: 0.9, 40: 1.0})
+
+
+def test_where_no_step_passes_the_guard_and_the_best_loses_significantly_the_start_is_selected(tmp_path):
+    compare = Compared(-0.02, -0.005)
+    validation, _ = judged(tmp_path, *HURTS, compare=compare)
+    selected = validation.select()
+    assert selected.start
+    assert selected.best["step"] == 20
+    assert selected.guard == {"metric": "ndcg@10", "least": 0.98, "before": 0.1, "value": 0.09, "kept": False}
+    assert selected.loss["high"] == -0.005
+    assert compare.asked == [("rl", "step-20", "start")]
+
+
+def test_a_loss_that_is_not_significant_selects_the_step_and_names_guard_and_fallback(tmp_path):
+    validation, _ = judged(tmp_path, *HURTS, compare=Compared(-0.02, 0.001))
+    selected = validation.select()
+    assert not selected.start
+    found = {"best": 20, "ran": 40, "steps": 40, "metric": "ndcg@10", "guard": selected.guard}
+    text = selection_text("RL", found | {"history": validation.kept.history})
+    assert text == (
+        "RL: no step passed the guard, 98% of ndcg@10 of validation (0.1000 before the stage); by the fallback, the highest "
+        "ndcg@10, step 20 of 40 was best (0.0900; its reward is 0.1000, the highest 1.0000 at step 40); its last 20 steps are "
+        "not used"
+    )
+
+
+def test_best_by_last_keeps_the_last_step_whatever_it_loses(tmp_path):
+    rule = validation_rule(scenario(best={"by": "last"}), "rl")
+    validation, _ = judged(tmp_path, *HURTS, rule=rule, compare=Compared(-0.02, -0.005))
+    assert validation.select().best["step"] == 40
+    assert not validation.select().start
+
+
+def test_a_loss_that_the_guard_allows_is_none(tmp_path):
+    metrics, rewards = {10: 0.0985, 20: 0.099, 30: 0.1, 40: 0.0985}, {10: 0.2, 20: 0.3, 30: 0.4, 40: 0.9}
+    compare = Compared(-0.002, -0.001)
+    assert not judged(tmp_path, metrics, rewards, compare=compare)[0].select().start
+    assert not compare.asked
+
+
+def test_the_start_is_selected_where_no_step_has_more_of_the_reward(tmp_path):
+    metrics, rewards = dict.fromkeys((10, 20, 30, 40), 0.1), {0: 0.5, 10: 0.2, 20: 0.3, 30: 0.4, 40: 0.4}
+    selected = judged(tmp_path, metrics, rewards)[0].select()
+    assert (selected.start, selected.best["step"]) == (True, 30)
+    better = judged(tmp_path / "better", metrics, rewards | {20: 0.6})[0].select()
+    assert (better.start, better.best["step"]) == (False, 20)
+
+
+@pytest.mark.parametrize(("interval", "start"), [((-0.02, -0.001), True), ((-0.02, 0.001), False)])
+def test_a_supervised_stage_selects_its_start_where_its_best_step_loses_significantly(
+    tmp_path, interval, start
+):
+    rule = ValidationRule("ndcg@10")
+    validation, _ = judged(
+        tmp_path, {10: 0.09, 20: 0.08, 30: 0.08, 40: 0.07}, {}, rule=rule, compare=Compared(*interval)
+    )
+    assert validation.select().start is start
+
+
+def test_candidates_are_judged_by_the_rewards_and_weights_that_are_in_force_at_the_end(tmp_path):
+    validation, _ = judged(tmp_path, dict.fromkeys((10, 20, 30, 40), 0.1), {})
+    parts = {10: {"hit": [0.3], "new": [0.1]}, 20: {"hit": [0.2], "new": [0.9]}, 30: {"hit": [0.9]}}
+    kept = validation.kept
+    for step, each in parts.items():
+        kept.rewarded(step, each["hit"][0], 0.0, each)
+    objectives = Objectives({"hit": RewardOptions(), "new": RewardOptions(weight=2.0)})
+    kept.rejudge(lambda each: (objectives.total(each, 39), 0.0))
+    assert [entry.get("reward") for entry in kept.history] == [0.5, 2.0, None, None]
+    assert validation.best()["step"] == 20  # step 30 was never scored by the reward attached since
+    objectives.apply({"verb": "set", "name": "stages.rl.rewards.new.weight", "value": 0.0})
+    kept.rejudge(lambda each: (objectives.total(each, 39), 0.0))
+    assert validation.best()["step"] == 30
+
+
+def test_rewards_as_earlier_versions_kept_them_are_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json(
+        "results/rl.validation.json", {"history": [], "end": None, "rewards": {"10": [0.2, 0.1], "20": 0.3}}
+    )
+    rewards = Validations(folder, "rl").rewards
+    assert [(each["reward"], each["missing"]) for each in rewards.values()] == [(0.2, 0.1), (0.3, 0.0)]

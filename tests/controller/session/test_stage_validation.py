@@ -201,7 +201,9 @@ def test_a_stage_whose_validation_falls_stops_after_its_patience_and_its_best_co
     end = {"metric": "ndcg@10", "best": 4, "ran": 10, "steps": 12}
     assert world.run.read_json("results/pretrain.validation.json")["end"] == end
     notes = [body["text"] for kind, body in world.recorder.events if kind == "note"]
-    assert notes == ["pretrain: best at step 4 of 12 by ndcg@10 of validation (0.3000); stopped after 10"]
+    assert notes == [
+        "pretrain was best at step 4 of 12 by ndcg@10 of validation (0.3000); stopped after 10; its last 6 steps are not used"
+    ]
 
 
 def test_the_next_stage_counts_its_steps_on_from_the_best_commit(tmp_path):

@@ -61,6 +61,7 @@ def session_of(made, *changes):
         deadlines=DEFAULTS,
         publish=lambda name: None,
         rewards_of=lambda name: rewards,
+        weights_in_force=lambda name: {"hit": 1.0, "own": 0.5},
     )
 
 

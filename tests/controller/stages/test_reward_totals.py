@@ -50,6 +50,7 @@ def test_the_total_of_held_out_users_is_weighted():
         publish=lambda name: None,
         rollout=rollout,
         rewards_of=lambda name: rewards,
+        weights_in_force=lambda name: stage.weights,
     )
     found = probe_rewards(session, "rl")
     assert found["hit"].tolist() == [0.5, 0.0]

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.api import load_reward
-from nonet.rl.rewards.shipped import hit, rank
+from nonet.rl.rewards.remote import _scores
+from nonet.rl.rewards.shipped import hit, novelty, rank
 from nonet.types import Jagged
 
 TARGET = Jagged(np.array([30, 7, 8]), np.array([0, 1, 1, 3]))
@@ -57,3 +59,22 @@ def test_novelty_file_halves_every_half_life():
     novelty = load_reward("rewards/novelty.py", scenarios, {"half_life": 10})
     assert list(novelty.columns) == ["events"]
     assert novelty.function(np.array([[0, 10, 20]]), half_life=10).tolist() == [[1.0, 0.5, 0.25]]
+
+
+@pytest.mark.parametrize("half_life", [0, -1, float("nan")])
+def test_novelty_refuses_a_half_life_that_is_not_above_zero(half_life):
+    with pytest.raises(ConfigError, match=r"half_life is .*; it is a number of events above 0"):
+        novelty(np.array([[0, 10]]), half_life=half_life)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"scores": [["1","2"]]}', b'[[1, "a"]]', b'{"scores": "1"}', b'[[1], {"a": 2}]']
+)
+def test_scores_over_http_that_are_no_numbers_are_refused(body):
+    with pytest.raises(DataError, match="scores that are no numbers"):
+        _scores("http://judge", body)
+
+
+def test_scores_over_http_may_be_numbers_booleans_and_null():
+    found = _scores("http://judge", b'{"scores": [[1, 2.5], [true, null]]}')
+    np.testing.assert_array_equal(found, [[1.0, 2.5], [1.0, np.nan]])

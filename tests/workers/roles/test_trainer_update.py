@@ -10,6 +10,7 @@ import pytest
 import torch
 from ring_world import Ring, scores_of
 
+from nonet.errors import CheckpointError
 from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob
 from nonet.models.spec import build_model
@@ -356,3 +357,71 @@ def test_a_stage_begins_with_a_fresh_optimizer_and_the_reference_it_has_then(rin
     assert record == fresh.update(beams, scores_of(beams))
     assert record["kl"] == pytest.approx(0.0, abs=1e-9)
     assert torch.equal(there.weights(), fresh.weights())
+
+
+SPARSE = ("stages.rl.sparse_lr=0.5", "stages.rl.algorithm={use: grpo, kl: 0.01}")
+
+
+def complete_kl(world, beams, before):
+    """KL over the catalogue, mean over prompts, of the policy as it is now to log-probabilities [U, I] of an earlier one."""
+    now = catalogue(world, beams)
+    return float((now.exp() * (now - before)).sum(1).mean())
+
+
+def catalogue(world, beams):
+    """Log-probabilities [U, I] of the live policy, its live rows included."""
+    asked = world.rollout._recommender
+    batch = asked.batch(beams["user"], beams["position"])
+    world.trainer.model.eval()
+    with torch.no_grad():
+        cache = world.trainer.model.prefill(batch, asked.rows(batch))
+        return score_items(world.trainer.model, cache, asked.corpus.trie).double()
+
+
+def test_the_kl_sees_sparse_rows_that_the_stage_has_moved(world):
+    there = world(*SPARSE, "stages.rl.lr=1e-9")
+    beams = there.beams()
+    before = catalogue(there, beams)
+    for step in range(3):
+        there.update(beams, scores_of(beams), step)
+    record = there.update(beams, scores_of(beams), 3)
+    assert record["kl_exact"] > 1e-3  # before, policy and reference read the same rows and this was 0
+    expected = complete_kl(there, {name: beams[name][:8] for name in ("user", "position")}, before[:8])
+    last = there.update(beams, scores_of(beams), 4)["kl_exact"]
+    assert last == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_reference_with_moved_rows_survives_a_resume_in_its_bits(ring, world, tmp_path):
+    there = world(*SPARSE)
+    beams = there.beams()
+    for step in range(2):
+        there.update(beams, scores_of(beams), step)
+    folder = there.save(tmp_path / "commit")
+    other = ring.world(FAST, *SPARSE)
+    other.load(folder, "rl")
+    records = [each.update(beams, scores_of(beams), 2) for each in (there, other)]
+    assert records[0] == records[1]
+    assert there.states() == other.states()
+
+
+def test_a_checkpoint_that_lacks_the_moved_rows_is_refused_in_one_line(ring, world, tmp_path):
+    there = world(*SPARSE)
+    beams = there.beams()
+    there.update(beams, scores_of(beams))
+    folder = there.save(tmp_path / "commit")
+    (folder / "reference" / "rows.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"sparse_lr.*start the run again"):
+        ring.world(FAST, *SPARSE).load(folder, "rl")
+
+
+def test_a_reference_that_follows_by_ema_moves_its_rows_too(world):
+    there = world(
+        "stages.rl.sparse_lr=0.5", "stages.rl.algorithm={use: grpo, kl: 0.01, reference: {ema: 0.75}}"
+    )
+    beams = there.beams()
+    key, before = there.rows()
+    there.update(beams, scores_of(beams))
+    _, after = there.rows()
+    stored = there.trainer._reference.stored["item"]
+    place = np.searchsorted(key, stored.keys.numpy())
+    np.testing.assert_allclose(stored.rows, 0.75 * before[place] + 0.25 * after[place], atol=1e-6)

@@ -63,11 +63,24 @@ class ClickEvaluator(DistributeWorker):
         {"metrics", "nats": mean log loss, "events": how many}."""
         rows = self._clicks.rows(VALID)
         rows = rows[of_some_users(self._clicks.seq.user[rows], self.run.seed)]
-        every = summarise_clicks(
-            ClickModel(Path(folder)).chances_of(self._clicks, rows), self._clicks.label[rows]
-        )
+        chances = ClickModel(Path(folder)).chances_of(self._clicks, rows)
+        np.savez(self._results / f"{name}.valid.{Path(folder).name}.npz", chances=chances, rows=rows)
+        every = summarise_clicks(chances, self._clicks.label[rows])
         metrics = {metric: every[metric] for metric in self.ask.metrics}
         return {"metrics": metrics, "nats": every["log_loss"], "events": len(rows)}
+
+    @method(collect="first")
+    def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
+        """Compare two checkpoints of a stage on the validation events, as `Evaluator.compare_validated` does."""
+        files = [self._results / f"{name}.valid.{folder}.npz" for folder in (a, b)]
+        if not all(file.exists() for file in files):
+            return {}
+        ours, theirs = (dict(np.load(file)) for file in files)
+        rows = ours["rows"]
+        if not np.array_equal(rows, theirs["rows"]):
+            return {}
+        label, user = self._clicks.label[rows], self._clicks.seq.user[rows]
+        return paired_clicks(ours["chances"], theirs["chances"], label, user, self.run.seed)
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:

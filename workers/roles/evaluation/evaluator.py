@@ -106,12 +106,39 @@ class Evaluator(DistributeWorker):
         users, _ = self.ranker.prompts["valid"]
         few = of_some_users(users, self.run.seed)
         recommender, scores = self._model(folder)
-        if not self.ranker.scores_all:
-            board = self.ranker.beamed(recommender, "valid", few)
-            return {"metrics": board.summary()["all"], "nats": None, "events": int(few.sum())}
         nats = NatsOfTargets(scores, self.ranker.target)
-        board = self.ranker.ranked(nats, "valid", few)
+        if self.ranker.scores_all:
+            board = self.ranker.ranked(nats, "valid", few)
+        else:
+            board = self.ranker.beamed(recommender, "valid", few)
+        file = self._validated(name, Path(folder).name)
+        np.savez(file, ranks=board.ranks, nats=nats.values, user=users[few])
         return {"metrics": board.summary()["all"], "nats": nats.mean, "events": int(few.sum())}
+
+    @method(collect="first")
+    def compare_validated(self, name: str, a: str, b: str) -> dict[str, dict[str, float]]:
+        """Compare two checkpoints of a stage on the validation events that both were ranked on.
+
+        Args:
+            name: The stage.
+            a: Name of a checkpoint's folder that `validate` was asked about for the stage.
+            b: Name of the other one.
+
+        Returns:
+            {metric: {diff, low, high}} of a - b, a paired bootstrap over users; "nats" where they were computed. Empty where one
+            of the two was validated by a version that did not store ranks.
+        """
+        files = [self._validated(name, folder) for folder in (a, b)]
+        if self.rank or not all(file.exists() for file in files):
+            return {}
+        one, other = (dict(np.load(file)) for file in files)
+        if not np.array_equal(one["user"], other["user"]):
+            return {}
+        return self.ranker.paired_validation(one, other)
+
+    def _validated(self, name: str, folder: str) -> Path:
+        """Return the file of a validation's ranks."""
+        return self._results / f"{name}.valid.{folder}.npz"
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nonet.models import NATS
 from nonet.models.baselines import Popularity, Votes
 from nonet.models.generation import Corpus, Recommender, top_items
 from nonet.models.ranking import (
@@ -193,6 +194,26 @@ class Ranker:
             metric: paired(per_event(metric, ranks_a), per_event(metric, ranks_b), users, self._run.seed)
             for metric in of_events(self._ask.metrics)
         }
+
+    def paired_validation(
+        self, a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]
+    ) -> dict[str, dict[str, float]]:
+        """Return {metric: {diff, low, high}} of two rankings of the same validation events, "nats" where both have them.
+
+        Args:
+            a: ranks [P], nats [P] or empty, and user [P] of the events.
+            b: The same of the other ranking.
+        """
+        user, seed = a["user"], self._run.seed
+        found = {
+            metric: paired(per_event(metric, a["ranks"]), per_event(metric, b["ranks"]), user, seed)
+            for metric in of_events(self._ask.metrics)
+        }
+        if len(a["nats"]) == len(b["nats"]) == len(user):
+            there = ~np.isnan(a["nats"]) & ~np.isnan(b["nats"])
+            if there.any():
+                found[NATS] = paired(a["nats"][there], b["nats"][there], user[there], seed)
+        return found
 
     def ranked(
         self,

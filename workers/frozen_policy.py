@@ -1,0 +1,132 @@
+"""FrozenPolicy: a policy as it was at one moment, dense weights and sparse rows, to be compared with later.
+
+The dense weights are copied. Of the sparse rows only those that change later are stored, each before its first change, so
+the cost grows with what a stage touches and not with the tables. Every trainer rank stores the same rows, since a rank may
+read a row that another rank has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.models.generation import Voters
+
+# Shapes: N stored keys, M keys of a step, C items that may be near, D width.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """The stored rows of one table.
+
+    Attributes:
+        keys: Distinct keys [N] int64, ascending, on the host.
+        rows: Their rows [N, D], on the trainer's device.
+    """
+
+    keys: Tensor
+    rows: Tensor
+
+    def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the place [M] of each key among the stored ones, and whether it is stored [M] bool."""
+        if not len(self.keys):
+            return torch.zeros_like(keys), torch.zeros(len(keys), dtype=torch.bool)
+        place = torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)
+        return place, self.keys[place] == keys
+
+    def add(self, keys: Tensor, rows: Tensor) -> StoredRows:
+        """Return these rows and more; keys that are stored already keep their first row."""
+        _, known = self.find(keys)
+        all_keys, order = torch.cat([self.keys, keys[~known]]).sort()
+        all_rows = torch.cat([self.rows, rows[(~known).to(rows.device)]])
+        return StoredRows(all_keys, all_rows[order.to(all_rows.device)])
+
+    def put_into(self, keys: Tensor, rows: Tensor) -> Tensor:
+        """Return the rows [M, D] of keys [M] with those that are stored here in their place."""
+        place, known = self.find(keys)
+        if not known.any():
+            return rows
+        stored = self.rows.index_select(0, place.to(self.rows.device)).to(rows.device)
+        return torch.where(known.to(rows.device)[:, None], stored, rows)
+
+
+class FrozenPolicy:
+    """The policy at the moment of the call.
+
+    Attributes:
+        model: A copy of the dense weights, in eval mode, without gradients.
+        stored: By table, the rows that have changed since, as they were.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.stored: dict[str, StoredRows] = {}
+
+    def missing_keys(self, table: str, keys: Tensor) -> Tensor:
+        """Return the keys of a table that are not stored yet."""
+        return keys if table not in self.stored else keys[~self.stored[table].find(keys)[1]]
+
+    def store(self, table: str, keys: Tensor, rows: Tensor) -> None:
+        """Store rows [M, D] of a table before they change. Keys that are stored already keep their first row.
+
+        Args:
+            table: Name of the table.
+            keys: Distinct keys [M] int64 on the host.
+            rows: Their rows as they are now.
+        """
+        if table not in self.stored:
+            self.stored[table] = StoredRows(keys[:0], rows[:0])
+        self.stored[table] = self.stored[table].add(keys, rows)
+
+    def restore_rows(self, keys: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows [M, D] by table as this policy had them, from the live rows of the same keys."""
+        return {
+            table: self.stored[table].put_into(keys[table], live) if table in self.stored else live
+            for table, live in rows.items()
+        }
+
+    def restore_voters(self, voters: Voters | None, table: str | None, keys: Tensor | None) -> Voters | None:
+        """Return the voters of a memory as this policy had them.
+
+        Args:
+            voters: The live voters, whose item rows are those of the tables at this moment.
+            table: The table that item rows are in.
+            keys: Keys [C] of the items that may be near.
+        """
+        if voters is None or table not in self.stored or keys is None:
+            return voters
+        return voters.with_rows(lambda live: self.stored[table].put_into(keys, live))
+
+    def follow(self, model: Any, decay: float, read: Callable[[str, Tensor], Tensor]) -> None:
+        """Move towards the live policy: keep `decay` of the frozen one, dense weights and stored rows alike.
+
+        Args:
+            model: The live model.
+            decay: Share of the frozen policy that is kept, in (0, 1).
+            read: Returns the live rows [N, D] of the keys [N] of a table.
+        """
+        with torch.no_grad():
+            live = dict(model.named_parameters())
+            for name, frozen in self.model.named_parameters():
+                frozen.lerp_(live[name], 1 - decay)
+            for table in sorted(self.stored):
+                stored = self.stored[table]
+                rows = read(table, stored.keys).to(stored.rows.device)
+                self.stored[table] = StoredRows(stored.keys, stored.rows.lerp(rows, 1 - decay))
+
+    def row_tensors(self) -> dict[str, Tensor]:
+        """Return the stored rows as named tensors for a checkpoint: `<table>.keys` and `<table>.rows`."""
+        found = {f"{table}.keys": stored.keys for table, stored in self.stored.items()}
+        return found | {f"{table}.rows": stored.rows for table, stored in self.stored.items()}
+
+    def load_rows(self, tensors: Mapping[str, Tensor], device: str) -> None:
+        """Replace the stored rows by those of a checkpoint."""
+        tables = [name.removesuffix(".keys") for name in tensors if name.endswith(".keys")]
+        self.stored = {
+            table: StoredRows(tensors[f"{table}.keys"], tensors[f"{table}.rows"].to(device))
+            for table in tables
+        }
