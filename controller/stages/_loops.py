@@ -21,6 +21,7 @@ from nonet.controller.stages._looks import (
     validated_reward,
 )
 from nonet.controller.stages._machine import of_the_machine, without_machine
+from nonet.controller.stages._not_finite import ended_early
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
@@ -50,7 +51,11 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
             records = session.trainer.train(stage, step, stop)
         seconds = time.perf_counter() - began
         events = sum(record["events"] for record in records)
-        mean = sum(record["loss"] * record["events"] for record in records) / max(1.0, events)
+        taken = [
+            record for record in records if not record.get("skipped")
+        ]  # a skipped step's loss may be no number
+        mean = sum(record["loss"] * record["events"] for record in taken)
+        mean /= max(1.0, sum(record["events"] for record in taken))
         shown = {
             "loss": mean,
             "rows/s": events / seconds,
@@ -65,6 +70,8 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
+        if ended_early(session, recorder, name, records):
+            return True
         validated(session, recorder, name, step)
     session.end(step)
     validated(session, recorder, name, step, over=True)
@@ -72,13 +79,15 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
 
 
 def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Further losses of a call's steps, their mean; with fp16 how many steps were skipped, and the last scale."""
+    """Further losses of a call's steps, their mean; how many steps were skipped, and with fp16 the last scale."""
     last = records[-1]
     found = {
         key: sum(record[key] for record in records) / len(records) for key in last if key.endswith("_loss")
     }
+    if any("skipped" in record for record in records):
+        found["skipped"] = sum(record.get("skipped", 0.0) for record in records)
     if "scale" in last:
-        found |= {"skipped": sum(record["skipped"] for record in records), "scale": last["scale"]}
+        found["scale"] = last["scale"]
     return found
 
 
@@ -113,6 +122,8 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
+        if ended_early(session, recorder, name, [record]):
+            return True
         validated(session, recorder, name, step + 1, over=step + 1 == stage.steps)
         if halt:
             return False

@@ -85,6 +85,16 @@ class EngineRuntime(Protocol):
         """Move the weights at this rate; gradients are at zero after it."""
         ...
 
+    def gradients(self) -> Sequence[Tensor]:
+        """Return this rank's gradients as they are, to be scaled in place before `clip`; an engine may leave this out, then
+        they are the parameters' own."""
+        ...
+
+    def skip(self) -> None:
+        """Drop the gradients of a step that is not taken, after `clip`; an engine may leave this out, then the parameters' own
+        gradients are set to zero."""
+        ...
+
     def outline(self) -> dict[str, Tensor]:
         """Names, shapes and dtypes of the whole weights, as meta tensors; the same on every rank, in the same order."""
         ...
