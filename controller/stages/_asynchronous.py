@@ -20,6 +20,7 @@ from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
 from nonet.controller.stages._looks import by_pool, validated, validated_reward
 from nonet.controller.stages._machine import of_the_machine, without_machine
+from nonet.controller.stages._not_finite import ended_early
 from nonet.controller.stages._overlap import overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
 from nonet.workers.runtime import GroupFuture, end_to_end
@@ -84,6 +85,8 @@ class _Asynchronous:
             recorder.step(name, done.step + 1, shown)
             halt = stopped() and done.step + 1 < self.stage.steps
             session.commit(done.step, now=halt)
+            if ended_early(session, recorder, name, [done.record]):
+                return True
             validated(session, recorder, name, done.step + 1, over=done.step + 1 == self.stage.steps)
             if halt:
                 return False

@@ -77,7 +77,8 @@ class Ddp:
     def gradients(self) -> list[Tensor]:
         """Return this rank's gradients since the last step, in the precision in which moves are computed."""
         for parameter, master in self._reduced():
-            assert parameter.grad is not None and master.grad is not None
+            assert parameter.grad is not None
+            assert master.grad is not None
             master.grad.add_(parameter.grad)
             parameter.grad.zero_()
         return [master.grad for master in self.masters if master.grad is not None]

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
+_SUPPORTED = ((0, 16), (0, 20))  # versions, as in pyproject.toml
 _AT_ONCE = 1 << 22  # elements that ranks gather or reduce together: 16 MB
 
 
@@ -340,10 +340,18 @@ def _imported(device: str) -> Any:
         import deepspeed  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError("engine deepspeed wants DeepSpeed: pip install 'nonet[deepspeed]'") from None
+    version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:2])
+    if not _SUPPORTED[0] <= version < _SUPPORTED[1]:
+        least, below = (".".join(map(str, bound)) for bound in _SUPPORTED)
+        raise ConfigError(
+            f"engine deepspeed reads DeepSpeed's own attributes and was tested with {least} up to, but not with, {below}; "
+            f"{deepspeed.__version__} is installed: pip install 'nonet[deepspeed]'"
+        )
     return deepspeed
 
 
-def _among_trainers(deepspeed: Any, member: Membership) -> AbstractContextManager[Any]:
+@contextmanager
+def _among_trainers(deepspeed: Any, member: Membership) -> Iterator[None]:
     """Where ZeRO 3 meets the whole job it meets the trainers: embedding shards apart are in the job and never come."""
     comm = deepspeed.comm
     barrier, broadcast = comm.barrier, comm.broadcast
@@ -351,11 +359,12 @@ def _among_trainers(deepspeed: Any, member: Membership) -> AbstractContextManage
     def trainers(group: Any) -> Any:
         return member.trainers if group is None else group
 
-    return patch.multiple(
-        comm,
-        barrier=lambda group=None, **more: barrier(trainers(group), **more),
-        broadcast=lambda tensor, src, group=None, **more: broadcast(tensor, src, trainers(group), **more),
-    )
+    comm.barrier = lambda group=None, **more: barrier(trainers(group), **more)
+    comm.broadcast = lambda tensor, src, group=None, **more: broadcast(tensor, src, trainers(group), **more)
+    try:
+        yield
+    finally:
+        comm.barrier, comm.broadcast = barrier, broadcast
 
 
 class _Group:

@@ -531,7 +531,7 @@ class Trainer(DistributeWorker):
         return grads if moves else None, record
 
     def _clipped(self, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
-        """Cut the gradients, of rows too where the stage says so; the norm before, which is not finite where one of them is not."""
+        """Cut the gradients, of rows too where the stage says so; the norm before, not finite where one of them is not."""
         learning = self.dense.learning
         with self._meter.part("communication"):
             if not learning.clip_rows:

@@ -59,7 +59,10 @@ def master_of(engine):
 @pytest.mark.parametrize("precision", DTYPES)
 def test_fifty_small_steps_move_like_fp32(precision, optimizer):
     """At lr 1e-5 bf16 alone rounds nearly every step away, and fp16's AdamW divides by an epsilon of zero."""
-    reference, engine = engine_of(torch.float32, optimizer=optimizer), engine_of(DTYPES[precision], optimizer=optimizer)
+    reference, engine = (
+        engine_of(torch.float32, optimizer=optimizer),
+        engine_of(DTYPES[precision], optimizer=optimizer),
+    )
     with torch.no_grad():  # the same start: what the reduced precision holds
         reference.model.layer.weight.copy_(engine.model.layer.weight)
         before = reference.model.layer.weight.clone()
@@ -100,8 +103,14 @@ def test_a_checkpoint_without_masters_is_read_and_fp32_models_have_none(tmp_path
     assert torch.equal(master_of(again), engine.model.layer.weight.float())
     plain, folder = engine_of(torch.float32), tmp_path / "plain"
     plain.snapshot(Saving())(folder)
-    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "optimizer.safetensors", "optimizer.json"}
-    assert all(master is parameter for master, parameter in zip(plain.masters, plain.model.parameters(), strict=True))
+    assert {path.name for path in folder.iterdir()} == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "optimizer.json",
+    }
+    assert all(
+        master is parameter for master, parameter in zip(plain.masters, plain.model.parameters(), strict=True)
+    )
 
 
 def test_gradients_of_reduced_precision_are_scaled_in_fp32():
