@@ -124,7 +124,7 @@ class Trainer(DistributeWorker):
         self._near = False  # whether nearest items vote by the rows of the stage under way
 
     @method(folders=Replicate)
-    def open(self, folders: Mapping[str, str]) -> dict[str, int]:
+    def open(self, folders: Mapping[str, str]) -> dict[str, Any]:
         """Open the artifacts and build the model, after its process group is joined; what it is (see `_built`)."""
         self.corpus = self.run.corpus(folders)
         model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
@@ -375,15 +375,17 @@ class Trainer(DistributeWorker):
     def teardown(self) -> None:
         leave(self._member)
 
-    def _built(self, model: torch.nn.Module) -> dict[str, int]:
-        """Hand a model to the engine: its parameters, and the buckets that its weights are published in."""
+    def _built(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Hand a model to the engine: its parameters, the buckets that its weights are published in, and notes for the user."""
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
         how = self.run.weights
         block = how["block"] if how.get("publish") == "delta" else 0
         self._outgoing = Outgoing(self._engine.outline(), how.get("bucket", BUCKET_BYTES), block)
-        return {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
+        built: dict[str, Any] = {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
+        slow = getattr(model, "no_cache", None)
+        return built | ({"notes": [f"beams read every history again at each code: {slow}"]} if slow else {})
 
     @property
     def dense(self) -> EngineRuntime:
