@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import find_run
-from nonet.deploy.serving.features import artifacts_of
+from nonet.controller.scenario import load_scenario
+from nonet.deploy.serving.features import artifacts_of, check_features, check_selected
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 
@@ -41,12 +42,17 @@ def serve_run(
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
+    check_features(load_scenario(folder.scenario)[0], folder.id, "serve")
+    if (
+        settings.follow != "checkpoints"
+        and not (folder.path / "serving" / "registry" / "serving.json").exists()
+    ):
+        check_selected(folder)
     if settings.registry is not None:
-        from nonet.deploy.serving.features import OpenRun
+        from nonet.deploy.serving.features import OpenRun  # imports torch
 
-        _ = OpenRun.of(
-            folder.path, address=settings.registry
-        ).registry.serving  # raises for an address that does not answer
+        opened = OpenRun.of(folder.path, address=settings.registry)
+        _ = opened.registry.serving  # raises for an address that does not answer
     _check_port(host, port)
     with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
@@ -78,6 +84,7 @@ def bound(
         from nonet.deploy.serving.features import OpenRun
 
         opened = OpenRun.of(run, address=settings.registry)
+        opened.check_servable("serve")
         if settings.follow or not opened.has_version:
             opened.publish_newest(
                 mid_stage=settings.follow == "checkpoints"
@@ -121,6 +128,7 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
 
     torch.set_num_threads(settings.threads)
     opened = OpenRun.of(run, address=settings.registry)
+    opened.check_servable("serve")
     features = Features.of(opened, settings.block, journal=settings.journal_options())
     engines = Engines(
         opened,

@@ -132,9 +132,12 @@ def _served_question(run: str) -> Callable[[str, int], Any] | None:
             return None
     except ConfigError:
         return None  # the verb itself says what is wrong
+    from nonet.controller.scenario import joined_features
     from nonet.deploy.serving.features import Features, OpenRun
 
     opened = OpenRun.of(run)
+    if joined_features(opened.scenario):
+        return None  # such a run is not served
     features, withdrawn = Features.of(opened, posts=False), opened.registry.serving.withdrawn
     return lambda user, top: features.list_of(user, None, top, withdrawn=withdrawn).question
 

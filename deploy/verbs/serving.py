@@ -96,11 +96,14 @@ def promote(
 def rollback(
     run: RunArg = "last",
     to: Annotated[
-        int | None, typer.Option(help="The version to go back to; the one before by default.")
+        int | None,
+        typer.Option(
+            help="The version to go back to. By default versions with a share are refused; without any, the one before answers."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to a version at once; what was published after it is refused from then on."""
+    """Go back at once: versions that were served or shared, and those made from them, are refused from then on."""
     from nonet.deploy.serving import rollback_version
 
     _say(rollback_version(run, to), as_json)

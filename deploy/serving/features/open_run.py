@@ -10,7 +10,7 @@ from typing import Any
 
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.deploy.serving.features.artifacts import artifacts_of
+from nonet.deploy.serving.features.artifacts import artifacts_of, check_features, check_selected
 from nonet.deploy.serving.features.catalogues import Catalogues
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
@@ -48,6 +48,17 @@ class OpenRun:
         folders = artifacts_of(folder)
         scenario, _ = load_scenario(folder.scenario)
         return cls(folder, scenario, folders, beside or folder.path / "serving", address)
+
+    def check_servable(self, verb: str) -> None:
+        """Check that the model's features are there where it answers.
+
+        Args:
+            verb: What is asked of the run, for the error.
+
+        Raises:
+            ConfigError: The model reads columns that are joined from a store.
+        """
+        check_features(self.scenario, self.folder.id, verb)
 
     @cached_property
     def setup(self) -> RunSetup:
@@ -91,13 +102,8 @@ class OpenRun:
         """
         checkpoints = Checkpoints(self.folder.checkpoints)
         found = checkpoints.newest() if mid_stage else checkpoints.newest_selected()
-        if found is None and (newest := checkpoints.newest()) is not None:
-            step, stage = newest[1].step, newest[1].stage
-            raise ConfigError(
-                f"{self.folder.id}: no stage has ended yet, and its newest checkpoint, of step {step}, is from the middle of "
-                f"{stage}; to serve it all the same: nonet publish --step {step} {self.folder.id}, then nonet promote"
-            )
         if found is None:
+            check_selected(self.folder)
             raise ConfigError(f"{self.folder.id} has no commit yet: there is no model to serve")
         return found
 
