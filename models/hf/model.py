@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ class HfRecommender(nn.Module):
         self._first = [sum(self.codes[:level]) for level in range(self.levels)]
         self.caches = True
         self.no_cache: str | None = None  # why keys and values are not kept
+        self.pass_size: tuple[float, float] | None = (
+            None  # real positions and visible pairs of the pass under way, for meters
+        )
         self.draw()
 
     @torch.no_grad()
@@ -92,7 +96,28 @@ class HfRecommender(nn.Module):
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
         """State [T, D] at every position, padded ones included."""
-        return self.backbone.read(self._entering(batch, rows, self.layout.events(batch))).flatten(0, 1)
+        events = self.layout.events(batch)
+        x_BSD = self._entering(batch, rows, events)
+        with self._sized(events.lengths):
+            return self.backbone.read(x_BSD).flatten(0, 1)
+
+    @contextmanager
+    def _sized(self, lengths: Tensor, before: Tensor | None = None, chains: int = 1) -> Iterator[None]:
+        """Say how many positions of a pass are real and how many pairs of them are visible: padding is neither.
+
+        Args:
+            lengths: New positions of each sequence, or of each of its chains.
+            before: Positions [B] that each new one sees besides those of its own chain.
+            chains: Chains of each sequence.
+        """
+        length = lengths.double()
+        seen = 0.0 if before is None else before.double() * length
+        pairs = chains * float((seen + length * (length + 1) / 2).sum())
+        self.pass_size = chains * float(length.sum()), pairs
+        try:
+            yield
+        finally:
+            self.pass_size = None
 
     def targets(self, batch: SampleBatch) -> Tensor:
         return batch.sid[batch.loss_mask.values]
@@ -126,10 +151,11 @@ class HfRecommender(nn.Module):
         events = self.layout.events(batch)
         x_BSD = self._entering(batch, rows, events)
         kept = None
-        if self.caches:
-            state_BSD, kept = self.backbone.prefill(x_BSD)
-        else:
-            state_BSD = self.backbone.read(x_BSD)
+        with self._sized(events.lengths):
+            if self.caches:
+                state_BSD, kept = self.backbone.prefill(x_BSD)
+            else:
+                state_BSD = self.backbone.read(x_BSD)
         return HfCache(state_BSD.flatten(0, 1)[events.last()], x_BSD, events.lengths, kept)
 
     def step(self, cache: HfCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
@@ -159,9 +185,10 @@ class HfRecommender(nn.Module):
         )
         place_UQ = cache.lengths[:, None] + depth
         assert cache.kept is not None
-        state_UQD, kept = self.backbone.go_on(
-            self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
-        )
+        with self._sized(torch.full_like(cache.lengths, level), cache.lengths, width):
+            state_UQD, kept = self.backbone.go_on(
+                self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
+            )
         history = cache.x.shape[1]
         places = (history + torch.arange(width * level, device=device)).view(width, level)
         cache.nodes = Nodes(prefix_UWl, places.expand(users, -1, -1), kept) if keep else None
@@ -185,7 +212,8 @@ class HfRecommender(nn.Module):
         seen_UWN.scatter_(2, places_UWl, True)
         place_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
         x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
-        state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
+        with self._sized(torch.ones_like(cache.lengths), cache.lengths + level - 1, width):
+            state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
         cache.nodes = Nodes(prefix_UWl, places_UWl, kept)
         return state_UWD
 
@@ -198,7 +226,8 @@ class HfRecommender(nn.Module):
         for w in range(width):
             index = at_l[..., None].expand(-1, -1, room.shape[-1])
             x_USD = room.scatter(1, index, self.embed_codes(prefix_UWl[:, w : w + 1])[:, 0].to(room.dtype))
-            state_USD = self.backbone.read(x_USD)
+            with self._sized(cache.lengths + level):
+                state_USD = self.backbone.read(x_USD)
             states.append(state_USD[torch.arange(users, device=room.device), at_l[:, -1]])
         return torch.stack(states, 1)
 
@@ -267,7 +296,11 @@ class HfRecommender(nn.Module):
             self.train(was)
         self.caches = self.no_cache is None
         if self.no_cache:
-            _log.warning("%s: beams read every history again at each code: %s", type(self.backbone.model).__name__, self.no_cache)
+            _log.warning(
+                "%s: beams read every history again at each code: %s",
+                type(self.backbone.model).__name__,
+                self.no_cache,
+            )
 
     def _tried(self) -> str | None:
         """Return why keys and values cannot be used; None where they can."""
