@@ -28,6 +28,7 @@ from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
 BESIDE = Saving()  # later steps
+_AT_ONCE = 1 << 24  # elements
 MASTERS = "master"
 """The stem of the files of fp32 copies; checkpoints written before there were any, and those of fp32 models, have none."""
 
@@ -51,9 +52,9 @@ class Ddp:
             parameter.grad = torch.zeros_like(parameter)
 
     def make_masters(self) -> list[torch.nn.Parameter]:
-        """Return what the optimizer moves: each parameter, or its copy in fp32, with gradients at zero."""
+        """Return what the optimizer moves: each parameter, or its copy in fp32."""
         return [
-            _master(parameter) if is_reduced(parameter) else parameter
+            torch.nn.Parameter(parameter.detach().float()) if is_reduced(parameter) else parameter
             for parameter in self.model.parameters()
         ]
 
@@ -75,40 +76,70 @@ class Ddp:
         loss.backward()
 
     def gradients(self) -> list[Tensor]:
-        """Return this rank's gradients since the last step, in the precision in which moves are computed."""
+        """Return this rank's gradients since the last step. Those of fp16 are copied to fp32 for the step, for what they become
+        when their scale is taken out may be too small for fp16; bf16 has the range of fp32."""
         for parameter, master in self._reduced():
+            if parameter.dtype != torch.float16:
+                continue
             assert parameter.grad is not None
-            assert master.grad is not None
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
             master.grad.add_(parameter.grad)
             parameter.grad.zero_()
-        return [master.grad for master in self.masters if master.grad is not None]
+        pairs = zip(self.model.parameters(), self.masters, strict=True)
+        found = [parameter.grad if master.grad is None else master.grad for parameter, master in pairs]
+        return [gradient for gradient in found if gradient is not None]
 
     def clip(self, rows: float = 0.0) -> float:
         gradients = self.gradients()
         if self.member.n_trainers > 1:
             self._sum_gradients(gradients)
-        if not rows:
-            return float(torch.nn.utils.clip_grad_norm_(self.masters, self.learning.clip_norm))
-        norm = math.hypot(float(torch.nn.utils.get_total_norm(gradients)), rows)
+        reduced = any(True for _ in self._reduced())
+        if not rows and not reduced:
+            return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
+        if reduced:
+            norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32))
+            norm = float(torch.linalg.vector_norm(norms))
+        else:
+            norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm = math.hypot(norm, rows)
         torch._foreach_mul_(gradients, cut(norm, self.learning.clip_norm))
         return norm
 
+    @torch.no_grad()
     def step(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
-        self._round_masters()
+        if reduced := list(self._reduced()):
+            self._step_reduced(reduced)
+
+    def _step_reduced(self, reduced: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]) -> None:
+        """Step the masters that have no gradient in fp32 yet, some at a time, and round all of them into the model."""
+        stepped = [parameter for parameter in self.masters if parameter.grad is not None]
+        zeros = [parameter.grad for parameter in stepped]
+        for parameter in stepped:
+            parameter.grad = None  # an optimizer leaves out what has none
+        for some in _in_turns([pair for pair in reduced if pair[0].dtype != torch.float16]):
+            for parameter, master in some:
+                assert parameter.grad is not None
+                master.grad = parameter.grad.float()
+            self.optimizer.step()
+            for parameter, master in some:
+                master.grad = None
+                parameter.grad.zero_()  # type: ignore[union-attr]
+        for parameter, master in reduced:
+            parameter.copy_(master)
+        masters = {id(master) for _, master in reduced}
+        for parameter, zero in zip(stepped, zeros, strict=True):
+            parameter.grad = None if id(parameter) in masters else zero
 
     def skip(self) -> None:
         """Drop the gradients of a step that is not taken."""
         torch._foreach_zero_(self.gradients())
-
-    @torch.no_grad()
-    def _round_masters(self) -> None:
-        """Give the model the weights that were moved, in its own precision."""
-        for parameter, master in self._reduced():
-            parameter.copy_(master)
+        for _, master in self._reduced():
+            master.grad = None
 
     def _reduced(self) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
         """Parameters of reduced precision and their masters."""
@@ -199,6 +230,22 @@ class Ddp:
             gradient.copy_(part.view_as(gradient))
 
 
+def _in_turns(
+    pairs: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]],
+) -> Iterator[list[tuple[torch.nn.Parameter, torch.nn.Parameter]]]:
+    """Yield pairs whose gradients in fp32 are there at once: 64 MB, or one parameter."""
+    some: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
+    elements = 0
+    for pair in pairs:
+        if some and elements + pair[0].numel() > _AT_ONCE:
+            yield some
+            some, elements = [], 0
+        some.append(pair)
+        elements += pair[0].numel()
+    if some:
+        yield some
+
+
 def is_reduced(parameter: Tensor) -> bool:
     """Whether a parameter has fewer bits than fp32, so that a move can be too small for it."""
     return parameter.is_floating_point() and parameter.element_size() < 4
@@ -209,12 +256,6 @@ def read_masters(folder: Path) -> dict[str, Tensor]:
     path = folder / f"{MASTERS}.safetensors"
     there = path.exists() or path.with_name(f"{path.name}.index.json").exists()
     return read_tensors(path) if there else {}
-
-
-def _master(parameter: Tensor) -> torch.nn.Parameter:
-    master = torch.nn.Parameter(parameter.detach().float(), requires_grad=True)
-    master.grad = torch.zeros_like(master)
-    return master
 
 
 def cut(norm: float, most: float) -> float:

@@ -141,6 +141,10 @@ def _no_copies(options: Options, ranks: int) -> tuple[float, float]:
     return 0.0, 0.0
 
 
+def _no_buffer(options: Options, ranks: int) -> float:
+    return 0.0
+
+
 def _none(options: Options, device: str, ranks: int) -> str | None:
     return None
 
@@ -158,6 +162,7 @@ class TrainEngine:
     divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
     copies   by its options and the number of ranks: copies of the whole weights that a rank keeps beside the model, and those
              that a step makes besides
+    buffer   by its options and the number of ranks: fp32 gradients of all weights that a step has besides `copies`
     aside    by its options, whether a rank keeps the optimizer in host memory
     runs     whether this version runs it, or only plans it; unsupported: by its options, the kind of device and the least number
              of ranks, what it does not do
@@ -169,6 +174,7 @@ class TrainEngine:
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _nothing
     copies: Callable[[Options, int], tuple[float, float]] = _no_copies
+    buffer: Callable[[Options, int], float] = _no_buffer
     aside: Callable[[Options], bool] = _on_device
     runs: bool = True
     unsupported: Callable[[Options, str, int], str | None] = _none
