@@ -1,4 +1,6 @@
 from .engine import Engine as Engine
+from .filters import FilterCache as FilterCache
+from .filters import ItemFilter as ItemFilter
 from .question import Answer as Answer
 from .question import Events as Events
 from .question import Question as Question

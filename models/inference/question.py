@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from nonet.models.inference.filters import ItemFilter
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE
 from nonet.types import Jagged
@@ -51,7 +52,7 @@ class Question:
 
     top, width: items wanted and beams searched, at least as many. hidden [h]: dense items that are never listed. asked [m]:
     items to score in place of a list, None for a list. explain: also what the model alone and the votes say. traffic: what a
-    share of traffic is drawn by where there is no user: the caller's name, or the request's.
+    share of traffic is drawn by where there is no user: the caller's name, or the request's. within: the filter of a list.
     """
 
     events: Events
@@ -63,6 +64,7 @@ class Question:
     asked: np.ndarray | None = None
     explain: bool = False
     traffic: str = ""
+    within: ItemFilter | None = None
 
     @property
     def tokens(self) -> int:

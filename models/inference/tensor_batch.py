@@ -7,6 +7,7 @@ an idle engine adds no wait, and a busy one merges more. What is too late is ans
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from nonet.errors import ConfigError, DeadlineExceeded, NonetError
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+_log = logging.getLogger(__name__)
 _FORGET = 0.95  # what an older batch still weighs in the fit
 _SPENT = 0.8  # of the time that the most urgent question has left, a batch may take
 
@@ -120,7 +122,7 @@ class TensorBatch(Generic[Q, A]):
                 self._died, left, self._waiting = error, [*self._under_way, *self._waiting], []
             for waiting in left:
                 _fail(waiting, _died(error))
-            raise
+            _log.critical("the queue of a version has died", exc_info=error)
 
     def _compute_until_closed(self) -> None:
         while True:

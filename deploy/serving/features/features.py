@@ -101,8 +101,6 @@ class Features:
         events, seen, key, cold, unknown = self._events(user, history)
         excluded, not_known = self.items.places(exclude)
         hidden = [excluded, self._hidden(seen, withdrawn)]
-        if where:
-            hidden.append(self.items.without(where))
         question = Question(
             self._read(events),
             key,
@@ -111,6 +109,7 @@ class Features:
             beam_width(self._width, k),
             np.unique(np.concatenate(hidden)),
             explain=explain,
+            within=self.items.filter(where) if where else None,
         )
         return Asked(question, cold, [*unknown, *not_known], events.item.astype(np.int64))
 

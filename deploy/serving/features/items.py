@@ -10,10 +10,11 @@ import numpy as np
 
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import Catalogue
+from nonet.models.inference import ItemFilter
 from nonet.samples.tables import matches
 
 # Shapes: I items.
-_KEPT_FILTERS = 256
+_FILTER_BYTES = 64 << 20  # of filters that are kept
 _LONGEST_FILTER = 1000
 
 
@@ -36,14 +37,14 @@ class Items:
     """The items of a run. gone: dense indices of those that an earlier version of the catalogue had and this one has not."""
 
     def __init__(self, corpus: Catalogue, before: Items | None = None):
-        self._table, self._ids = corpus.items, corpus.item_id
+        self._table, self._ids, self._version = corpus.items, corpus.item_id, corpus.trie.version
         self._place = {str(item): place for place, item in enumerate(self._ids.tolist())}
         self._legal = np.asarray(corpus.trie.leaf_of_item) >= 0
         self._ever = self._legal.copy()
         if before is not None:
             self._ever[: len(before)] |= before._ever
         self.gone = np.flatnonzero(self._ever & ~self._legal)
-        self._filters: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._filters: OrderedDict[str, ItemFilter] = OrderedDict()
         self._lock = threading.Lock()  # filters are made on other threads than the event loop's
 
     def __len__(self) -> int:
@@ -71,24 +72,35 @@ class Items:
         name = "title" if "title" in self._table.column_names else "item_id"
         return [str(text) for text in self._table[name].take(places).to_pylist()]
 
-    def without(self, where: str) -> np.ndarray:
-        """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
+    def filter(self, where: str) -> ItemFilter:
+        """Return the filter of a condition over item columns; the newest ones are kept, bounded in bytes. Raises Refused."""
         if len(where) > _LONGEST_FILTER:
             raise Refused(
                 "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
             )
         with self._lock:
             if where in self._filters:
+                self._filters.move_to_end(where)
                 return self._filters[where]
         try:
-            left_out = np.flatnonzero(~matches(where, self._table, name="where"))
+            allowed = matches(where, self._table, name="where")
         except ConfigError as error:
             raise Refused("bad_filter", str(error)) from None
+        made = ItemFilter(where, self._version, allowed)
         with self._lock:
-            self._filters[where] = left_out
-            while len(self._filters) > _KEPT_FILTERS:
+            self._filters[where] = made
+            while len(self._filters) > 1 and self.filter_bytes > _FILTER_BYTES:
                 self._filters.popitem(last=False)
-        return left_out
+        return made
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of the filters that are kept."""
+        return sum(each.allowed.nbytes for each in self._filters.values())
+
+    def without(self, where: str) -> np.ndarray:
+        """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
+        return np.flatnonzero(~self.filter(where).allowed)
 
     def popular(self) -> np.ndarray:
         """Legal items, the one with the most events first."""

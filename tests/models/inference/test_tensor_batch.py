@@ -206,7 +206,6 @@ def test_an_answer_too_few_is_an_error_of_these_questions_alone():
     queue.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_queue_whose_thread_ends_says_so_to_everybody():
     gate = threading.Event()
 
