@@ -22,6 +22,7 @@ from typing import Any
 
 from nonet.controller.record import find_run
 from nonet.controller.scenario import load_scenario
+from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.features import artifacts_of, check_features, check_selected
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
@@ -140,7 +141,7 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     service = Service(
         features, engines, Fallback(opened.catalogues.newest(), features.items), settings.service(), Metrics()
     )
-    return make_app(service, local=local)
+    return make_app(service, local=local, proxies=settings.proxies)
 
 
 def _deploy(serve: Any, app: Any) -> None:
@@ -157,8 +158,8 @@ def _deploy(serve: Any, app: Any) -> None:
 
 def replica_environment() -> dict[str, str]:
     """What every replica has in its environment."""
-    token = os.environ.get("NONET_TOKEN")
-    return {"OMP_NUM_THREADS": "1"} | ({"NONET_TOKEN": token} if token else {})
+    tokens = {name: os.environ[name] for name in (WRITE_TOKEN, READ_TOKEN) if os.environ.get(name)}
+    return {"OMP_NUM_THREADS": "1"} | tokens
 
 
 def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:

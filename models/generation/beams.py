@@ -83,7 +83,9 @@ class SubCatalogue:
 
     def closed_below(self, level: int, user_D: Tensor, node_D: Tensor, prompts: int) -> Tensor:
         """How many leaves below nodes [D] of a level are out for their prompts."""
-        return self._closed_CN(level, node_D.device)[self._which(prompts, node_D.device)[user_D], node_D].long()
+        return self._closed_CN(level, node_D.device)[
+            self._which(prompts, node_D.device)[user_D], node_D
+        ].long()
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
         """Which nodes of a level lead to nothing that their prompt may be given, bool."""
@@ -98,7 +100,9 @@ class SubCatalogue:
     @property
     def nbytes(self) -> int:
         """Bytes of its masks."""
-        kept = {id(mask): mask.nbytes for mask in (self._out_CI, *self._closed.values(), *self._dead.values())}
+        kept = {
+            id(mask): mask.nbytes for mask in (self._out_CI, *self._closed.values(), *self._dead.values())
+        }
         return self._allowed_CI.nbytes + sum(kept.values())
 
     def _closed_CN(self, level: int, device: Any) -> Tensor:

@@ -130,4 +130,4 @@ def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: 
         settings.service(),
         Metrics(),
     )
-    return make_app(service, local=local)
+    return make_app(service, local=local, proxies=settings.proxies)

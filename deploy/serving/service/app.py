@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 import math
-import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from nonet.deploy.serving.access import Access, Callers
 from nonet.deploy.serving.features import Refused, StorageFull
 from nonet.deploy.serving.service.requests import (
     EventsRequest,
@@ -34,35 +33,56 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(service: Service, *, local: bool = True) -> FastAPI:
-    """The app. local: bound to this machine alone; else what changes things wants NONET_TOKEN."""
+def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = ()) -> FastAPI:
+    """Make the app.
+
+    Args:
+        service: What answers.
+        local: Whether it is bound to this machine alone; else what changes things wants NONET_TOKEN.
+        proxies: Addresses or networks of proxies that say whom they forward.
+    """
     app = FastAPI(title="Nonet", description="Recommendations of a finished run.", responses=_FAILURES)
     app.state.service = service
-    token = os.environ.get("NONET_TOKEN", "")
+    access, callers = Access.from_environment(local), Callers(proxies)
 
     def may_change(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token and hmac.compare_digest(given.encode(), token.encode()):
-            return
-        if token or not local:
+        if not access.may_change(_token(request)):
             raise HTTPException(401, "this changes things: send NONET_TOKEN as `Authorization: Bearer ...`")
 
-    @app.post("/recommend")
+    def may_read(request: Request) -> None:
+        if not access.may_read(_token(request)):
+            raise HTTPException(
+                401, "questions want a token here: send NONET_READ_TOKEN as `Authorization: Bearer ...`"
+            )
+
+    def caller(request: Request) -> str:
+        peer = request.client.host if request.client else "unknown"
+        return callers.key(peer, request.headers, access.is_known(_token(request)))
+
+    def hidden_history(request: Request, body: RecommendRequest | ScoreRequest, listed: Listed) -> Listed:
+        """Leave out what a user did, where the caller may not see it; a history that came with the request is its own."""
+        if body.history is None and not access.may_see_histories(_token(request)):
+            listed.history = None
+        return listed
+
+    reads = [Depends(may_read)]
+
+    @app.post("/recommend", dependencies=reads)
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
         """The best items for a user or a history."""
-        answer = await service.recommend(body, _caller(request), _spent(request), named=_name_of(request))
-        return _named(answer, response)
+        answer = await service.recommend(body, caller(request), _spent(request), named=_name_of(request))
+        return _named(hidden_history(request, body, answer), response)
 
-    @app.post("/score")
+    @app.post("/score", dependencies=reads)
     async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
         """Log-probabilities of named items."""
-        answer = await service.score(body, _caller(request), _spent(request), named=_name_of(request))
-        return _named(answer, response)
+        answer = await service.score(body, caller(request), _spent(request), named=_name_of(request))
+        return _named(hidden_history(request, body, answer), response)
 
     @app.post("/events", dependencies=[Depends(may_change)])
     async def events(body: EventsRequest, request: Request) -> Posted:
         """New events of a user: on disk when this answers, and in the next answer."""
-        return await service.post(body, _caller(request))
+        return await service.post(body, caller(request))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:
@@ -77,7 +97,7 @@ def make_app(service: Service, *, local: bool = True) -> FastAPI:
         answer = {"ready": reason is None, "version": service.engines.serving.default}
         return answer if reason is None else answer | {"reason": reason}
 
-    @app.get("/versions")
+    @app.get("/versions", dependencies=reads)
     async def versions() -> dict[str, Any]:
         """Which versions answer whom."""
         return service.versions()
@@ -155,9 +175,9 @@ def _named(listed: Listed, response: Response) -> Listed:
     return listed
 
 
-def _caller(request: Request) -> str:
-    """Who asks, for limits: a name that the caller gives, or its address."""
-    return _name_of(request) or (request.client.host if request.client else "unknown")
+def _token(request: Request) -> str:
+    """Return the bearer token of a request; empty where it has none."""
+    return request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
 def _name_of(request: Request) -> str:

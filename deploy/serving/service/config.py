@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from nonet.controller.scenario import yaml
+from nonet.deploy.serving.access import Callers
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
 from nonet.suggest import did_you_mean
@@ -96,7 +97,8 @@ class QueueConfig(StrictModel):
 
 class ServeConfig(StrictModel):
     """host, port: where it listens; deadline_s: of a request that names none; waiting: requests in the queue beyond which 429 is
-    answered; rate, burst: requests a second and caller; failures, pause_s: of the circuit breaker; block: events that a
+    answered; proxies: addresses or networks of proxies that are trusted to say whom they forward; rate, burst: requests a second
+    and caller; failures, pause_s: of the circuit breaker; block: events that a
     user's window moves by; state_bytes: kept of users who asked before, by each version, 0 for none; threads: of torch; cpus: of
     the replica; follow: serve what the run's stages select, false for none of it, "checkpoints" for those from the middle of a
     stage too; registry: address of the versions, such as s3://bucket/folder, by default a folder of the run; queue: most_cost
@@ -106,6 +108,7 @@ class ServeConfig(StrictModel):
     port: int = Field(default=8000, ge=1, le=65535)
     deadline_s: float = Field(default=1.0, gt=0)
     waiting: int = Field(default=512, ge=1)
+    proxies: tuple[str, ...] = ()
     rate: float | None = Field(default=None, gt=0)
     burst: float | None = Field(default=None, gt=0)
     failures: int = Field(default=5, ge=1)
@@ -120,6 +123,12 @@ class ServeConfig(StrictModel):
     queue: QueueConfig = QueueConfig()
     journal: JournalConfig = JournalConfig()
     services: Services | None = None
+
+    @field_validator("proxies", mode="before")
+    @classmethod
+    def _as_tuple(cls, given: Any) -> Any:
+        """Take YAML's list, or one address."""
+        return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="before")
     @classmethod
@@ -151,6 +160,10 @@ class ServeConfig(StrictModel):
                 f"services.engine.gpus is {engine.gpus:g}, but device is {self.device}: the GPUs would stay idle; "
                 "say device: cuda, or leave gpus out"
             )
+        try:
+            Callers(self.proxies)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         if self.burst is not None and self.rate is None:
             raise ValueError(
                 "burst has no effect without rate, the requests per second that it exceeds; set rate too"

@@ -55,5 +55,10 @@ def test_a_backbone_that_cannot_use_one_is_seen_in_every_precision(precision):
 
 @pytest.mark.parametrize("layers", [8, 16])
 def test_deep_backbones_keep_theirs(layers):
-    config = QWEN3 | {"hidden_size": 64, "num_hidden_layers": layers, "head_dim": 16, "initializer_range": 0.02}
+    config = QWEN3 | {
+        "hidden_size": 64,
+        "num_hidden_layers": layers,
+        "head_dim": 16,
+        "initializer_range": 0.02,
+    }
     assert recommender(config, precision="bf16").caches

@@ -21,7 +21,9 @@ def world(request, tmp_path_factory):
     served.commit(6)
     run = served.open()
     engine = Engine(run.recommender(run.publish_newest()), 1)
-    features = Features(run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width)
+    features = Features(
+        run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
+    )
     return engine, features
 
 
@@ -63,7 +65,14 @@ def test_a_fall_back_keeps_to_the_filter(world):
     for where in WHERES:
         answer, _ = fallback.answer(asked(features, where))
         assert features.items.filter(where).allowed[answer.item].all()
-        expected = min(8, int(features.items.filter(where).allowed[~np.isin(np.arange(40), asked(features, where).hidden)].sum()))
+        expected = min(
+            8,
+            int(
+                features.items.filter(where)
+                .allowed[~np.isin(np.arange(40), asked(features, where).hidden)]
+                .sum()
+            ),
+        )
         assert len(answer.item) == expected
 
 
