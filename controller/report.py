@@ -166,8 +166,13 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
     files = [run.results / f"{stage}.rewards.{when}.npz" for when in ("before", "after")]
     if not all(file.exists() for file in files):
         return None
-    before, after = map(np.load, files)
-    keys = [key for key in after.files if key in before.files and key not in ("user", "of")]
+    before, after = (dict(np.load(file)) for file in files)
+    keys = [
+        key for key in after if key in before and key not in ("user", "of") and not key.startswith("weight.")
+    ]
+    if weights := {key: after[f"weight.{key}"] for key in keys if f"weight.{key}" in after}:
+        for part in (before, after):  # by what counts at the end of the stage, whatever was set meanwhile
+            part["total"] = np.sum([weight * part[key] for key, weight in weights.items()], axis=0)
     scored = ~np.any([np.isnan(part[key]) for part in (before, after) for key in keys], axis=0)
     if not scored.any():  # fewer than five users have RL prompts: none was kept out
         return None
@@ -177,7 +182,7 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
         change = paired(new, old, user, seed)
         means[key] = [float(old.mean()), float(new.mean()), change["low"], change["high"]]
     users, prompts = len(np.unique(user)), len(user)
-    of = int(after["of"]) if "of" in after.files else prompts
+    of = int(after["of"]) if "of" in after else prompts
     some = f" of {of}, drawn by the seed," if of > prompts else ""
     return {
         "rewards": means,

@@ -8,7 +8,6 @@ from .critic import Critic as Critic
 from .critic import generalised_advantage as generalised_advantage
 from .draws import Draws as Draws
 from .draws import leave_one_out as leave_one_out
-from .draws import mean_of_others as mean_of_others
 from .draws import weighed as weighed
 from .draws import without_shift as without_shift
 from .loss import PolicyLoss as PolicyLoss

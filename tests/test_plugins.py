@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.errors import ConfigError
-from nonet.plugins import Files, Registry, find, heavy
+from nonet.plugins import Files, Registry, find, heavy, import_file
 from nonet.rl.algorithms import ALGORITHMS, Algorithm
 
 OWN = """
@@ -105,3 +107,47 @@ def test_what_is_heavy_is_imported_where_it_is_needed():
     assert heavy(len) is len
     with pytest.raises(ConfigError, match=r"there is no .nothing"):
         find("nonet.suggest:nothing", Files(), "here")
+
+
+POOLED = """
+from concurrent.futures import ProcessPoolExecutor
+import multiprocessing
+from pathlib import Path
+from beside import limit
+
+HERE = Path(__file__).parent
+
+
+def one(value):
+    return value < limit()
+
+
+def scores(values, start):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(start)) as pool:
+        return list(pool.map(one, values))
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_file_imports_what_lies_beside_it_and_its_functions_work_in_other_processes(tmp_path, start):
+    (tmp_path / "own.py").write_text(POOLED)
+    (tmp_path / "beside.py").write_text("def limit():\n    return 30\n")
+    script = (
+        "import sys; from pathlib import Path; from nonet.plugins import import_file\n"
+        "if __name__ == '__main__':\n"
+        "    module = import_file(Path(sys.argv[1]), 'own')\n"
+        "    print(module.HERE, module.scores([10, 50], sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "own.py"), start]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{tmp_path} [True, False]\n", done.stderr
+
+
+def test_two_files_each_import_their_own_neighbour_of_one_name(tmp_path):
+    for name, value in (("a", 1), ("b", 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "own.py").write_text("from neighbour import VALUE\n")
+        (folder / "neighbour.py").write_text(f"VALUE = {value}\n")
+    found = [import_file(tmp_path / name / "own.py", name).VALUE for name in "ab"]
+    assert found == [1, 2]

@@ -1,12 +1,16 @@
 """The rewards of a stage as its loop sees them: scores as futures, and what becomes of prompts that have none.
 
-A prompt that a reward fails on is asked once more, of another rank where there is one, by itself. Without a score then it is
-quarantined: its row is NaN, trainers leave it out, and `quarantined` names it. A rank that does not even answer late is ended
-and started again.
+A prompt that a reward fails on is scored once more, by another rank where there is one. The failing prompts of a call are
+halved until those that are to blame are found, inside a rank for what raises or hangs, and here for what ends a rank's
+process. Without a score then, a prompt is quarantined: its row is NaN, trainers leave it out, and `quarantined` names it. A
+rank whose process hangs is ended and started again. All attempts of a call together take at most three times the reward's
+`timeout_s`, and no longer than a step may; the time in which a process is started again comes on top.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +24,14 @@ from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, all_there
 _LOOK_S = 1.0  # between looks at whether the beams are there, so that rewards are timed from then
 _GRACE_S = 5.0  # above its time-out, which a rank keeps by itself
 _BARREN = 3  # steps in a row without any score, after which a reward ends the run
+_ATTEMPTS = 3  # times a reward's `timeout_s` that all attempts of a call may take together
 
 Enter = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Prompts of one step that a reward gave no score, twice: uids, users, and why of the first."""
+    """Prompts of one call that a reward gave no score, twice: uids, users, and why of the first."""
 
     reward: str
     uids: tuple[str, ...]
@@ -35,17 +40,39 @@ class Quarantined:
     prompts: int
 
     def text(self) -> str:
-        """One line for a person."""
+        """Return one line for a person."""
         users = ", ".join(self.users[:5]) + (", ..." if len(self.users) > 5 else "")
         return f"reward {self.reward!r} gave no score to {len(self.uids)} of {self.prompts} prompts (users {users}): {self.why}"
 
 
+class Scores(dict[str, GroupFuture]):
+    """Scores by reward, as futures that are there.
+
+    Attributes:
+        quarantined: Prompts that have no score of some reward.
+        retried: How many prompts were asked about twice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quarantined: list[Quarantined] = []
+        self.retried = 0
+
+
 def _nothing(stage: str, phase: str) -> None:
-    """Groups that fit together take no turns."""
+    """Do nothing: groups that fit together take no turns."""
 
 
 class RewardHandles:
-    """Every reward's group of one stage. `quarantined`: of the newest `score`; `retried`: prompts of it that were asked twice."""
+    """Every reward's group of one stage.
+
+    Several threads may call `score` at once.
+
+    Attributes:
+        step: The step of the stage that scores are for; "steps without any score" are counted by it.
+        quarantined: Prompts without a score of the newest `score`.
+        retried: Prompts of the newest `score` that were asked about twice.
+    """
 
     def __init__(
         self,
@@ -57,132 +84,233 @@ class RewardHandles:
     ):
         self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
         self._stage, self._enter = stage, enter
+        self.step: int | None = None
         self.quarantined: list[Quarantined] = []
         self.retried = 0
-        self._barren: dict[str, int] = {}
+        self._barren: dict[str, set[int]] = {}
+        self._calls = 0
 
     def add(self, name: str, group: WorkerGroup, timeout_s: float) -> None:
-        """One more reward, from the next call on."""
+        """Add a reward, from the next call on."""
         self.groups[name], self._timeouts_s[name] = group, timeout_s
 
     def remove(self, name: str) -> WorkerGroup:
-        """One reward less; its group, which still runs."""
+        """Remove a reward and return its group, which still runs."""
+        self._barren.pop(name, None)
         return self.groups.pop(name)
 
     def score(
-        self, beams: GroupFuture, *, strict: bool = False, names: Collection[str] | None = None
-    ) -> dict[str, GroupFuture]:
-        """Scores by reward, of those in `names` or of all; futures that are there. A worker that died is restarted and asked
-        once more.
+        self,
+        beams: GroupFuture,
+        *,
+        strict: bool = False,
+        names: Collection[str] | None = None,
+        step: int | None = None,
+    ) -> Scores:
+        """Have the rewards score beams. A worker that died is restarted and asked once more.
 
-        Rewards are asked at once, but their time counts from when the beams are there. `strict`: a prompt without a score
-        raises what was wrong. Raises DeadlineExceeded that names who is late where that is whoever makes the beams.
+        All rewards work at once, but their time counts from when the beams are there.
+
+        Args:
+            beams: Rollouts on the wire, which may be still under way.
+            strict: Whether a prompt without a score raises what was wrong.
+            names: The rewards that are asked; by default all.
+            step: The step that the scores are for, by default the current one. Scores of which a step is learned from count
+                towards three barren steps; those of any other call should give -1, for they do not.
+
+        Raises:
+            DeadlineExceeded: Beams or, if `strict`, a reward were not there in time; it names who is late.
+            DataError: A reward scored nothing in three steps in a row or, if `strict`, has no score for a prompt.
         """
         self._enter(self._stage, "score")
-        self.quarantined, self.retried = [], 0
-        groups = {name: group for name, group in self.groups.items() if names is None or name in names}
-        scores = {name: group.score(beams, strict, retries=1) for name, group in groups.items()}
-        told = {name: self.groups[name].troubles(future) for name, future in scores.items()}
+        found, step = Scores(), self._step_of(step)
+        groups = {name: group for name, group in list(self.groups.items()) if names is None or name in names}
+        calls = {name: secrets.token_hex(8) for name in groups}
+        futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
+        told = {name: groups[name].troubles(future, calls[name]) for name, future in futures.items()}
         beams.within(self.deadlines.step)
-        while not all_there(_LOOK_S, beams, *scores.values(), *told.values()) and not beams.late_or_done():
+        while not all_there(_LOOK_S, beams, *futures.values(), *told.values()) and not beams.late_or_done():
             pass  # one wait for all of them, looked up from so that each reward is timed by itself
         beams.settle()
-        for name, future in scores.items():
+        began = time.monotonic()
+        for name, future in futures.items():
             future.within(self._timeouts_s[name] + _GRACE_S)
-        scores = {name: self._settled(name, future, beams, strict) for name, future in scores.items()}
-        return {name: self._with_retries(name, future, told[name], beams) for name, future in scores.items()}
+        for name, future in futures.items():
+            futures[name] = self._settled(name, groups[name], future, beams, calls[name], strict=strict)
+        for name, future in futures.items():
+            one = _Call(self, name, groups[name], beams, began + float(self.deadlines.step))
+            found[name] = one.with_retries(future, told[name], calls[name], found, step)
+        self.quarantined, self.retried = found.quarantined, found.retried
+        return found
 
     def means(self, scores: Mapping[str, GroupFuture]) -> dict[str, np.ndarray]:
-        """Each reward's mean score a beam by prompt [U]; NaN without a score."""
+        """Return each reward's mean score of a beam by prompt [U]; NaN without a score."""
         means = {name: self.groups[name].means(future, retries=1) for name, future in scores.items()}
         return {name: future.get(self.deadlines.step) for name, future in means.items()}
 
-    def _settled(self, name: str, future: GroupFuture, beams: GroupFuture, strict: bool) -> GroupFuture:
-        """Scores that are there; a rank that hangs is ended and asked again once, then its prompts have none."""
+    def timeout_s(self, name: str) -> float:
+        """Return how long one call of a reward may take."""
+        return self._timeouts_s[name]
+
+    def note_barren(self, name: str, step: int, why: str | None) -> None:
+        """Count a step in which a reward scored nothing. Raises DataError for the third in a row.
+
+        Args:
+            name: The reward.
+            step: The step; below 0 it is not counted.
+            why: What was wrong; None where some prompt has a score.
+        """
+        if why is None:
+            self._barren.pop(name, None)
+        elif step >= 0:
+            barren = self._barren.setdefault(name, set())
+            barren.add(step)
+            if len(barren) >= _BARREN:
+                raise DataError(
+                    f"reward {name!r} scored none of the prompts of {_BARREN} steps in a row: {why}"
+                )
+
+    def _step_of(self, step: int | None) -> int:
+        """Return the step that a call is for; without any, each call is a step of its own."""
+        if step is None:
+            step = self.step
+        if step is None:
+            self._calls += 1
+            return self._calls
+        return step
+
+    def _settled(
+        self,
+        name: str,
+        group: WorkerGroup,
+        future: GroupFuture,
+        beams: GroupFuture,
+        call: str,
+        *,
+        strict: bool,
+    ) -> GroupFuture:
+        """Return scores that are there. The process of a rank that hangs is ended, and its prompts have none."""
         limit = self._timeouts_s[name] + _GRACE_S
-        for last in (False, True):
-            try:
-                return future.settle()
-            except DeadlineExceeded as error:
-                if strict:
-                    raise DeadlineExceeded(
-                        f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its "
-                        f"workers ({error})"
-                    ) from None
-                ranks = future.end_late()
-            except WorkerLost as error:
-                if strict:
-                    raise
-                ranks = [error.rank]
-            if last or not ranks:
-                break
-            future.within(limit)
-        blank = self.groups[name].nothing(beams)
+        try:
+            return future.settle()
+        except DeadlineExceeded as error:
+            if strict:
+                raise DeadlineExceeded(
+                    f"reward {name!r} has not answered within {self._timeouts_s[name]:g} s; raise its timeout_s or its "
+                    f"workers ({error})"
+                ) from None
+            ranks = future.end_late()
+        except WorkerLost as error:
+            if strict:
+                raise
+            ranks = [error.rank]
+        blank = group.nothing(beams, call, retries=1)
         blank.settle(self.deadlines.start)
         for rank in ranks:
             future.fill(rank, blank)
         return future.within(limit).settle()
 
-    def _with_retries(
-        self, name: str, scores: GroupFuture, told: GroupFuture, beams: GroupFuture
+
+class _Call:
+    """One reward's part of a call: what is asked again of prompts without a score, until `until` (monotonic seconds)."""
+
+    def __init__(
+        self, handles: RewardHandles, name: str, group: WorkerGroup, beams: GroupFuture, until: float
+    ):
+        self._handles, self._name, self._group, self._beams = handles, name, group, beams
+        self._deadlines, self._until = handles.deadlines, until
+        self._budget_s = (_ATTEMPTS - 1) * handles.timeout_s(name)  # the first call had one `timeout_s`
+
+    def with_retries(
+        self, scores: GroupFuture, told: GroupFuture, call: str, found: Scores, step: int
     ) -> GroupFuture:
-        """Scores in which prompts that had none were asked once more, elsewhere; those that still have none are noted."""
-        troubles = self._troubles(name, scores, told)
+        """Return scores in which prompts that had none were scored once more; those that still have none are noted."""
+        troubles = self._troubles(scores, told, call)
         if not any(troubles):
-            self._barren[name] = 0
+            self._handles.note_barren(self._name, step, None)
             return scores
         counts = scores.row_counts()
-        starts, world, total = np.cumsum([0, *counts]), len(troubles), int(sum(counts))
-        again: list[list[int]] = [[] for _ in range(world)]
-        for rank, wrong in enumerate(troubles):
-            for nth, each in enumerate(wrong):
-                again[(rank + 1 + nth) % world].append(int(starts[rank]) + each.row)
-        self.retried += sum(map(len, again))
-        rows = [row for part in again for row in part]
+        starts, total = np.cumsum([0, *counts]), int(sum(counts))
         left = {int(starts[rank]) + each.row: each for rank, wrong in enumerate(troubles) for each in wrong}
-        scores, left = self._asked_again(name, scores, beams, again, rows, left, total)
+        makers = {int(starts[rank]) + each.row: rank for rank, wrong in enumerate(troubles) for each in wrong}
+        found.retried += len(left)
+        scores, left = self._score_again(scores, sorted(left), left, makers, total)
+        self._end_hung()
         if left:
             first = next(iter(left.values()))
             named = tuple(each.uid for each in left.values()), tuple(each.user for each in left.values())
-            self.quarantined.append(Quarantined(name, *named, first.why, total))
-        self._barren[name] = self._barren.get(name, 0) + 1 if len(left) == total else 0
-        if self._barren[name] >= _BARREN:
-            raise DataError(
-                f"reward {name!r} scored none of the prompts of {_BARREN} steps in a row: {next(iter(left.values())).why}"
-            )
+            found.quarantined.append(Quarantined(self._name, *named, first.why, total))
+        barren = len(left) == total and total > 0
+        self._handles.note_barren(self._name, step, next(iter(left.values())).why if barren else None)
         return scores
 
-    def _asked_again(
+    def _score_again(
         self,
-        name: str,
         scores: GroupFuture,
-        beams: GroupFuture,
-        again: Sequence[Sequence[int]],
         rows: Sequence[int],
         left: dict[int, Any],
+        makers: Mapping[int, int],
         total: int,
     ) -> tuple[GroupFuture, dict[int, Any]]:
-        """Patched scores, and the rows without one; where the second call fails as a whole, the scores as they were."""
-        group = self.groups[name]
-        asked = group.score_again(beams, PerRank(again)).within(2 * self._timeouts_s[name] + _GRACE_S)
-        told = group.troubles(asked)
+        """Return patched scores, and the rows without one. Rows whose call ends a process are halved until one is left."""
+        sets = [list(rows)]
+        while sets and (left_s := self._until - time.monotonic()) > 0:
+            some = sets.pop()
+            try:
+                scores, wrong = self._score_rows(scores, some, makers, total, min(self._budget_s, left_s))
+            except DeadlineExceeded:  # its budget is spent
+                continue
+            except (WorkerLost, WorkerFailed):
+                if len(some) > 1:
+                    half = len(some) // 2
+                    sets += [some[half:], some[:half]]
+                continue
+            for row in some:
+                left.pop(row, None)
+            left |= wrong
+        return scores, {row: left[row] for row in sorted(left)}
+
+    def _score_rows(
+        self, scores: GroupFuture, rows: Sequence[int], makers: Mapping[int, int], total: int, budget_s: float
+    ) -> tuple[GroupFuture, dict[int, Any]]:
+        """Score rows again, each by another rank than before where there are several.
+
+        Raises DeadlineExceeded, WorkerLost and WorkerFailed where that failed as a whole.
+        """
+        group, call = self._group, secrets.token_hex(8)
+        world = group.world
+        again: list[list[int]] = [[] for _ in range(world)]
+        for nth, row in enumerate(rows):
+            again[(makers[row] + 1 + nth) % world].append(row)
+        asked = group.score_again(self._beams, PerRank(again), call, budget_s).within(budget_s + _GRACE_S)
+        told = group.troubles(asked, call)
         try:
             asked.settle()
-            wrong = told.get(self.deadlines.step)
-            patched = group.patched(scores, asked, list(rows), total).settle(self.deadlines.step)
         except DeadlineExceeded:
             asked.end_late()
-            return scores, left
-        except (WorkerLost, WorkerFailed):
-            return scores, left
-        still = {again[rank][each.row]: each for rank, part in enumerate(wrong) for each in part}
-        return patched, {row: still[row] for row in sorted(still)}
+            raise
+        wrong = told.get(self._deadlines.step)
+        order = [row for part in again for row in part]
+        patched = group.patched(scores, asked, order, total).settle(self._deadlines.step)
+        return patched, {again[rank][each.row]: each for rank, part in enumerate(wrong) for each in part}
 
-    def _troubles(self, name: str, scores: GroupFuture, told: GroupFuture) -> list[list[Any]]:
-        """By rank, the prompts without a score; fetched only where there are some."""
+    def _troubles(self, scores: GroupFuture, told: GroupFuture, call: str) -> list[list[Any]]:
+        """Return by rank the prompts without a score; they are fetched only where there are some."""
         try:
             if not any(told.row_counts()):
                 return []
-            return told.get(self.deadlines.step)
+            return told.get(self._deadlines.step)
         except NonetError:  # of a rank that was lost since: its scores are others
-            return self.groups[name].troubles(scores).get(self.deadlines.step)
+            return self._group.troubles(scores, call).get(self._deadlines.step)
+
+    def _end_hung(self) -> None:
+        """End the processes in which a call that was late may still run, and wait until Ray has started them again."""
+        try:
+            hung = self._group.hung(retries=1).get(_GRACE_S)
+            for rank, is_hung in enumerate(hung):
+                if is_hung:
+                    self._group.hosts.restart(rank)
+            if any(hung):
+                self._group.hung(retries=1).get(self._deadlines.start)
+        except NonetError:  # a rank that does not answer is ended where its scores are waited for
+            return

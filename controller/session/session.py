@@ -442,6 +442,8 @@ class Session:
         """What people asked for is done, and the next update is that of this step."""
         self.steering.at(step)
         self._step = step
+        if self.stage.name in self.groups.rewards:
+            self.reward.step = step
         self.trainer.at = self.stage, step
         self.trainer.objectives = self.objectives
 

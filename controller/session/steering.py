@@ -135,7 +135,7 @@ class Steering:
         tried = RewardHandles(
             {name: group}, {name: options.timeout_s}, self._stage, deadlines=session.deadlines
         )
-        tried.score(session.rollout.generate(few), strict=True)
+        tried.score(session.rollout.generate(few), strict=True, step=-1)
 
     def _detach(self, command: dict[str, Any]) -> str:
         name = self._named(command["name"])

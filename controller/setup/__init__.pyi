@@ -3,6 +3,7 @@ from .from_run import as_begun as as_begun
 from .from_run import settled as settled
 from .from_run import starting_from as starting_from
 from .from_run import warm_start as warm_start
+from .own_files import copy_with_siblings as copy_with_siblings
 from .own_files import named_files as named_files
 from .own_files import read_copies as read_copies
 from .run_files import check_same as check_same

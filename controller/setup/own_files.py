@@ -1,13 +1,19 @@
 """Own files of a scenario: every `file.py` that a `use:` names, copied into the run, which works from its copies alone.
 
-`sources.json` says which copy stands for which `use`, with its sha256. The originals may be edited or deleted while a run goes
-on, and before it is resumed; a copy that changed is an error (docs/design.md, section 7).
+What lies beside such a file travels with it, at the same place beside the copy: modules that it imports, and tables that it
+opens by `__file__`. A folder of up to 16 MiB and 500 files is copied whole, without hidden files, caches, runs and the
+scenario's own tables. Of a larger one travel the modules that the file imports and the files that it names in its text.
+
+`sources.json` says which copy stands for which `use`, with its sha256; the copies of what lies beside have no `use`. The
+originals may be edited or deleted while a run goes on, and before it is resumed; a copy that changed is an error
+(docs/design.md, section 7).
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +23,9 @@ from nonet.controller.scenario import Scenario, document
 from nonet.errors import ConfigError
 from nonet.plugins import Files, file_of
 
+_MOST_BYTES, _MOST_FILES = 16 << 20, 500  # of a folder that is copied whole
+_LEFT_OUT = ("__pycache__", "runs", "node_modules")
+
 
 def named_files(scenario: Scenario) -> list[str]:
     """Every `file.py` that some `use:` of the scenario names, once each, as it is written there."""
@@ -25,18 +34,93 @@ def named_files(scenario: Scenario) -> list[str]:
 
 def keep_copies(scenario: Scenario, folder: Path, run: RunFolder) -> None:
     """Copy own files, looked for beside the scenario in `folder`, into the run. Raises ConfigError for one that is missing."""
-    records = []
+    records, copied = [], {}
     for use in named_files(scenario):
         origin = (folder / use).resolve()
         if not origin.is_file():
             raise ConfigError(f"use: {use}: there is no file {origin}; it is looked for beside the scenario")
-        content = origin.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(origin.read_bytes()).hexdigest()
         place = run.sources / _name_of_copy(use, digest)
-        make_folder(place.parent)
-        write_whole(place, content)
+        copied[_copied(origin, place)] = None
         records.append({"use": use, "copy": str(place.relative_to(run.sources)), "sha256": digest})
+        for other in files_beside(origin, {*_tables(scenario, folder), run.path.resolve()}):
+            beside = place.parent / other.relative_to(origin.parent)
+            if beside not in copied and str(beside.relative_to(run.sources)) not in named_files(scenario):
+                copied[_copied(other, beside)] = None
+                sha256 = hashlib.sha256(beside.read_bytes()).hexdigest()
+                records.append({"use": None, "copy": str(beside.relative_to(run.sources)), "sha256": sha256})
     run.write_json(run.sources_list.name, records)
+
+
+def copy_with_siblings(file: Path, place: Path) -> None:
+    """Copy a file of the user's own, and what travels with it to the same places beside the copy."""
+    _copied(file, place)
+    for other in files_beside(file):
+        _copied(other, place.parent / other.relative_to(file.parent))
+
+
+def files_beside(file: Path, without: Collection[Path] = ()) -> list[Path]:
+    """Return what travels with a file of the user's own: all files of its folder or, where that is large, what it names.
+
+    Args:
+        file: The file that a `use:` names.
+        without: Files and folders that do not travel.
+    """
+    there: list[Path] = []
+    size = 0
+    for path in _walk(file.parent, without):
+        size += path.stat().st_size
+        there.append(path)
+        if size > _MOST_BYTES or len(there) > _MOST_FILES:
+            return sorted(_named_in(file, {file}) - {file})
+    return sorted(path for path in there if path != file)
+
+
+def _walk(folder: Path, without: Collection[Path]) -> Iterator[Path]:
+    """Yield the files of a folder and of those below, but for hidden ones, caches, runs and `without`."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in _LEFT_OUT or path.resolve() in without:
+            continue
+        if path.is_file():
+            yield path
+        elif path.is_dir() and not (path / "scenario.yaml").exists() and not (path / "pyvenv.cfg").exists():
+            yield from _walk(path, without)
+
+
+def _named_in(file: Path, known: set[Path]) -> set[Path]:
+    """Return the modules beside a file that it imports, in turn, and the files beside it that its text names."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):  # told where it is imported
+        return known
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [f"{alias.name.partition('.')[0]}.py" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module.partition('.')[0]}.py"]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) < 256:
+            names = [node.value]
+        for name in names:
+            path = (file.parent / name).resolve() if "\0" not in name else file
+            if path in known or not path.is_file() or not path.is_relative_to(file.parent):
+                continue
+            known.add(path)
+            if path.suffix == ".py":
+                known |= _named_in(path, known)
+    return known
+
+
+def _copied(origin: Path, place: Path) -> Path:
+    make_folder(place.parent)
+    write_whole(place, origin.read_bytes())
+    return place
+
+
+def _tables(scenario: Scenario, folder: Path) -> set[Path]:
+    """Return the tables of a scenario on this machine, which are read where they are."""
+    named = (scenario.data.interactions, scenario.data.items)
+    return {(folder / path).resolve() for path in named if isinstance(path, str) and "://" not in path}
 
 
 def read_copies(run: RunFolder) -> Files:
@@ -46,15 +130,15 @@ def read_copies(run: RunFolder) -> Files:
         place = run.sources / record["copy"]
         if not place.is_file():
             raise ConfigError(
-                f"{place}, the run's copy of {record['use']}, is gone; put it back, or start a new run"
+                f"{place}, the run's copy of {record['use'] or place.name}, is gone; put it back, or start a new run"
             )
         digest = hashlib.sha256(place.read_bytes()).hexdigest()
         if digest != record["sha256"]:
             raise ConfigError(
                 f"{place} was changed since the run began (sha256 {digest[:12]}, the run's is {record['sha256'][:12]}): a run "
-                f"goes on with what it began with; put it back, or start a new run with the changed {record['use']}"
+                f"goes on with what it began with; put it back, or start a new run with the changed {record['use'] or place.name}"
             )
-    return Files(str(run.sources), {record["use"]: record["copy"] for record in records})
+    return Files(str(run.sources), {record["use"]: record["copy"] for record in records if record["use"]})
 
 
 def _name_of_copy(use: str, digest: str) -> str:

@@ -7,18 +7,24 @@ update is applied, or aborted. A resumed stage asks again what was not committed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from functools import partial
-from threading import Lock
+from threading import Condition
 from typing import Any, cast
 
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder
 from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
-from nonet.controller.stages._looks import by_pool, validated, validated_reward
+from nonet.controller.stages._looks import (
+    by_pool,
+    held_out,
+    rescore_candidates,
+    validated,
+    validated_reward,
+)
 from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages._not_finite import ended_early
 from nonet.controller.stages._overlap import overlapped
@@ -40,6 +46,40 @@ def asynchronous(session: Session, name: str, recorder: Recorder, stopped: Stopp
         run.threads.shutdown(wait=False, cancel_futures=True)
 
 
+class _Scoring:
+    """Turns at the rewards: any number of groups are scored together, and rewards change while none is."""
+
+    def __init__(self) -> None:
+        self._turn, self._active, self._changing = Condition(), 0, False
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Score a group beside others; wait while rewards change."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._changing)
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._active -= 1
+                self._turn.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Change rewards; groups that begin to be scored wait, and those under way are waited for."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._changing)
+            self._changing = True
+            self._turn.wait_for(lambda: not self._active)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._changing = False
+                self._turn.notify_all()
+
+
 class _Asynchronous:
     def __init__(self, session: Session, name: str):
         self.session, self.name = session, name
@@ -47,9 +87,7 @@ class _Asynchronous:
         self.stage = session.stages[name]
         self.slots = session.rollout.group.world
         self.threads = ThreadPoolExecutor(self.slots + 1, thread_name_prefix=name)
-        self._scoring = (
-            Lock()
-        )  # of the rewards' group calls: what one of them could not score is noted by itself
+        self._scoring = _Scoring()
         log = session.commits.groups_of(name)
         self.parts = log[0]["of"] if log else groups_a_step(self.stage.users, self.slots)
         ended = [number for record in log if record["group"] == "committed" for number in record["numbers"]]
@@ -62,6 +100,7 @@ class _Asynchronous:
         session, name = self.session, self.name
         self.note_quarantined = partial(note_quarantined, session, recorder, name)
         recorder.begin(name, self.stage.steps, self.start)
+        recorder.metrics(name, self.start, validated_reward(session, name, self.start))
         began = time.perf_counter()
         for done in overlapped(self.groups, self.slots, self.ask, self.learn, self.note):
             session.commits.note(
@@ -80,8 +119,11 @@ class _Asynchronous:
             began = now
             show_tables(session, recorder, name, done.step + 1, shown)
             recorder.metrics(name, done.step + 1, {"absent": float(session.rollout.absent)}, role="rollout")
-            with self._scoring:
+            with self._scoring.together():
+                shown |= held_out(session, name, done.step + 1)
                 shown |= validated_reward(session, name, done.step + 1)
+                if session.steering.pop_changed():
+                    rescore_candidates(session, name, recorder)
             recorder.step(name, done.step + 1, shown)
             halt = stopped() and done.step + 1 < self.stage.steps
             session.commit(done.step, now=halt)
@@ -90,6 +132,7 @@ class _Asynchronous:
             validated(session, recorder, name, done.step + 1, over=done.step + 1 == self.stage.steps)
             if halt:
                 return False
+        session.end(self.stage.steps)  # a run that was killed between its last checkpoint and the stage's end
         return True
 
     def ask(self, slot: int, number: int, version: int) -> Future[Answer]:
@@ -100,19 +143,22 @@ class _Asynchronous:
         return self.threads.submit(self._scored, step, beams)
 
     def _scored(self, step: int, beams: GroupFuture) -> Answer:
-        """Beams that are there and what the rewards say; rewards are asked when the beams are there, one group at a time."""
+        """Return beams that are there and what the rewards say of them; several groups are scored at once."""
         beams.within(self.session.deadlines.step).settle()
-        with self._scoring:
-            scores = self.session.reward.score(beams)
-            self.note_quarantined(step)
+        with self._scoring.together():
+            scores = self.session.reward.score(beams, step=step)
+        self.note_quarantined(step, scores)
         return beams, scores
 
     def learn(
         self, step: int, groups: Sequence[tuple[int, int]], answers: Sequence[Answer]
     ) -> Future[dict[str, float]]:
         """Have the trainers learn from answers, in the order of their numbers."""
-        trainer, asked = self.session.trainer, self.session.steering.asked(step)
-        with self._scoring if asked else nullcontext():  # rewards change while none of them is scoring
+        trainer = self.session.trainer
+        if self.session.steering.asked(step):
+            with self._scoring.alone():  # rewards change while none of them is scoring
+                self.session.enter_step(step)
+        else:
             self.session.enter_step(step)
         answers = [self._of_now(step, *answer) for answer in answers]
         beams = end_to_end([beams for beams, _ in answers])
@@ -124,9 +170,10 @@ class _Asynchronous:
         there = self.session.reward.groups
         missing = there.keys() - scores.keys()
         if missing:
-            with self._scoring:
-                scores = scores | self.session.reward.score(beams, names=missing)
-                self.note_quarantined(step)
+            with self._scoring.together():
+                more = self.session.reward.score(beams, names=missing, step=step)
+            scores = scores | more
+            self.note_quarantined(step, more)
         return beams, {name: scores[name] for name in there}
 
     def note(self, what: str, number: int, version: int) -> None:
@@ -161,13 +208,20 @@ def show_tables(session: Session, recorder: Recorder, stage: str, step: int, sho
         shown.update({f"sparse {what}": float(count) for what, count in sums.items()})
 
 
-def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int) -> None:
-    """Journal, count and tell which prompts of a step have no score of some reward."""
-    rewards = session.reward
-    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in rewards.quarantined}
-    if rewards.retried:
-        recorder.metrics(stage, step + 1, counts | {"asked again": float(rewards.retried)}, role="reward")
-    for each in rewards.quarantined:
+def note_quarantined(session: Session, recorder: Recorder, stage: str, step: int, scores: Any) -> None:
+    """Record which prompts of a step have no score of some reward: in the journal, as metrics, and in a note.
+
+    Args:
+        session: The session.
+        recorder: Takes metrics and notes.
+        stage: The RL stage.
+        step: Step that the scores are for.
+        scores: What `RewardHandles.score` returned.
+    """
+    counts = {f"quarantined.{each.reward}": float(len(each.uids)) for each in scores.quarantined}
+    if scores.retried:
+        recorder.metrics(stage, step + 1, counts | {"asked again": float(scores.retried)}, role="reward")
+    for each in scores.quarantined:
         session.commits.note(
             quarantined=each.reward, stage=stage, step=step, uids=each.uids, users=each.users, why=each.why
         )

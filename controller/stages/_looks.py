@@ -43,7 +43,7 @@ def held_out(session: Session, stage: str, done: int) -> dict[str, float]:
         return {}
     beams = session.rollout.generate(prompts)
     rewards = session.reward
-    means = rewards.means(rewards.score(beams))
+    means = rewards.means(rewards.score(beams, step=-1))
     hits, asked = session.trainer.group.hits(beams).get(session.deadlines.step)
     if session.objectives is not None and session.validation is None:
         session.objectives.note_served({name: float(np.nanmean(values)) for name, values in means.items()})
@@ -54,6 +54,27 @@ def held_out(session: Session, stage: str, done: int) -> dict[str, float]:
     }
 
 
+def prompt_weights(
+    session: Session, stage: str, users: np.ndarray | None, positions: np.ndarray | None, count: int
+) -> dict[str, np.ndarray]:
+    """Return what each reward in force counts for each prompt [P], by its scene where the stage has some.
+
+    Args:
+        session: The session; its rewards may have been attached, detached or set since the stage began.
+        stage: The RL stage.
+        users: User of each prompt.
+        positions: Position of each prompt in its user's sequence.
+        count: How many prompts there are.
+    """
+    setup, scene = _scenes_of(session, stage, users, positions)
+    return {
+        name: np.full(count, weight)
+        if scene is None or setup is None
+        else setup.weights_of(name, weight, scene)
+        for name, weight in session.weights_in_force(stage).items()
+    }
+
+
 def trained_reward(
     session: Session,
     stage: str,
@@ -61,21 +82,12 @@ def trained_reward(
     users: np.ndarray | None,
     positions: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the trained reward of each prompt [P] by the rewards and weights in force, those of its scene where it has one.
-
-    Args:
-        session: The session; its rewards may have been attached, detached or set since the stage began.
-        stage: The RL stage.
-        means: Mean reward of each prompt's list [P], by reward.
-        users: User of each prompt.
-        positions: Position of each prompt in its user's sequence.
-    """
-    setup, scene = _scenes_of(session, stage, users, positions)
-    total = np.zeros(len(next(iter(means.values()))))
-    for name, weight in session.weights_in_force(stage).items():
+    """Return the trained reward of each prompt [P] by the rewards and weights in force, from its mean rewards [P]."""
+    count = len(next(iter(means.values())))
+    total = np.zeros(count)
+    for name, weight in prompt_weights(session, stage, users, positions, count).items():
         if name in means:
-            own = weight if scene is None or setup is None else setup.weights_of(name, weight, scene)
-            total = total + own * means[name]
+            total = total + weight * means[name]
     return total
 
 
@@ -138,7 +150,7 @@ def score_served(
     assert session.validation is not None
     rewards, means = session.reward, {}
     for beams in session.validation.served[step]:
-        for name, values in rewards.means(rewards.score(beams, names=names)).items():
+        for name, values in rewards.means(rewards.score(beams, names=names, step=-1)).items():
             means.setdefault(name, []).append(values)
     means = {name: np.concatenate(parts) for name, parts in means.items()}
     users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)

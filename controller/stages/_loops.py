@@ -15,6 +15,7 @@ from nonet.controller.stages._looks import (
     by_pool,
     held_out,
     probe_prompts,
+    prompt_weights,
     rescore_candidates,
     trained_reward,
     validated,
@@ -108,7 +109,7 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.generate and score", step=step):
             beams = session.rollout.generate(prompts)
             scores = session.reward.score(beams)
-            note_quarantined(session, recorder, name, step)
+            note_quarantined(session, recorder, name, step, scores)
         with session.trace.span(f"{name}.update", step=step):
             record = session.trainer.update(beams, scores)
         session.publish()
@@ -137,23 +138,28 @@ def smoke_test_rewards(session: Session) -> None:
         if session.stages[name].rolls_out:
             session.publish(name)
             few = next(probe_prompts(session, name, _REHEARSAL_USERS))
-            session.rewards_of(name).score(session.rollout.generate(few), strict=True)
+            session.rewards_of(name).score(session.rollout.generate(few), strict=True, step=-1)
 
 
 def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
-    """Each reward's mean score a beam, and their weighted total, for prompts of the users RL never trains on.
+    """Score the lists that users whom RL never trains on would be served.
 
-    No more at once than a step asks, so that what is enough for a step is enough here. Arrays [P] by reward, "total" among
-    them, and "user" [P]; "of", how many prompts these were drawn from.
+    No more prompts are asked at once than in a step, so that what is enough for a step is enough here.
+
+    Returns:
+        Arrays [P] by reward, their mean score of a beam; "weight.<name>", what each reward counts now; "total", the trained
+        reward; "user"; and "of", how many prompts these were drawn from.
     """
     session.publish(name)
     rewards, parts, users, positions = session.rewards_of(name), [], [], []
     for prompts in probe_prompts(session, name, session.stages[name].users):
-        parts.append(rewards.means(rewards.score(session.rollout.generate(prompts))))
+        parts.append(rewards.means(rewards.score(session.rollout.generate(prompts), step=-1)))
         users.append(np.asarray(prompts.users))
         positions.append(np.asarray(prompts.positions))
     means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
-    user = np.concatenate(users)
-    total = trained_reward(session, name, means, user, np.concatenate(positions))
+    user, position = np.concatenate(users), np.concatenate(positions)
+    total = trained_reward(session, name, means, user, position)
+    weights = prompt_weights(session, name, user, position, len(user))
     of = session.rollout.group.probes().get(session.deadlines.step)
-    return means | {"total": total, "user": user, "of": np.array(of)}
+    shown = {f"weight.{reward}": weight for reward, weight in weights.items()}
+    return means | shown | {"total": total, "user": user, "of": np.array(of)}

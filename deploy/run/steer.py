@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import Commands, RunFolder, claim, find_run
+from nonet.controller.setup import copy_with_siblings
 from nonet.errors import ConfigError
 from nonet.plugins import file_of
 from nonet.rl.rewards import check_options, find_reward
@@ -83,11 +83,9 @@ def _kept(folder: RunFolder, use: str) -> tuple[str, str]:
     file = file_of(use)
     if file is None:
         return use, ""
-    content = Path(file).read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     place = folder.sources / f"attached-{digest[:12]}" / Path(file).name
-    make_folder(place.parent)
-    write_whole(place, content)
+    copy_with_siblings(Path(file).resolve(), place)
     return f"{place.relative_to(folder.sources)}{use.removeprefix(file)}", digest
 
 

@@ -6,6 +6,7 @@ from .api import load_reward as load_reward
 from .api import reward as reward
 from .attempts import Attempts as Attempts
 from .attempts import Trouble as Trouble
+from .checks import awaited as awaited
 from .checks import score_checked as score_checked
 from .checks import set_up as set_up
 from .known import RunData as RunData

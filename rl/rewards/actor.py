@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.api import Reward
+from nonet.rl.rewards.checks import Unreachable
 from nonet.rl.rewards.remote import message
 from nonet.types import Rollouts
 
@@ -22,6 +23,10 @@ class ActorReward(Reward):
 
     def setup(self) -> None:
         """Find the actor. Raises ConfigError where nobody runs it, or it has no such method."""
+        self._ask: Any = self._found()
+
+    def _found(self) -> Any:
+        """Return the method of the actor that has the name now."""
         import ray
 
         try:
@@ -31,9 +36,10 @@ class ActorReward(Reward):
                 f"{self.url}: no actor {self._name!r} runs in the namespace {self._namespace!r} of this Ray cluster; start it "
                 "first, named and detached"
             ) from None
-        self._ask: Any = getattr(actor, self._method, None)
-        if self._ask is None:
+        method = getattr(actor, self._method, None)
+        if method is None:
             raise ConfigError(f"{self.url}: the actor has no method {self._method!r}")
+        return method
 
     def score(self, r: Rollouts) -> Any:
         import ray
@@ -44,7 +50,15 @@ class ActorReward(Reward):
         except GetTimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except RayActorError as error:
-            raise DataError(f"{self.url} died: {' '.join(str(error).split())}") from None
+            self._find_again()
+            raise Unreachable(f"{self.url} died: {' '.join(str(error).split())}") from None
+
+    def _find_again(self) -> None:
+        """Take the actor that was started under the same name since, if there is one."""
+        try:
+            self._ask = self._found()
+        except ConfigError as error:
+            raise Unreachable(str(error)) from None
 
 
 def actor_parts(url: str, title: str = "") -> tuple[str, str, str]:

@@ -1,12 +1,18 @@
-"""Attempts: a reward asked with a time limit, so that a prompt it fails on costs its own row alone.
+"""Attempts: a reward called with a time limit, so that a prompt it fails on costs its own row alone.
 
-A call that raises, hangs or answers nonsense leaves its rows without a score (NaN) and says why of each. `one_by_one` asks
-a user at a time and so finds those that are to blame. A call that is late goes on in a thread that nobody waits for; the reward
-is then made anew, so that no state is shared with it.
+A call that raises, hangs or returns nonsense leaves its rows without a score (NaN). `one_by_one` then finds the prompts that are
+to blame by bisection: halves of the failing set are called again until single prompts are left. All calls of one step together
+take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
+prompt is to blame.
+
+Python cannot end a thread. A call that is late is interrupted where it runs Python code, and the reward is made anew, so that no
+state is shared with it. `hung` says that a late call may still run; then its process should be replaced.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +24,25 @@ import numpy as np
 
 from nonet.errors import DataError
 from nonet.rl.rewards.api import Reward
-from nonet.rl.rewards.checks import not_finite, score_loosely
+from nonet.rl.rewards.checks import Unreachable, not_finite, score_loosely
 from nonet.types import Rollouts
+
+# Shapes: U users, W beams.
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_HOPELESS = 8  # single prompts that fail without one that succeeds, after which the others are not tried
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A prompt without a score: its row among those asked, uid, user, and why."""
+    """A prompt without a score.
+
+    Attributes:
+        row: Its row among those that were asked about.
+        uid: Its uid.
+        user: Its user.
+        why: What went wrong.
+    """
 
     row: int
     uid: str
@@ -32,39 +50,125 @@ class Trouble:
     why: str
 
 
+class Late(DataError):
+    """A call that has not returned in time."""
+
+
 class Attempts:
-    """make: makes the reward, set up and opened; timeout_s: how long one call may take."""
+    """Calls of one reward.
+
+    Args:
+        make: Makes the reward, set up and opened.
+        name: Its name, for messages.
+        timeout_s: How long one call may take.
+    """
 
     def __init__(self, make: Callable[[], Reward], name: str, timeout_s: float):
         self._make, self.name, self.timeout_s = make, name, timeout_s
         self.reward = make()
         self._stuck = False
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def hung(self) -> bool:
+        """Whether a call that was late may still run in this process."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return bool(self._threads)
 
     def score(self, rollouts: Rollouts, timeout_s: float | None = None) -> tuple[np.ndarray, list[Trouble]]:
-        """Scores [U, W] float32, NaN in whole rows that have none; and those rows."""
-        limit = self.timeout_s if timeout_s is None else timeout_s
+        """Call the reward once.
+
+        Args:
+            rollouts: The beams to be scored.
+            timeout_s: How long the call may take; by default that of the reward.
+
+        Returns:
+            Scores [U, W] float32, NaN in whole rows that have none, and these rows.
+        """
         try:
-            scores = self._within(limit, rollouts)
+            return self._finite(
+                self._within(self.timeout_s if timeout_s is None else timeout_s, rollouts), rollouts
+            )
         except DataError as error:
-            nothing = np.full(rollouts.valid.shape, np.nan, np.float32)
-            return nothing, _troubles(rollouts, np.arange(len(nothing)), str(error))
+            return _nothing(rollouts), _troubles(rollouts, np.arange(len(rollouts.uid)), str(error))
+
+    def one_by_one(
+        self, prompts: Sequence[Rollouts], budget_s: float | None = None
+    ) -> tuple[list[np.ndarray], list[Trouble]]:
+        """Score prompts that a call failed on, and find those that are to blame.
+
+        Args:
+            prompts: Rollouts of one prompt each.
+            budget_s: How long all calls together may take; by default twice the reward's `timeout_s`.
+
+        Returns:
+            Scores [1, W] of each prompt, NaN without a score, and the prompts that have none.
+        """
+        if not prompts:
+            return [], []
+        rollouts = Rollouts.concat(prompts)
+        deadline = time.monotonic() + (2 * self.timeout_s if budget_s is None else budget_s)
+        scores, troubles = _nothing(rollouts), {}
+        sets, scored, failed_alone = [np.arange(len(prompts))], False, 0
+        error: DataError | None = None
+        late = self._stuck  # the call that failed on all of them was late
+        while sets:
+            rows = sets.pop()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or (failed_alone >= _HOPELESS and not scored):
+                why = "" if error is None else str(error)
+                told = why if left_s > 0 or why else f"reward {self.name!r} had no time left"
+                troubles |= {int(row): told for row in rows}
+                continue
+            some = rollouts.take(rows)
+            try:
+                found, wrong = self._called(some, left_s, late=late)
+            except DataError as failure:
+                error, late = failure, isinstance(failure, Late)
+                if len(rows) == 1:
+                    failed_alone += 1
+                    troubles[int(rows[0])] = str(failure)
+                    continue
+                half = len(rows) // 2
+                sets += [rows[half:], rows[:half]]
+                continue
+            scored = True
+            scores[rows] = found
+            troubles |= {int(rows[each.row]): each.why for each in wrong}
+        named = [
+            replace(_troubles(rollouts, np.array([row]), why)[0], row=row)
+            for row, why in sorted(troubles.items())
+        ]
+        return [scores[row : row + 1] for row in range(len(prompts))], named
+
+    def _called(self, some: Rollouts, left_s: float, *, late: bool) -> tuple[np.ndarray, list[Trouble]]:
+        """Call the reward, again with growing pauses while it cannot be reached, for a third of the time that is left.
+
+        Where a call was late before, each one has a share of half of what is left: the halving then comes to its end, and the
+        other half is for prompts that are not to blame.
+        """
+        until, pause_s = time.monotonic() + left_s / 3, _FIRST_PAUSE_S
+        levels = math.ceil(math.log2(max(1, len(some.uid))))
+        limit_s = left_s / 2 / (levels + 1) if late else min(self.timeout_s, left_s)
+        while True:
+            try:
+                return self._finite(self._within(limit_s, some), some)
+            except Unreachable:
+                if time.monotonic() + pause_s >= until:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            limit_s = min(self.timeout_s, max(0.0, until - time.monotonic()))
+
+    def _finite(self, scores: np.ndarray, rollouts: Rollouts) -> tuple[np.ndarray, list[Trouble]]:
+        """Take the scores of prompts whose scores are not finite away, and say why."""
         bad = np.flatnonzero(~np.isfinite(scores).all(1))
         why = not_finite(scores, self.name, rollouts)
         scores[bad] = np.nan
         return scores, _troubles(rollouts, bad, why)
 
-    def one_by_one(self, prompts: Sequence[Rollouts]) -> tuple[list[np.ndarray], list[Trouble]]:
-        """As `score`, of one prompt after the other: each has its share of twice the time, so all that hang cost that."""
-        limit = min(self.timeout_s, 2 * self.timeout_s / max(1, len(prompts)))
-        parts: list[np.ndarray] = []
-        troubles: list[Trouble] = []
-        for row, prompt in enumerate(prompts):
-            scores, wrong = self.score(prompt, limit)
-            parts.append(scores)
-            troubles += [replace(each, row=row) for each in wrong]
-        return parts, troubles
-
     def _within(self, limit_s: float, rollouts: Rollouts) -> np.ndarray:
+        """Return the scores of one call. Raises DataError for what it raises, `Late` where it takes longer."""
         if self._stuck:
             self.reward, self._stuck = self._make(), False
         reward, answers = self.reward, SimpleQueue[Any]()
@@ -76,18 +180,31 @@ class Attempts:
                 answers.put(error)
 
         began = time.monotonic()
-        threading.Thread(target=work, name=f"reward {self.name}", daemon=True).start()
+        thread = threading.Thread(target=work, name=f"reward {self.name}", daemon=True)
+        thread.start()
         try:
             answer = answers.get(timeout=limit_s)
         except Empty:
             self._stuck = True
+            self._threads.append(thread)
+            _interrupt(thread)
             waited = time.monotonic() - began
-            raise DataError(f"reward {self.name!r} has not answered within {waited:.3g} s") from None
+            raise Late(f"reward {self.name!r} has not answered within {waited:.3g} s") from None
         if isinstance(answer, DataError):
             raise answer
         if isinstance(answer, BaseException):
             raise DataError(f"reward {self.name!r}: {type(answer).__name__}: {answer}") from answer
         return answer
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise SystemExit in a thread at its next step of Python code; a call into C code goes on."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+def _nothing(rollouts: Rollouts) -> np.ndarray:
+    return np.full(rollouts.valid.shape, np.nan, np.float32)
 
 
 def _troubles(rollouts: Rollouts, rows: np.ndarray, why: str) -> list[Trouble]:

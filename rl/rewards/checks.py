@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
 _SHOWN = 3  # users named in an error
 
 
+class Unreachable(DataError):
+    """A service behind a reward cannot be reached, or says that it is too busy: no single prompt is to blame."""
+
+
 def set_up(reward: Reward, name: str) -> None:
     """Let a reward set itself up; a DataError names the reward, what it raised and where."""
     try:
-        reward.setup()
+        awaited(reward.setup())
     except NonetError:
         raise
     except Exception as error:
@@ -45,9 +51,13 @@ def score_loosely(reward: Reward, name: str, rollouts: Rollouts) -> np.ndarray:
     """As `score_checked`, but users may have scores that are not finite."""
     users = _first_users(rollouts, np.arange(len(rollouts.user_id)))
     try:
-        answer = _awaited(reward.score(rollouts))
+        answer = awaited(reward.score(rollouts))
     except DataError as error:
-        raise DataError(f"reward {name!r}: {error}") from error
+        raise type(error)(f"reward {name!r}: {error}") from error
+    except (ConnectionError, TimeoutError) as error:
+        raise Unreachable(
+            f"reward {name!r} failed for users {users}: {_one_line(error)}{_place(error)}"
+        ) from error
     except Exception as error:
         raise DataError(
             f"reward {name!r} failed for users {users}: {_one_line(error)}{_place(error)}"
@@ -84,15 +94,37 @@ def not_finite(scores: np.ndarray, name: str, rollouts: Rollouts) -> str:
     )
 
 
-def _awaited(answer: Any) -> Any:
-    """What an async reward answers."""
+def awaited(answer: Any) -> Any:
+    """Return what an awaitable gives, awaited in the one event loop of this process; any other value as it is.
+
+    One loop serves all calls of a process, so connections, semaphores and clients that a reward made once stay usable.
+    """
     if not inspect.isawaitable(answer):
         return answer
 
     async def wait() -> Any:
         return await answer
 
-    return asyncio.run(wait())
+    future = asyncio.run_coroutine_threadsafe(wait(), _event_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_making_loop = threading.Lock()
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process, which runs on a thread of its own from the first call on."""
+    with _making_loop:
+        if os.getpid() not in _loops:  # a forked child has no thread of its parent's
+            _loops.clear()
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="event loop of rewards", daemon=True).start()
+        return _loops[os.getpid()]
 
 
 def _array(answer: Any) -> np.ndarray:

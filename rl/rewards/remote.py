@@ -23,9 +23,11 @@ import numpy as np
 
 from nonet.errors import ConfigError, DataError
 from nonet.rl.rewards.api import Reward
+from nonet.rl.rewards.checks import Unreachable
 from nonet.types import Jagged, Rollouts
 
 SCHEMES = ("http", "https", "actor")
+_BUSY = (429, 502, 503, 504)  # answers of a server that may answer later
 _SHOWN = 120  # characters of an answer that an error shows
 
 
@@ -52,14 +54,16 @@ class HttpReward(Reward):
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
-            raise DataError(f"{self.url} answered {error.code}: {_short(error.read())}") from None
+            kind = Unreachable if error.code in _BUSY else DataError
+            raise kind(f"{self.url} answered {error.code}: {_short(error.read())}") from None
         except TimeoutError:
             raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
         except OSError as error:
             why = getattr(error, "reason", error)
             late = isinstance(why, TimeoutError)
-            text = f"has not answered within {self.timeout_s:g} s" if late else f"cannot be asked: {why}"
-            raise DataError(f"{self.url} {text}") from None
+            if late:
+                raise DataError(f"{self.url} has not answered within {self.timeout_s:g} s") from None
+            raise Unreachable(f"{self.url} cannot be asked: {why}") from None
 
 
 def reward_at(use: str, title: str) -> type[Reward]:

@@ -12,11 +12,15 @@ path, `package.module:Name`, which `heavy` imports where it is needed. Nothing e
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -147,7 +151,14 @@ def file_of(use: Any) -> str | None:
 
 
 def import_file(path: Path, title: str) -> ModuleType:
-    """A module from a file, once for each content. Raises ConfigError in one line for what does not import."""
+    """Import a file as a module, once for each content.
+
+    Modules that lie beside the file can be imported by it, as by a script. Child processes that unpickle its functions can import
+    it too, whichever way they are started.
+
+    Raises:
+        ConfigError: There is no such file, or it does not import; one line says why.
+    """
     if not path.is_file():
         raise ConfigError(f"{title}: there is no file {path}. A file is looked up beside the scenario.")
     text = path.read_bytes()
@@ -158,12 +169,54 @@ def import_file(path: Path, title: str) -> ModuleType:
     assert spec is not None and spec.loader is not None  # noqa: PT018  a .py file always has both
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module  # dataclasses and pickle look a class's module up
+    _forget_siblings_of_others(path.resolve().parent)
+    sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[key]
         raise _import_error(error, title) from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    _beside.append(path.resolve().parent)
+    if str(path.resolve().parent) not in sys.path:  # for what is imported later, behind everything that is installed
+        sys.path.append(str(path.resolve().parent))
+    _let_children_import(key, path.resolve())
     return module
+
+
+_beside: list[Path] = []  # folders of files that were imported
+
+
+def _forget_siblings_of_others(folder: Path) -> None:
+    """Forget modules that were imported from beside other files, where this folder has one of the same name."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or name.startswith(OWN) or "." in name or Path(file).parent not in _beside:
+            continue
+        if Path(file).parent != folder and ((folder / f"{name}.py").is_file() or (folder / name).is_dir()):
+            del sys.modules[name]
+
+
+_shims: dict[int, Path] = {}
+
+
+def _let_children_import(key: str, path: Path) -> None:
+    """Put a module of this name on the path that runs the file: children that are spawned know no other way to it."""
+    if os.getpid() not in _shims:
+        folder = Path(tempfile.mkdtemp(prefix="nonet-own-"))
+        _shims[os.getpid()] = folder
+        sys.path.append(str(folder))
+        atexit.register(_remove_shims, os.getpid(), folder)
+    run = "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))"
+    lines = ["import sys", f"sys.path.append({str(path.parent)!r})", f"__file__ = {str(path)!r}", run]
+    (_shims[os.getpid()] / f"{key}.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _remove_shims(process: int, folder: Path) -> None:
+    """Remove the folder when the process that made it ends, and not when a forked child does."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_name(module: str, title: str) -> ModuleType:

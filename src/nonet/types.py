@@ -6,8 +6,8 @@ Shapes: B sequences, N events, U users (prompts), W beams, L semantic-id levels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,9 +97,51 @@ class Rollouts:
     sampling_logp: np.ndarray | None = None
     added: np.ndarray | None = None
 
+    def take(self, rows: np.ndarray) -> Rollouts:
+        """Return the rollouts of some prompts, in the order of `rows` [n]."""
+        return self._changed(lambda value: _rows_of(value, rows))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Rollouts]) -> Rollouts:
+        """Return the rollouts of all parts, one after the other; what a step has once is that of the first."""
+        return parts[0]._changed(lambda *values: _end_to_end(values), *parts[1:])
+
+    def _changed(self, change: Callable[..., Any], *others: Rollouts) -> Rollouts:
+        """Return rollouts whose values with a row for each prompt are changed, with the same values of others."""
+        values = {each.name: [getattr(part, each.name) for part in (self, *others)] for each in fields(self)}
+        columns = [part for part in values.pop("columns") if part is not None]
+        found = {
+            name: change(*parts)
+            for name, parts in values.items()
+            if parts[0] is not None and not isinstance(parts[0], int | str)
+        }
+        return replace(
+            self, **found, columns={name: change(*(part[name] for part in columns)) for name in columns[0]}
+        )
+
     def __getitem__(self, column: str) -> np.ndarray:
         try:
             return self.columns[column]
         except KeyError:
             known = ", ".join(sorted(self.columns)) or "none"
             raise KeyError(f"no column {column!r} was joined to these rollouts; there are: {known}") from None
+
+
+def _rows_of(value: Any, rows: np.ndarray) -> Any:
+    """Return some rows of an array or of ragged data."""
+    import numpy as np
+
+    if not isinstance(value, Jagged):
+        return value[rows]
+    lists = [value[int(row)] for row in rows]
+    return Jagged(np.concatenate([value.values[:0], *lists]), np.cumsum([0, *map(len, lists)]))
+
+
+def _end_to_end(values: Sequence[Any]) -> Any:
+    """Return arrays or ragged data one after the other."""
+    import numpy as np
+
+    if not isinstance(values[0], Jagged):
+        return np.concatenate(values)
+    lengths = np.concatenate([np.diff(value.offsets) for value in values])
+    return Jagged(np.concatenate([value.values for value in values]), np.concatenate([[0], lengths.cumsum()]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from nonet.controller.groups.handles import Prompts
 from nonet.deadlines import DEFAULTS
@@ -90,6 +90,13 @@ class Trace:
         pass
 
 
+class _Scored(dict):
+    """Scores of every prompt."""
+
+    quarantined: ClassVar[list] = []
+    retried = 0
+
+
 class LoopSession:
     """What the shipped stages ask of a session; `done` lists what they did, in order."""
 
@@ -102,9 +109,7 @@ class LoopSession:
         self.rollout = SimpleNamespace(generate=lambda prompts: ("beams", prompts.step), absent=0)
         self.deadlines = DEFAULTS
         self.reward = SimpleNamespace(
-            score=lambda beams: {name: Now(s) for name, s in self._scores.items()},
-            quarantined=[],
-            retried=0,
+            score=lambda beams: _Scored({name: Now(s) for name, s in self._scores.items()}),
         )
 
     def begin(self, name):

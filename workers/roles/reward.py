@@ -2,7 +2,8 @@
 
 It joins the columns that the reward asks for, of the items and out of stores (`data.join`) as of each prompt's time, so that
 neither rollout nor controller knows them, and imports torch only if the reward does. A prompt whose score is NaN, of the wrong
-shape, late or an exception has a row of NaN and is told by `troubles`; asked strictly, that is a DataError with the user ids.
+shape, late or an exception has a row of NaN and is named by `troubles`; asked strictly, that is a DataError with the user ids.
+Groups of prompts may be scored at once, so each call is known by a name and its troubles are asked for by that name.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy as np
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation import as_array
 from nonet.rl import from_wire, join
-from nonet.rl.rewards import Attempts, Reward, RunData, Trouble, load_reward, set_up
+from nonet.rl.rewards import Attempts, Reward, RunData, Trouble, awaited, load_reward, set_up
 from nonet.samples.stores import Joins, JoinSetup
 from nonet.types import Rollouts
 from nonet.workers.runtime import DistributeWorker, PerRank, Replicate, Shard, cut, method, shares
+
+_CALLS = 256  # calls whose troubles are kept
 
 
 class RewardWorker(DistributeWorker):
@@ -39,7 +42,7 @@ class RewardWorker(DistributeWorker):
         self._columns: dict[str, np.ndarray] = {}
         self._joins, self._timeout_s = Joins(joins), timeout_s
         self._run: RunData | None = None
-        self._troubles: list[Trouble] = []
+        self._troubles: dict[str, list[Trouble]] = {}
 
     def setup(self) -> None:
         """Load the reward and let it set itself up."""
@@ -50,7 +53,7 @@ class RewardWorker(DistributeWorker):
         reward.device, reward.timeout_s = self.device, self._timeout_s
         set_up(reward, self.name)
         if self._run is not None:
-            reward.open(self._run)
+            awaited(reward.open(self._run))
         return reward
 
     @property
@@ -72,31 +75,62 @@ class RewardWorker(DistributeWorker):
                     f"{', '.join([*run.items.column_names, *self._joins.names])}"
                 )
             self._columns[column] = as_array(run.items[column])
-        self.reward.open(run)
+        awaited(self.reward.open(run))
         self._run = run
 
     @method(collect="concat", rollouts=Shard, idempotent=True)
-    def score(self, rollouts: Mapping[str, Any], strict: bool = False) -> np.ndarray:
-        """Scores [U, W] float32 of Rollouts on the wire, 0 where there is no beam, NaN in rows without a score.
+    def score(self, rollouts: Mapping[str, Any], strict: bool = False, call: str = "") -> np.ndarray:
+        """Score Rollouts on the wire.
 
-        `strict`: raise DataError for the first of those instead.
+        Args:
+            rollouts: This rank's share of the prompts.
+            strict: Whether a prompt without a score raises DataError.
+            call: Name by which `troubles` is asked about this call.
+
+        Returns:
+            Scores [U, W] float32, 0 where there is no beam, NaN in rows without a score.
         """
-        scores, self._troubles = self._attempts.score(self._beams(rollouts))
-        if strict and self._troubles:
-            raise DataError(self._troubles[0].why)
+        scores, troubles = self._attempts.score(self._beams(rollouts))
+        if strict and troubles:
+            raise DataError(troubles[0].why)
+        self._note(call, troubles)
         return scores
 
     @method(scores=Shard, idempotent=True)
-    def troubles(self, scores: np.ndarray) -> list[Trouble]:
-        """The rows of these scores, which are the newest call's, that have none."""
-        return self._troubles
+    def troubles(self, scores: np.ndarray, call: str = "") -> list[Trouble]:
+        """Return the rows of a call's scores that have none. `scores` are passed to wait for them."""
+        return self._troubles.get(call, [])
+
+    @method(idempotent=True)
+    def hung(self) -> bool:
+        """Return whether a call of the reward that was late may still run in this process."""
+        return self._attempts.hung
 
     @method(collect="concat", rollouts=Replicate, rows=PerRank, idempotent=True)
-    def score_again(self, rollouts: Mapping[str, Any], rows: Sequence[int]) -> np.ndarray:
-        """Scores [n, W] of some rows of all rollouts, a user a call."""
+    def score_again(
+        self, rollouts: Mapping[str, Any], rows: Sequence[int], call: str = "", budget_s: float | None = None
+    ) -> np.ndarray:
+        """Score some rows of all rollouts once more, and find the prompts that are to blame.
+
+        Args:
+            rollouts: All prompts of the call that left rows without a score.
+            rows: This rank's rows among them.
+            call: Name by which `troubles` is asked about this call.
+            budget_s: How long all attempts together may take.
+
+        Returns:
+            Scores [n, W] float32 of these rows, NaN without a score.
+        """
         prompts = [self._beams(cut(rollouts, row, row + 1)) for row in rows]
-        scores, self._troubles = self._attempts.one_by_one(prompts)
+        scores, troubles = self._attempts.one_by_one(prompts, budget_s)
+        self._note(call, troubles)
         return np.concatenate([np.zeros((0, rollouts["valid"].shape[1]), np.float32), *scores])
+
+    def _note(self, call: str, troubles: list[Trouble]) -> None:
+        """Keep the troubles of a call; those of old calls are forgotten."""
+        self._troubles[call] = troubles
+        while len(self._troubles) > _CALLS:
+            self._troubles.pop(next(iter(self._troubles)))
 
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
     def patched(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
@@ -109,13 +143,14 @@ class RewardWorker(DistributeWorker):
         return out
 
     @method(collect="concat", rollouts=Shard, idempotent=True)
-    def nothing(self, rollouts: Mapping[str, Any]) -> np.ndarray:
-        """A row of NaN for each prompt."""
+    def nothing(self, rollouts: Mapping[str, Any], call: str = "") -> np.ndarray:
+        """Return a row of NaN [U, W] for each prompt of a call that this rank did not answer."""
         beams = from_wire(rollouts)
-        why = f"reward {self.name!r} did not answer and was ended, twice"
-        self._troubles = [
+        why = f"reward {self.name!r} did not answer and its process was ended"
+        troubles = [
             Trouble(row, str(beams.uid[row]), str(beams.user_id[row]), why) for row in range(len(beams.uid))
         ]
+        self._note(call, troubles)
         return np.full(beams.valid.shape, np.nan, np.float32)
 
     def _beams(self, rollouts: Mapping[str, Any]) -> Rollouts:

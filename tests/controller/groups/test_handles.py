@@ -44,11 +44,11 @@ class Group:
     def __init__(self, name, log, late=False):
         self._name, self._log, self._late = name, log, late
 
-    def score(self, beams, strict, retries=0):
+    def score(self, beams, strict, call, retries=0):
         self._log.append(f"ask {self._name}")
         return Future(self._name, self._log, self._late)
 
-    def troubles(self, scores):
+    def troubles(self, scores, call):
         return Future(f"troubles of {self._name}", self._log)
 
 

@@ -83,6 +83,7 @@ class World:
         session.groups = SimpleNamespace(
             trainer=self.trainer,
             rollout=self.rollout,
+            rewards={},
             due=lambda name: None,
             load=lambda path, stage: self.calls.append(("load", (path, stage and stage.name), {})),
         )

@@ -8,7 +8,7 @@ import pytest
 
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import Scenario, load_scenario, make_scenario
-from nonet.controller.setup.own_files import keep_copies, named_files, read_copies
+from nonet.controller.setup.own_files import files_beside, keep_copies, named_files, read_copies
 from nonet.controller.setup.run_files import write_run
 from nonet.controller.setup.worker_setup import role_specs
 from nonet.errors import ConfigError
@@ -135,3 +135,43 @@ def test_a_missing_file_is_named(tmp_path):
         ConfigError, match=r"use: gone\.py: there is no file .*gone\.py; it is looked for beside"
     ):
         write_run(scenario_of("gone.py"), tmp_path, RunFolder(tmp_path / "run"))
+
+
+def test_what_lies_beside_a_reward_travels_and_tables_runs_and_hidden_files_do_not(tmp_path):
+    folder = tmp_path / "work"
+    for name, text in {
+        "rewards/own.py": REWARD.format(1),
+        "rewards/limits.json": "{}",
+        "rewards/helper.py": "LIMIT = 3",
+        "rewards/deep/more.txt": "",
+        "rewards/.hidden": "",
+        "rewards/__pycache__/x.pyc": "",
+        "rewards/run-1/scenario.yaml": "name: a run",
+        "beside.txt": "",
+    }.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    run = RunFolder(tmp_path / "run")
+    keep_copies(scenario_of("rewards/own.py"), folder, run)
+    there = sorted(str(path.relative_to(run.sources)) for path in run.sources.rglob("*") if path.is_file())
+    assert there == [
+        "rewards/deep/more.txt",
+        "rewards/helper.py",
+        "rewards/limits.json",
+        "rewards/own.py",
+    ]
+    assert read_copies(run).copies == {"rewards/own.py": "rewards/own.py"}
+    (run.sources / "rewards" / "helper.py").write_text("LIMIT = 4")
+    with pytest.raises(ConfigError, match=r"helper.py was changed since the run began"):
+        read_copies(run)
+
+
+def test_of_a_large_folder_travel_the_modules_and_files_that_the_file_names(tmp_path, monkeypatch):
+    monkeypatch.setattr("nonet.controller.setup.own_files._MOST_FILES", 2)
+    (tmp_path / "own.py").write_text("import json\nimport helper\nLIMITS = 'limits.json'\n")
+    (tmp_path / "helper.py").write_text("from other import x\n")
+    for name in ("other.py", "limits.json", "unnamed.json", "log.parquet"):
+        (tmp_path / name).write_text("x = 1\n")
+    found = [path.name for path in files_beside(tmp_path / "own.py")]
+    assert found == ["helper.py", "limits.json", "other.py"]

@@ -76,7 +76,7 @@ def test_a_probe_asks_no_more_at_once_than_a_step_does_and_finds_the_same(made):
     asked = len(made.rollout.heldout_prompts()[0])
     assert asked > 10
     assert sizes(session) == [5] * (asked // 5) + [asked % 5] * (asked % 5 > 0)
-    assert {"hit", "own", "total", "user", "of"} == set(parts)
+    assert {"hit", "own", "weight.hit", "weight.own", "total", "user", "of"} == set(parts)
     for name, values in whole.items():
         np.testing.assert_allclose(parts[name], values, err_msg=name)
     np.testing.assert_allclose(parts["total"], parts["hit"] + 0.5 * parts["own"])

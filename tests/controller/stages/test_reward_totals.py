@@ -40,7 +40,7 @@ def test_the_total_of_held_out_users_is_weighted():
     )
     rewards = SimpleNamespace(
         groups=scores,
-        score=lambda beams: scores,
+        score=lambda beams, step: scores,
         means=lambda each: {name: np.mean(score, 1) for name, score in each.items()},
     )
     session = SimpleNamespace(

@@ -53,6 +53,7 @@ def test_one_by_one_finds_who_raises_and_scores_the_rest(make_rollouts):
     parts, left = tried.one_by_one([one(rollouts, row) for row in range(3)])
     assert [each.row for each in left] == [1]
     assert "not this one" in left[0].why
+    assert left[0].user == "502"
     assert np.array_equal(np.concatenate(parts)[[0, 2]], [[10, 11], [14, 15]])
 
 
@@ -109,3 +110,119 @@ def test_an_error_in_setup_still_raises():
 
     with pytest.raises(DataError, match="no model"):
         Attempts(Broken, "own", 1.0)
+
+
+def test_one_bad_prompt_among_64_costs_its_own_row_at_the_latency_of_a_judge(make_rollouts):
+    calls = []
+
+    def judge(user_id, item):
+        calls.append(len(user_id))
+        time.sleep(0.02)
+        if (user_id == 508).any():
+            raise ValueError("bad user")
+        return item
+
+    tried, rollouts = attempts(judge, timeout_s=4.0), make_rollouts(64)
+    began = time.monotonic()
+    scores, left = tried.one_by_one([one(rollouts, row) for row in range(64)])
+    assert time.monotonic() - began < 8.0, "twice its timeout_s"
+    assert [each.user for each in left] == ["508"]
+    assert np.isfinite(np.concatenate(scores)).all(1).sum() == 63
+    assert len(calls) <= 2 * 6 + 1, "halves, not one call for each prompt"
+
+
+def test_a_prompt_that_spins_is_found_and_its_thread_is_interrupted(make_rollouts):
+    def spins(user_id, item):
+        while (user_id == 502).any():
+            pass
+        return item
+
+    tried, rollouts = attempts(spins, timeout_s=0.5), make_rollouts(8)
+    for _ in range(2):
+        assert len(tried.score(rollouts)[1]) == 8
+        _, left = tried.one_by_one([one(rollouts, row) for row in range(8)])
+        assert [each.user for each in left] == ["502"]
+    deadline = time.monotonic() + 10
+    while tried.hung and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not tried.hung
+
+
+def test_a_call_that_no_interrupt_reaches_is_said_to_hang(make_rollouts):
+    release = threading.Event()
+
+    def waits(item):
+        release.wait(30)
+        return item
+
+    tried = attempts(waits, timeout_s=0.1)
+    tried.score(make_rollouts(2))
+    assert tried.hung
+    release.set()
+
+
+def test_a_service_that_comes_back_is_asked_again_with_pauses_and_nothing_is_lost(make_rollouts):
+    refused = []
+
+    def judge(item):
+        if len(refused) < 3:
+            refused.append(time.monotonic())
+            raise ConnectionRefusedError("down")
+        return item
+
+    tried, rollouts = attempts(judge, timeout_s=5.0), make_rollouts(4)
+    scores, left = tried.one_by_one([one(rollouts, row) for row in range(4)])
+    assert not left
+    assert np.isfinite(np.concatenate(scores)).all()
+    pauses = np.diff(refused)
+    assert (pauses >= [0.1, 0.2]).all()
+
+
+def test_a_reward_that_fails_on_every_prompt_is_given_up_early(make_rollouts):
+    calls = []
+
+    def broken(item):
+        calls.append(len(item))
+        raise ValueError("never")
+
+    tried, rollouts = attempts(broken, timeout_s=60.0), make_rollouts(64)
+    _, left = tried.one_by_one([one(rollouts, row) for row in range(64)])
+    assert len(left) == 64
+    assert all("never" in each.why for each in left)
+    assert len(calls) < 24
+
+
+def test_all_attempts_end_with_their_budget(make_rollouts):
+    def slow(user_id, item):
+        time.sleep(0.2)
+        if (user_id % 2 == 0).any():
+            raise ValueError("even")
+        return item
+
+    tried, rollouts = attempts(slow, timeout_s=0.4), make_rollouts(16)
+    began = time.monotonic()
+    tried.one_by_one([one(rollouts, row) for row in range(16)])
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_semaphore_made_in_setup_serves_every_call(make_rollouts):
+    import asyncio
+
+    class Judge(Reward):
+        def setup(self):
+            self.gate = asyncio.Semaphore(2)
+
+        async def one(self, row):
+            async with self.gate:
+                await asyncio.sleep(0.001)
+                return row * 2.0
+
+        async def score(self, r):
+            return np.stack(await asyncio.gather(*(self.one(row) for row in r.item)))
+
+    tried = Attempts(Judge, "judge", 5.0)
+    tried.reward.setup()
+    for _ in range(3):
+        scores, troubles = tried.score(make_rollouts(5))
+        assert not troubles
+        assert scores[0].tolist() == [20, 22]
