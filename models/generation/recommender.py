@@ -143,7 +143,7 @@ class Recommender:
         within: SubCatalogue | None = None,
     ) -> Votes | None:
         """What is voted for each prompt, on the model's device; None without a memory. `seq`: events of other users than the
-        corpus's; `hidden`: items that get no votes, by default those that the data's policy masks; `within`: what may get some."""
+        corpus's; `hidden`: items that get no votes, by default those that the data's policy masks; `within`: what may."""
         if self.voters is None:
             return None
         if self.voters.nearest:

@@ -60,6 +60,22 @@ def test_a_post_on_a_full_disk_is_refused_and_leaves_no_half_a_line(served, tmp_
     assert [again.of(user).item.tolist() for user in ("first", "second", "third")] == [[1], [2], [3]]
 
 
+def test_an_acknowledged_event_is_on_a_disk_that_loses_what_was_not_synced(served, tmp_path, monkeypatch):
+    journal, kept = tmp_path / "events.jsonl", {}
+    sync = os.fdatasync
+
+    def fdatasync(handle):
+        sync(handle)
+        kept["content"] = journal.read_bytes()
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    histories = Histories(served.ring.corpus(), journal)
+    for number in range(3):
+        histories.post("new", [event(number)])
+        assert kept["content"] == journal.read_bytes()
+        assert kept["content"].count(b"\n") == number + 1
+
+
 def test_a_short_write_is_continued_until_all_of_the_line_is_on_disk(served, tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, content: write(file, bytes(content)[:7]))
@@ -81,6 +97,18 @@ def test_a_torn_line_is_cut_and_reported_and_a_reader_changes_nothing(served, tm
     assert writer.facts()["cut_bytes"] == 12
     assert "cut a torn line of 12 bytes" in caplog.text
     assert journal.read_bytes() == whole
+
+
+def test_what_reads_a_journal_leaves_it_as_it_is(served):
+    """A table of users is answered while a server writes half a line."""
+    run = served.open()
+    run.beside.mkdir(exist_ok=True)
+    journal = run.beside / "events.jsonl"
+    before = journal.read_bytes() if journal.exists() else b""
+    journal.write_bytes(before + b'{"user": "103", "id"')
+    Features.of(run, posts=False)
+    assert journal.read_bytes() == before + b'{"user": "103", "id"'
+    journal.write_bytes(before)
 
 
 def test_segments_are_sealed_numbered_and_never_rewritten(served, tmp_path):
