@@ -91,10 +91,9 @@ class Ddp:
         return [gradient for gradient in found if gradient is not None]
 
     def clip(self, rows: float = 0.0) -> float:
-        gradients = self.gradients()
+        gradients, reduced = self.gradients(), any(True for _ in self._reduced())
         if self.member.n_trainers > 1:
-            self._sum_gradients(gradients)
-        reduced = any(True for _ in self._reduced())
+            self._sum_gradients()
         if not rows and not reduced:
             return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
         if reduced:
@@ -223,7 +222,8 @@ class Ddp:
         ]
         return [*tensors_of(self.model, self.optimizer), *masters]
 
-    def _sum_gradients(self, gradients: Sequence[Tensor]) -> None:
+    def _sum_gradients(self) -> None:
+        gradients = self.gradients()
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch.distributed.all_reduce(flat, group=self.member.trainers)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):

@@ -171,9 +171,8 @@ class Service:
             )
         if not asked.question.user:  # a share of traffic is drawn by the caller's name, else by the request
             asked = replace(asked, question=replace(asked.question, traffic=named or secrets.token_hex(8)))
-        within_s = deadline_s - (
-            time.perf_counter() - began
-        )  # what the features took is the caller's time too
+        took_s = time.perf_counter() - began  # the features' time is the caller's too
+        within_s = deadline_s - took_s
         answer, version, reason = (None, None, unread) if unread else await self._by_engine(asked, within_s)
         what = None
         if answer is None:
