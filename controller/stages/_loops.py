@@ -39,36 +39,36 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
     """Steps of trainers over their samples, some a call; validated meanwhile, until the end or until nothing gets better."""
     step, stage = session.begin(name), session.stages[name]
     recorder.begin(name, stage.steps, step)
-    due, validation = session.scenario.checkpoint.every, session.validation
+    every, validation = session.scenario.checkpoint.every, session.validation
     while step < stage.steps and not (validation and validation.over(step)):
         if stopped():
             if step:
                 session.commit(step - 1, now=True)
             return False
-        stop = min(step + CHUNK_STEPS, stage.steps, (step // due + 1) * due)
+        stop = min(step + CHUNK_STEPS, stage.steps, (step // every + 1) * every)
         stop = min(stop, validation.next_point(step)) if validation else stop
         began = time.perf_counter()
         with session.trace.span(f"{name}.train", first=step, last=stop - 1):
             records = session.trainer.train(stage, step, stop)
         seconds = time.perf_counter() - began
-        every, records = records, [record for record in records if not record.get("skipped")]
+        all_records, records = records, [record for record in records if not record.get("skipped")]
         events = sum(record["events"] for record in records)  # a skipped step's loss may be no number
         mean = sum(record["loss"] * record["events"] for record in records) / max(1.0, events)
         shown = {
             "loss": mean,
             "rows/s": events / seconds,
-            "data wait": sum(record.get("waited", 0.0) for record in every) / seconds,
-            "lr": every[-1]["lr"],
-            "norm": every[-1]["norm"],
+            "data wait": sum(record.get("waited", 0.0) for record in all_records) / seconds,
+            "lr": all_records[-1]["lr"],
+            "norm": all_records[-1]["norm"],
             "events": events,
         }
         show_tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
-        recorder.metrics(name, stop, of_the_machine(every) | _of_some_stages(every))
+        recorder.metrics(name, stop, of_the_machine(all_records) | _of_some_stages(all_records))
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
-        if ended_early(session, recorder, name, every):
+        if ended_early(session, recorder, name, all_records):
             return True
         validated(session, recorder, name, step)
     session.end(step)
