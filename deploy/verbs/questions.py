@@ -113,8 +113,12 @@ def recommend(
 ) -> None:
     """Recommend by every stage of a run, side by side with popularity and the transition counter; or to a table of users."""
     if users is not None or out is not None:
+        if user is not None or like or more:
+            raise ConfigError("--users answers a whole table; leave out --user, --like and titles")
         _recommend_all(run, users, out, top, workers, as_json)
         return
+    if workers is not None:
+        raise ConfigError("--workers is of --users U.parquet, which processes share; leave it out")
     from nonet.deploy.after import columns, recommend_for
 
     ask = None if user is None else _served_question(run)

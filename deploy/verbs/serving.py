@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nonet.deploy.verbs.questions import JsonOption, RunArg
+from nonet.errors import ConfigError
 
 
 def serve(
@@ -32,6 +33,8 @@ def serve(
     """Answer requests from a run's newest version, and swap newer ones in, until Ctrl-C."""
     from nonet.deploy.serving import serve_run, write_monitoring
 
+    if image is not None and manifest is None:
+        raise ConfigError("--image is of the pods of --manifest FILE; give both, or neither")
     if manifest is not None:
         from nonet.deploy.serving import manifest_of
 

@@ -71,3 +71,18 @@ def test_posted_events_and_withdrawn_items_count_for_both(served, client):
     corpus = served.ring.corpus()
     gone = str(corpus.items["title"][corpus.item_id.tolist().index(best[0])])
     assert not any(gone in titles for titles in columns.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["recommend", "RUN", "--user", "103", "--workers", "2"], "--workers is of --users"),
+        (["recommend", "RUN", "--users", "u.parquet", "--out", "o.parquet", "--user", "3"], "leave out --user"),
+        (["serve", "RUN", "--image", "nonet:1"], "--image is of the pods of --manifest"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(served, command, said):
+    command = [str(served.folder.path) if part == "RUN" else part for part in command]
+    answer = CliRunner().invoke(commands, command)
+    assert answer.exit_code != 0
+    assert said in str(answer.exception) + answer.output
