@@ -81,6 +81,10 @@ class FeaturesService:
         """`Features.scores_of`."""
         return self._features.scores_of(*asked, **options)
 
+    def journal_facts(self) -> dict[str, Any]:
+        """`Features.journal_facts`."""
+        return self._features.journal_facts()
+
     async def post(
         self, user: str, events: list[dict[str, Any]], id: str | None
     ) -> tuple[int, list[Any], bool]:

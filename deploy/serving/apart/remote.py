@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nonet.deploy.serving.features import Asked, Away, Items, OpenRun
@@ -14,7 +16,7 @@ from nonet.models.inference import Answer, Question
 from nonet.workers.registry import Serving
 
 _LOOK_S, _FACTS_S = 0.05, 1.0
-_READ_S, _POST_S = 1.0, 5.0
+_READ_S, _POST_S, _JOURNAL_S = 1.0, 5.0, 3.0
 
 
 class RemoteFeatures:
@@ -22,14 +24,26 @@ class RemoteFeatures:
 
     def __init__(self, handle: Any, items: Items):
         self._handle, self.items = handle, items
+        self._journal: dict[str, Any] = {}
+        threading.Thread(target=self._ask_for_facts, name="journal facts", daemon=True).start()
 
     def renew(self, catalogue: Catalogue) -> None:
         """Items of a later version of the catalogue; the other process looks by itself."""
         self.items = Items(catalogue, self.items)
 
     def journal_facts(self) -> dict[str, Any]:
-        """Return nothing: the journal is in the process of features, which logs what it cut or could not read."""
-        return {}
+        """`Features.journal_facts`, as the other process said a few seconds ago at most; empty before it has."""
+        return dict(self._journal)
+
+    def example_users(self, count: int) -> list[int | str]:
+        """Return nobody: users are known in the other process."""
+        return []
+
+    def _ask_for_facts(self) -> None:
+        while True:
+            with suppress(Exception):  # the service is away: the next look may find it
+                self._journal = self._handle.journal_facts.remote().result(timeout_s=5)
+            time.sleep(_JOURNAL_S)
 
     async def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`. Raises Refused, Away."""

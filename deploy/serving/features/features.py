@@ -146,6 +146,10 @@ class Features:
             return 0, unknown, True
         return len(known), unknown, self.histories.post(user, known, id)
 
+    def example_users(self, count: int) -> list[int | str]:
+        """Return a few users of the data."""
+        return self.histories.examples(count)
+
     def journal_facts(self) -> dict[str, Any]:
         """Return what the journal of posted events holds, for how long, and what of it could not be read."""
         return self.histories.facts()

@@ -111,6 +111,14 @@ class Histories:
         older = () if posted is None else posted.older_items
         return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older, np.int64)]))
 
+    def examples(self, count: int) -> list[int | str]:
+        """Return a few users of the data, those with the most usual numbers of events."""
+        if not len(self._seq):
+            return []
+        lengths = np.diff(self._seq.offsets)
+        near = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")[:count]
+        return self._seq.user_id[np.sort(near)].tolist()
+
     def facts(self) -> dict[str, Any]:
         """Return what the journal holds and what of it could not be read; empty without a journal."""
         return {} if self._journal is None else self._journal.facts() | {"quarantined": self.quarantined}

@@ -5,13 +5,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import Catalogue
 from nonet.models.inference import ItemFilter
 from nonet.samples.tables import matches
+
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 # Shapes: I items.
 _FILTER_BYTES = 64 << 20  # of filters that are kept
@@ -101,6 +106,15 @@ class Items:
     def without(self, where: str) -> np.ndarray:
         """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
         return np.flatnonzero(~self.filter(where).allowed)
+
+    def search(self, words: str, count: int) -> np.ndarray:
+        """Return dense indices of legal items whose title has these words, in either case, the most popular first."""
+        name = "title" if "title" in self._table.column_names else "item_id"
+        titles = pc.cast(self._table[name].combine_chunks(), pa.string())
+        found = pc.fill_null(pc.match_substring(titles, words, ignore_case=True), False)
+        places = np.flatnonzero(found.to_numpy(zero_copy_only=False) & self._legal)
+        events = self._table["events"].to_numpy()[places]
+        return places[np.argsort(-events, kind="stable")[:count]]
 
     def popular(self) -> np.ndarray:
         """Legal items, the one with the most events first."""

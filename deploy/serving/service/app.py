@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,18 +17,23 @@ from starlette.exceptions import HTTPException
 from nonet.deploy.serving.access import Access, Callers
 from nonet.deploy.serving.features import Refused, StorageFull
 from nonet.deploy.serving.service.requests import (
+    Event,
     EventsRequest,
     Failure,
     Listed,
     Posted,
     RecommendRequest,
     ScoreRequest,
+    Text,
 )
 from nonet.deploy.serving.service.service import Service, TooMany, refused_status
 from nonet.errors import NonetError
+from nonet.suggest import did_you_mean
 
 MOST_BYTES = 2 << 20
 """Of a request's body."""
+_EXAMPLES, _LONGEST_SEARCH, _MOST_FOUND = 6, 200, 100
+_BODIES = {"/recommend": RecommendRequest, "/score": ScoreRequest, "/events": EventsRequest}
 _FAILURES: dict[int | str, dict[str, Any]] = {
     code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503, 507)
 }
@@ -83,6 +89,24 @@ def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = (
     async def events(body: EventsRequest, request: Request) -> Posted:
         """New events of a user: on disk when this answers, and in the next answer."""
         return await service.post(body, caller(request))
+
+    @app.get("/items", dependencies=reads)
+    async def items(title: Text, k: int = 10) -> dict[str, Any]:
+        """Items whose title has these words, the most popular first."""
+        if not 1 <= len(title) <= _LONGEST_SEARCH or not 1 <= k <= _MOST_FOUND:
+            raise Refused(
+                "bad_search", f"title has 1 to {_LONGEST_SEARCH} characters, k is 1 to {_MOST_FOUND}"
+            )
+        known = service.features.items
+        places = await asyncio.to_thread(known.search, title, k)
+        pairs = zip(known.ids(places), known.titles(places), strict=True)
+        return {"items": [{"item": item, "title": text} for item, text in pairs]}
+
+    @app.get("/examples", dependencies=reads)
+    async def examples(request: Request) -> dict[str, Any]:
+        """A few users of the data, where the caller may see what users did."""
+        seen = access.may_see_histories(_token(request))
+        return {"users": service.features.example_users(_EXAMPLES) if seen else []}
 
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:
@@ -151,9 +175,15 @@ def _handle_failures(app: FastAPI) -> None:
         return _failure(503, type(error).__name__, " ".join(str(error).split()), {"Retry-After": "1"})
 
     @app.exception_handler(RequestValidationError)
-    async def not_valid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first.get("loc", ())[1:])
+    async def not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
+        errors = error.errors()
+        first = next((each for each in errors if each.get("type") == "extra_forbidden"), errors[0])
+        where = first.get("loc", ())[1:]
+        place = ".".join(str(part) for part in where)
+        if first.get("type") == "extra_forbidden":
+            return _failure(422, "bad_request", _unknown_field(request.url.path, where, place)[:500])
+        if not where and first.get("type") == "model_attributes_type":
+            return _failure(422, "bad_request", "send a JSON object, with Content-Type: application/json")
         return _failure(422, "bad_request", f"{place}: {first.get('msg', 'not valid')}"[:500])
 
     @app.exception_handler(HTTPException)
@@ -163,6 +193,15 @@ def _handle_failures(app: FastAPI) -> None:
             {401: "no_token", 404: "no_such_page"}.get(error.status_code, "refused"),
             str(error.detail),
         )
+
+
+def _unknown_field(path: str, where: tuple[Any, ...], place: str) -> str:
+    """Name the fields that there are in the place of one that there is not."""
+    model: Any = _BODIES.get(path.rstrip("/"))
+    if model is EventsRequest and where[:1] == ("events",) and len(where) > 1:
+        model = Event
+    known = list(model.model_fields) if model is not None else []
+    return f"{place}: there is no such field; there are: {', '.join(known)}.{did_you_mean(str(where[-1]), known)}"
 
 
 def _failure(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

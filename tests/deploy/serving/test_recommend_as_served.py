@@ -77,7 +77,10 @@ def test_posted_events_and_withdrawn_items_count_for_both(served, client):
     ("command", "said"),
     [
         (["recommend", "RUN", "--user", "103", "--workers", "2"], "--workers is of --users"),
-        (["recommend", "RUN", "--users", "u.parquet", "--out", "o.parquet", "--user", "3"], "leave out --user"),
+        (
+            ["recommend", "RUN", "--users", "u.parquet", "--out", "o.parquet", "--user", "3"],
+            "leave out --user",
+        ),
         (["serve", "RUN", "--image", "nonet:1"], "--image is of the pods of --manifest"),
     ],
 )
