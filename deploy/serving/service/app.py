@@ -195,10 +195,10 @@ def _handle_failures(app: FastAPI) -> None:
         )
 
 
-def _unknown_field(path: str, where: tuple[Any, ...], place: str) -> str:
+def _unknown_field(path: str, where: Sequence[Any], place: str) -> str:
     """Name the fields that there are in the place of one that there is not."""
     model: Any = _BODIES.get(path.rstrip("/"))
-    if model is EventsRequest and where[:1] == ("events",) and len(where) > 1:
+    if model is EventsRequest and len(where) > 1 and where[0] == "events":
         model = Event
     known = list(model.model_fields) if model is not None else []
     return f"{place}: there is no such field; there are: {', '.join(known)}.{did_you_mean(str(where[-1]), known)}"
