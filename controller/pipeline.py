@@ -16,14 +16,15 @@ import numpy as np
 
 from nonet.atomic import write_whole
 from nonet.controller.predict import repeats_text
-from nonet.controller.record import Manifest, Recorder, control_name, unselected_name
+from nonet.controller.record import Manifest, Recorder, rerank_name, subjects_beside, unselected_name
 from nonet.controller.report import headline, make_report
 from nonet.controller.scenario import Scenario
 from nonet.controller.session import Session
 from nonet.controller.setup import baselines_of
 from nonet.controller.stages import (
-    control_of,
+    controls_of,
     probe_rewards,
+    rerank,
     run_stage,
     smoke_test_rewards,
     train_control,
@@ -56,8 +57,8 @@ class Pipeline:
                 self._evaluate(name, partial(session.evaluator.baseline, name))
             for name in self._done_before(session.restored):
                 self._evaluate(name, partial(self._ranked, name))
-                self._evaluate_aside(unselected_name(name))
-                self._evaluate_aside(control_name(name))
+                for subject in subjects_beside(name):
+                    self._evaluate_aside(subject)
             for name in self._to_do(session.restored):
                 if not self._stage(name):
                     self._collect()
@@ -115,6 +116,8 @@ class Pipeline:
             self._rebind(name)
             if body.kind.rolls_out:
                 self._probe(name, "before")
+                if at is None or at.stage != name:
+                    self._rerank(name)
             began = time.time()
             with session.trace.span(name):
                 if not run_stage(session, name, self.recorder, self._tick):
@@ -127,26 +130,39 @@ class Pipeline:
         return self._control(name)
 
     def _control(self, name: str) -> bool:
-        """Train and rank the control of an RL stage, and go on from the stage's own end. False when stopped before its end."""
-        session, subject = self.session, control_name(name)
-        control = control_of(session, name) if session.scenario.stages[name].kind.rolls_out else None
-        if control is None:
-            return True
-        folder, began = None, time.time()
-        if not (session.run.results / f"{subject}.npz").exists():
-            with session.trace.span(subject):
-                folder = train_control(session, control, self.recorder, self._tick)
+        """Train and rank the controls of an RL stage, and go on from the stage's own end. False when stopped before its end."""
+        session = self.session
+        controls = controls_of(session, name) if session.scenario.stages[name].kind.rolls_out else []
+        for control in controls:
+            subject, folder, began = control.setup.name, None, time.time()
+            if not (session.run.results / f"{subject}.npz").exists():
+                with session.trace.span(subject):
+                    folder = train_control(session, control, self.recorder, self._tick)
+                if folder is None:
+                    session.groups.load(session.commits.end_of(name), None)
+                    return False
+                self._timed(subject, time.time() - began)
+            self._evaluate(subject, partial(session.evaluator.evaluate, subject, str(folder)))
+        if controls:
             session.groups.load(session.commits.end_of(name), None)
-            if folder is None:
-                return False
-            self._timed(subject, time.time() - began)
-        self._evaluate(subject, lambda: session.evaluator.evaluate(subject, str(folder)))
         return True
+
+    def _rerank(self, name: str) -> None:
+        """Re-rank the lists of before an RL stage by its rewards, where that is not done yet."""
+        subject = rerank_name(name)
+        if getattr(self.session.scenario.stages[name], "control", False):
+            if (self.session.run.results / f"{subject}.npz").exists():
+                return
+            began = time.time()
+            with self.session.trace.span(subject):
+                rerank(self.session, name, self.recorder)
+            self._timed(subject, time.time() - began)
 
     def _evaluate_aside(self, subject: str) -> None:
         """Rank a checkpoint that nothing goes on from: a stage's control, or its best step where its start was selected."""
         folders = list((self.session.run.path / "controls" / subject).glob("step-*"))
-        if len(folders) == 1:  # the training of a control keeps the best one alone
+        done = (self.session.run.results / f"{subject}.npz").exists()
+        if done or len(folders) == 1:  # the training of a control keeps the best one alone
             self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folders[0])))
 
     def _rebind(self, name: str) -> None:
@@ -236,7 +252,7 @@ class Pipeline:
         order = list(session.stages)
         baselines = baselines_of(session.scenario)
         pairs = [(last, other) for last in order for other in (*baselines, *order[: order.index(last)])]
-        aside = [(name, title(name)) for name in order for title in (control_name, unselected_name)]
+        aside = [(name, subject) for name in order for subject in subjects_beside(name)]
         pairs += [each for each in aside if (session.run.results / f"{each[1]}.npz").exists()]
         paired = (
             session.evaluator.compare(pairs).get(self.session.deadlines.evaluate)

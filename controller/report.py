@@ -17,9 +17,8 @@ from nonet.controller.record import (
     Commands,
     RunFolder,
     Validations,
-    control_name,
     read_journal,
-    unselected_name,
+    subjects_beside,
 )
 from nonet.controller.scenario import Scenario, holds
 from nonet.controller.setup import baselines_of
@@ -40,8 +39,8 @@ def make_report(
 ) -> dict[str, Any]:
     """Assemble and write report.json; returns it. `work`: {"idle", "bytes_out", "moved"} by group."""
     facts = run.read_facts()
-    controls = {title(name): {} for name in scenario.stages for title in (control_name, unselected_name)}
-    baselines = baselines_of(scenario) | controls
+    beside = {subject: {} for name in scenario.stages for subject in subjects_beside(name)}
+    baselines = baselines_of(scenario) | beside
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}
@@ -181,12 +180,24 @@ def _rewards_of(run: RunFolder, stage: str, seed: int) -> dict[str, Any] | None:
         new, old = after[key][scored], before[key][scored]
         change = paired(new, old, user, seed)
         means[key] = [float(old.mean()), float(new.mean()), change["low"], change["high"]]
+    reranked = run.results / f"{stage}.rewards.rerank.npz"
+    more = {}
+    if reranked.exists() and weights:
+        lists = dict(np.load(reranked))
+        if all(len(lists.get(key, ())) == len(scored) for key in weights):
+            total = np.sum([weight * lists[key] for key, weight in weights.items()], axis=0)[scored]
+            change = paired(total, before["total"][scored], user, seed)
+            more["rerank"] = {
+                "multiplier": float(lists["multiplier"]),
+                "total": [means["total"][0], float(np.nanmean(total)), change["low"], change["high"]],
+            }
     users, prompts = len(np.unique(user)), len(user)
     of = int(after["of"]) if "of" in after else prompts
     some = f" of {of}, drawn by the seed," if of > prompts else ""
     return {
         "rewards": means,
         "rewards_on": f"{prompts} prompts{some} of {users} users that RL never trained on",
+        **more,
     }
 
 

@@ -23,7 +23,8 @@ class Prompts:
     """The prompts of one RL step: by default those that every rollout knows, a function of the step, `size` of them at most.
 
     Of one's own: rows of users [U] and positions [U]; metadata, no histories. `served`: what would be recommended is asked
-    for, the most likely items, however the stage draws.
+    for, the most likely items, however the stage draws. `width`: items a prompt, by default those of the stage; `blind`: beams do
+    not say what the user took next, as nobody knows where lists are served.
     """
 
     stage: str
@@ -32,6 +33,8 @@ class Prompts:
     users: np.ndarray | None = None
     positions: np.ndarray | None = None
     served: bool = False
+    width: int | None = None
+    blind: bool = False
 
 
 Enter = Callable[[str, str], None]  # a phase of a stage, before a group works in it
@@ -230,8 +233,9 @@ class RolloutHandle:
         return {
             "stage": prompts.stage,
             "step": prompts.step,
-            "width": options["width"],
+            "width": prompts.width or options["width"],
             "version": self.version,
             "chunk": self._chunks.get(prompts.stage),
             **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
+            **({"blind": True} if prompts.blind else {}),
         }

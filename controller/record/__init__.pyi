@@ -16,8 +16,11 @@ from .run_folder import find_run as find_run
 from .run_folder import in_job as in_job
 from .run_folder import list_runs as list_runs
 from .run_folder import new_run as new_run
+from .run_folder import passes_name as passes_name
 from .run_folder import place_of as place_of
+from .run_folder import rerank_name as rerank_name
 from .run_folder import runs_root as runs_root
+from .run_folder import subjects_beside as subjects_beside
 from .run_folder import unselected_name as unselected_name
 from .shared_folder import check_reached as check_reached
 from .shared_folder import check_shared as check_shared

@@ -13,7 +13,7 @@ from typing import Any
 from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, cut_journal, read_journal
-from nonet.controller.record.run_folder import RunFolder, control_name, unselected_name
+from nonet.controller.record.run_folder import RunFolder, subjects_beside
 from nonet.controller.record.validations import Validations
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles import StageSetup
@@ -134,9 +134,9 @@ class CommitLog:
         """Drop commits, results and journal records that the restored commit does not know of."""
         self.checkpoints.drop_after(manifest.step)
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
-            subjects = (name, control_name(name), unselected_name(name))
+            subjects = (name, *subjects_beside(name))
             files = [f"{subject}.{ending}" for subject in subjects for ending in ("json", "npz")]
-            for file in (*files, f"{name}.rewards.after.npz"):
+            for file in (*files, f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"):
                 (self._run.results / file).unlink(missing_ok=True)
         for name in stages[stages.index(manifest.stage) :]:
             if (name, manifest.last) != (manifest.stage, True):

@@ -29,6 +29,21 @@ def control_name(stage: str) -> str:
     return f"{stage}_control"
 
 
+def passes_name(stage: str) -> str:
+    """Return the name among a run's results of the control that takes as many passes over the events as RL."""
+    return f"{stage}_control_passes"
+
+
+def rerank_name(stage: str) -> str:
+    """Return the name among a run's results of the lists of before a stage, re-ranked by its rewards."""
+    return f"{stage}_rerank"
+
+
+def subjects_beside(stage: str) -> tuple[str, ...]:
+    """Return the names of all that is ranked beside a stage: its controls, re-ranked lists, and what it did not select."""
+    return control_name(stage), passes_name(stage), rerank_name(stage), unselected_name(stage)
+
+
 def unselected_name(stage: str) -> str:
     """Return the name among a run's results of a stage's best own checkpoint, where the stage selected its start."""
     return f"{stage}_unselected"

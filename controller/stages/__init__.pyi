@@ -1,4 +1,4 @@
-from ._control import control_of as control_of
+from ._control import controls_of as controls_of
 from ._control import train_control as train_control
 from ._loops import probe_rewards as probe_rewards
 from ._loops import run_stage as run_stage
@@ -6,5 +6,6 @@ from ._loops import smoke_test_rewards as smoke_test_rewards
 from ._overlap import overlapped as overlapped
 from ._prompt_groups import PromptGroups as PromptGroups
 from ._reinforced_options import Reinforced as Reinforced
+from ._rerank import rerank as rerank
 from .supervised import Supervised as Supervised
 from .supervised import SupervisedKind as SupervisedKind

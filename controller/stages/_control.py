@@ -1,8 +1,9 @@
-"""The control of an RL stage: finetuning that goes on, from the same commit, with the events that RL learns from.
+"""The controls of an RL stage: finetuning that goes on, from the same checkpoint, with the events that RL learns from.
 
-It may compute as much as RL did, is validated as finetuning is, and its best commit is ranked beside RL's. So what RL gains by
-seeing more events is not taken for what it gains by learning from rewards. It lies in RUN/controls/<stage>, and no later stage
-goes on from it.
+There are two: one takes as many passes over these events as RL does, the other computes as much as RL did. Both have the rate
+that the scenario states (`control: {lr}`), and move sparse rows where RL does. Each is validated as finetuning is, the
+checkpoint that it began from among its candidates, and its best one is ranked beside RL's. So what RL gains by seeing more
+events is not taken for what it gains by learning from rewards. They lie in RUN/controls, and no later stage goes on from them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.plan import model_size
-from nonet.controller.record import Recorder, control_name, find_run
+from nonet.controller.record import Recorder, control_name, find_run, passes_name
 from nonet.controller.scenario import Scenario, ValidationRule, load_scenario, validation_rule
 from nonet.controller.session import Session
 from nonet.controller.setup import stage_setups
@@ -29,44 +30,61 @@ _PATIENCE = 3
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What is trained, from which commit, and how it is validated."""
+    """What is trained, from which checkpoint, and how it is validated.
+
+    Attributes:
+        setup: The stage as trainers train it; its name is the control's.
+        start: The checkpoint that it begins from, which is a candidate too.
+        rule: How it is validated.
+        measure: What it has as much of as RL: "passes" or "compute".
+    """
 
     setup: StageSetup
     start: Path
     rule: ValidationRule
+    measure: str
 
 
-def control_of(session: Session, name: str) -> Control | None:
-    """The control of an RL stage; None where it wants none, or no supervised stage came before it."""
+def controls_of(session: Session, name: str) -> list[Control]:
+    """Return the controls of an RL stage: none where it wants none, or no supervised stage came before it."""
     body, before = session.scenario.stages[name], _before(session, name)
-    if not getattr(body, "control", False) or before is None or not session.stages[name].steps:
-        return None
+    options = getattr(body, "control", False)
+    if not options or before is None or not session.stages[name].steps:
+        return []
     source, supervised, start = before
     facts = session.facts["data"]
-    setups = stage_setups(source, facts["users"], facts["trained_events"])
-    setup, rl = setups[supervised], session.stages[name]
-    users = min(
-        max(setup.users, rl.users), facts["users"]
-    )  # RL's steps, or larger ones: small ones cost four times the wall
-    steps = _steps(session, name, users)
+    setup = stage_setups(source, facts["users"], facts["trained_events"])[supervised]
+    rl, rule = session.stages[name], validation_rule(source, supervised) or ValidationRule("ndcg@10")
+    rate = getattr(options, "lr", None)
+    # RL's steps, or larger ones: small ones cost four times the wall.
+    users = min(max(setup.users, rl.users), facts["users"])
     setup = replace(
         setup,
-        name=control_name(name),
         first=rl.first,
-        steps=steps,
         users=users,
         target=None,
         rl_targets=True,
-        epochs=steps * users / max(1, facts["users"]),
+        frozen_rows=rl.sparse_lr is None,
+        lr=setup.lr if rate is None else {**setup.lr, "peak": rate},
     )
-    rule = validation_rule(source, supervised) or ValidationRule("ndcg@10")
-    return Control(setup, start, replace(rule, patience=_PATIENCE, every=None))
+    found = []
+    for title, measure, steps in (
+        (passes_name(name), "passes", max(1, round(rl.steps * rl.users / users))),
+        (control_name(name), "compute", _steps(session, name, users)),
+    ):
+        own = replace(setup, name=title, steps=steps, epochs=steps * users / max(1, facts["users"]))
+        found.append(Control(own, start, replace(rule, patience=_PATIENCE, every=None), measure))
+    return found
 
 
 def train_control(
     session: Session, control: Control, recorder: Recorder, stopped: Callable[[], bool]
 ) -> Path | None:
-    """Train it; the folder of its best commit. None when asked to stop: it begins again then. The trainer is left with it."""
+    """Train a control.
+
+    Returns:
+        The folder of its best checkpoint; None when asked to stop: it begins again then. The trainer is left with its weights.
+    """
     setup, top = control.setup, session.run.path / "controls" / control.setup.name
     shutil.rmtree(top, ignore_errors=True)
     session.trainer.ensure_on_device(setup)
@@ -75,6 +93,7 @@ def train_control(
     recorder.begin(setup.name, setup.steps, 0)
     points = control.rule.points(setup.steps, setup.epochs)
     judged = _Judged(session, control.rule)
+    judged.ask(setup.name, 0, control.start)
     for step in range(0, setup.steps, CHUNK_STEPS):
         if stopped():
             return None
@@ -90,10 +109,14 @@ def train_control(
             if judged.over():
                 break
     step, folder, value = judged.best()
+    if not step:
+        folder = top / "step-000000"
+        shutil.copytree(control.start, folder)
     for other in top.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
-    text = f"{setup.name}: finetuning continued on RL's events, best at step {step} of {setup.steps}"
+    best = f"best at step {step} of {setup.steps}" if step else f"no step of {setup.steps} beat its start"
+    text = f"{setup.name}: finetuning continued on RL's events with as much {control.measure}, {best}"
     recorder.event("note", text=f"{text} by {control.rule.metric} of validation ({value:.4f})")
     return folder
 

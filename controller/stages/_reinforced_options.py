@@ -104,6 +104,15 @@ class Scenes(StrictModel):
     ]
 
 
+class Control(StrictModel):
+    """The supervised control of an RL stage."""
+
+    lr: Annotated[
+        Rate | None,
+        Field(description="its peak rate, tuned as RL's was; by default that of the stage before RL"),
+    ] = None
+
+
 class Reinforced(StageOptions):
     kind_name: ClassVar[str] = "reinforced"
     steps: Positive
@@ -131,9 +140,10 @@ class Reinforced(StageOptions):
         ),
     ] = Best()
     control: Annotated[
-        bool,
+        bool | Control,
         Field(
-            description="whether finetuning is continued on RL's events, with as much computing, and ranked beside RL"
+            description="what RL is compared with: finetuning continued on RL's events, with as many passes and with as much "
+            "computing, and finetune's lists re-ranked by the rewards; {lr} is the rate of the first two; false: nothing"
         ),
     ] = True
     probe: Annotated[

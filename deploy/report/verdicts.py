@@ -38,7 +38,13 @@ def findings(report: Mapping[str, Any]) -> list[Finding]:
     comparisons = _comparisons(report) or [_plain(report)]
     validations = [Finding(*told) for told in validation_sentences(report)]
     return (
-        comparisons + _rewards(report) + _hacked(report) + _left_out(report) + validations + _repeats(report)
+        comparisons
+        + _rewards(report)
+        + _reranked(report)
+        + _hacked(report)
+        + _left_out(report)
+        + validations
+        + _repeats(report)
     )
 
 
@@ -168,6 +174,27 @@ def _hacked(report: Mapping[str, Any]) -> list[Finding]:
                     -1,
                 )
             )
+    return found
+
+
+def _reranked(report: Mapping[str, Any]) -> list[Finding]:
+    """Return what re-ranking the start of an RL stage by the same rewards reaches without training."""
+    found = []
+    metric = next(iter(headline_metrics(report)), None)
+    baselines, stages = report.get("baselines") or {}, report.get("stages") or {}
+    for name, part in (report.get("stage_rewards") or {}).items():
+        rerank, lists = part.get("rerank"), baselines.get(f"{name}_rerank") or {}
+        if not rerank:
+            continue
+        text = (
+            f"Re-ranking the start of {label(name)} by the same rewards, without training (multiplier "
+            f"{number(rerank['multiplier'])} nats): the trained reward {_change(list(rerank['total']))}"
+        )
+        if metric in lists and metric in stages.get(name, {}):
+            text += (
+                f"; {metric} {number(lists[metric])} against {number(stages[name][metric])} of {label(name)}"
+            )
+        found.append(Finding(f"{text}.", 0))
     return found
 
 

@@ -63,13 +63,15 @@ class PrefetchPipeline:
         step: Callable[[int], int] = lambda number: number + 1,
         lr: Callable[[int, str], float | None] = lambda number, table: None,
         timeout_s: float = 600.0,
+        learns: bool = True,
     ):
         if depth < 1:
             raise ConfigError(f"a pipeline wants depth >= 1, got {depth}; 1 does not overlap")
         self._world, self._read, self._keys, self._compute = world, read, keys, compute
-        self.depth = depth
+        self.depth = depth if learns else 1
+        self._learns = learns
         self._step, self._lr, self._timeout_s = step, lr, timeout_s
-        self.carries = depth > 1 and exact_window(world)
+        self.carries = self.depth > 1 and exact_window(world)
         self.sparse_s = 0.0  # that the computing thread gave to rows since somebody set it to 0
         self.waited_s = 0.0  # that the computing thread waited until the batch at hand was read
 
@@ -83,7 +85,9 @@ class PrefetchPipeline:
         began = time.perf_counter()
         flight = self._flight(number)
         self.waited_s = flight.read_at - began
-        rows = {table: self._world.pull(table, keys) for table, keys in flight.keys.items()}
+        rows = {
+            table: self._world.pull(table, keys, train=self._learns) for table, keys in flight.keys.items()
+        }
         self.sparse_s += time.perf_counter() - flight.read_at
         grads, result = self._compute(number, flight.data, rows)
         if grads is None:

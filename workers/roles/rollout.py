@@ -23,6 +23,7 @@ from nonet.errors import StaleVersion
 from nonet.models import build_model
 from nonet.models.generation import Recommender, SubCatalogue
 from nonet.models.policy import Drawing, is_drawn
+from nonet.models.ranking import MISSED
 from nonet.random import rng
 from nonet.rl import to_wire
 from nonet.samples.batches import bounded, event_at, listable_events, prompts_at, rl_events, seen
@@ -167,11 +168,12 @@ class Rollout(DistributeWorker):
         version: int,
         chunk: int | None = None,
         draw: Mapping[str, Any] | None = None,
+        blind: bool = False,
     ) -> dict[str, Any]:
         """Beams for prompts (users [U], positions [U]) as Rollouts on the wire; `user` and `position` name the prompts.
 
         `chunk` is how many prompts are computed at once, by default all of them. `draw`: options of a rollout that draws; by
-        default the `width` most likely items.
+        default the `width` most likely items. `blind`: they do not say what the user took next.
         Raises StaleVersion when this rank's weights are not those of `version`.
         """
         if version != self._version:
@@ -180,7 +182,56 @@ class Rollout(DistributeWorker):
             )
         parts = bounded(np.ones(len(users), np.int64), chunk or max(1, len(users)))
         how = stage, step, width, draw or {}
-        return join([self._answered(users[part], positions[part], *how) for part in parts])
+        beams = join([self._answered(users[part], positions[part], *how) for part in parts])
+        if blind:
+            beams["target"] = Jagged(beams["target"].values[:0], np.zeros(len(users) + 1, np.int64))
+        return beams
+
+    @method(collect="concat", beams=Shard, scores=Shard, weights=Shard)
+    def rerank(
+        self,
+        beams: Mapping[str, Any],
+        scores: Mapping[str, np.ndarray],
+        weights: Mapping[str, np.ndarray],
+        *,
+        multiplier: float,
+        width: int,
+    ) -> dict[str, Any]:
+        """Order candidates by log-probability plus rewards, and cut them to lists.
+
+        Args:
+            beams: Candidates [U, C] as Rollouts on the wire.
+            scores: Scores [U, C] of each reward; a prompt without a score keeps its order.
+            weights: What each reward counts for each prompt [U].
+            multiplier: What the weighted sum of the rewards counts, in nats.
+            width: Items of a list.
+
+        Returns:
+            Lists [U, width] as Rollouts on the wire, which say what the user took next.
+        """
+        total_UC = np.where(beams["valid"], beams["logp"].sum(-1, dtype=np.float64), -np.inf)
+        for name, score in scores.items():
+            total_UC = total_UC + multiplier * weights[name][:, None] * np.nan_to_num(score)
+        order_UW = np.argsort(-total_UC, axis=1, kind="stable")[:, :width]
+        lists = dict(beams)
+        for name, value in beams.items():
+            if not isinstance(value, np.ndarray) or value.shape[:2] != beams["valid"].shape:
+                continue
+            lists[name] = np.take_along_axis(
+                value, order_UW.reshape(*order_UW.shape, *[1] * (value.ndim - 2)), 1
+            )
+        corpus = self._corpus
+        events = event_at(corpus.seq, beams["user"], beams["position"])
+        taken = corpus.item_id[corpus.seq.item[events]]
+        return lists | {"target": Jagged(taken, np.arange(len(taken) + 1))}
+
+    @method(collect="concat", lists=Shard)
+    def places(self, lists: Mapping[str, Any]) -> np.ndarray:
+        """Return the place of what each user took next in their list [U] int64, from 0; `MISSED` where it is not there."""
+        corpus = self._corpus
+        taken = corpus.seq.item[event_at(corpus.seq, lists["user"], lists["position"])]
+        hit_UW = (lists["item"] == taken[:, None]) & lists["valid"]
+        return np.where(hit_UW.any(1), hit_UW.argmax(1), MISSED)
 
     @method(collect="concat", draw=Replicate)
     def generate_step(

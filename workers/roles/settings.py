@@ -167,6 +167,7 @@ class StageSetup:
     weight     what a target counts by its kind of event, 1 for kinds left out, before they are made 1 on average
     propensity column of the interactions and the largest inverse (`most`): targets count 1 / its values too; empty: they do not
     target     name of the stage's target mask in the sequences, None for all events
+    frozen_rows whether a supervised stage reads sparse rows and does not move them
     rl_targets whether its targets are not training events but those held out for RL, of the users that RL trains on
     algorithm  of RL: `use`, and its options; weights: reward -> weight
     mismatch   of RL: correct, cap, stop_at_kl and staleness; empty: rollouts are taken at their word
@@ -202,3 +203,4 @@ class StageSetup:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     align: Mapping[str, Any] = field(default_factory=dict)
     precision: Mapping[str, Any] = field(default_factory=dict)
+    frozen_rows: bool = False

@@ -196,6 +196,7 @@ class Trainer(DistributeWorker):
             step=lambda step: stage.first + step + 1,
             lr=lambda step, table: self._table_lr(stage, step, table),
             timeout_s=self.run.deadlines.step.times(2),
+            learns=not stage.frozen_rows,
         )
         records = pipeline.run(start, stop)
         self.sparse.stop()
@@ -460,7 +461,7 @@ class Trainer(DistributeWorker):
             )
             sums |= self._supervised(stage).aligned(step)
         grads, record = self._stepped(stage, step, sums["loss"], sums["events"], read.keys, grads)
-        return grads, sums | record
+        return None if stage.frozen_rows else grads, sums | record
 
     def _supervised(self, stage: StageSetup) -> SupervisedUpdate:
         """The updates of the stage under way."""

@@ -212,7 +212,8 @@ def play(tmp_path, monkeypatch):
             "probe_rewards",
             lambda session, name: log.append(("probe", name)) or {"user": np.zeros(1)},
         )
-        monkeypatch.setattr(pipelines, "control_of", lambda session, name: None)
+        monkeypatch.setattr(pipelines, "controls_of", lambda session, name: [])
+        monkeypatch.setattr(pipelines, "rerank", lambda session, name, recorder: log.append(("rerank", name)))
         monkeypatch.setattr(pipelines, "make_report", lambda *_: log.append("report"))
         (tmp_path / folder / "results").mkdir(parents=True, exist_ok=True)
         ended = Pipeline(session, Recorder(), never).run()

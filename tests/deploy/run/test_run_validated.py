@@ -7,11 +7,15 @@ import time
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 from tests_ring import make_ring
+from torch import equal
 
 from nonet.controller.record.checkpoint import Checkpoints, read_manifest
+from nonet.deploy.report import summary
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
+from nonet.deploy.serving.features import OpenRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,3 +89,45 @@ def test_a_stopped_run_resumes_to_the_same_decisions_and_bits(whole, after):
 
 def _step(path) -> int:
     return int(path.name.removeprefix("step-").partition(".")[0])
+
+
+# A rate at which RL forgets what finetuning has learned, by a reward that nobody's next event earns.
+HURTS = (
+    "stages.pretrain.epochs=20",
+    "stages.rl={steps: 20, users: 16, lr: 0.3, rollout: {width: 4}, algorithm: {use: grpo}, "
+    "rewards: {own: {use: rewards/own.py, ceiling: 3}}}",
+    "checkpoint.every=1000",
+)
+
+
+def hurt_run(folder, name, *changes):
+    panel = Panel(io.StringIO(), live=False)
+    return api.run(api.scenario(folder / "ring.yaml", [*HURTS, *changes]), run_dir=folder / name, panel=panel)
+
+
+def weights(folder):
+    return load_file(folder / "dense" / "model.safetensors")
+
+
+def test_rl_that_hurts_selects_its_start_and_by_last_keeps_the_last_step(ray_local, tmp_path):
+    folder = make_ring(tmp_path)
+    hurt, kept = hurt_run(folder, "hurt"), hurt_run(folder, "kept", "stages.rl.best={by: last}")
+    for finished, start in ((hurt, True), (kept, False)):
+        ends = Checkpoints(finished.folder.checkpoints)
+        newest, manifest = ends.newest()
+        assert (manifest.stage, manifest.last, manifest.stage_step) == ("rl", True, 20)
+        before, after = weights(ends.end_of("finetune")), weights(newest)
+        assert all(equal(before[name], after[name]) for name in before) is start
+        published = OpenRun.of(finished.folder.path).publish_newest()
+        assert published.source["step"] == manifest.step
+    report = hurt.report
+    assert report["validation"]["rl"]["start"]
+    assert report["validation"]["rl"]["guard"]["kept"] is False
+    assert report["stages"]["rl"] == report["stages"]["finetune"]
+    assert report["baselines"]["rl_unselected"]["recall@5"] < report["stages"]["rl"]["recall@5"]
+    text = summary(report)
+    assert "no step passed the guard" in text
+    assert "the checkpoint that the stage began from was selected" in text
+    assert "start" not in kept.report["validation"]["rl"]
+    for name in ("rl_control", "rl_control_passes", "rl_rerank"):
+        assert name in report["baselines"], name

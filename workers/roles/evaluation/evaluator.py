@@ -153,6 +153,24 @@ class Evaluator(DistributeWorker):
         return differences
 
     @method(collect="first")
+    def test_prompts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the test events that subjects are ranked on, as prompts: users [P] and positions [P]."""
+        return self.ranker.prompts["test"]
+
+    @method(collect="first", places=Replicate)
+    def rank_lists(self, name: str, places: np.ndarray) -> dict[str, Any]:
+        """Take lists that were made elsewhere as a subject, from the place [P] of each test event's item in its list.
+
+        Returns:
+            As `evaluate`, of the test events by list alone.
+        """
+        if self.rank:
+            return {}
+        part = Part(boards={"test": {"beam": self.ranker.board_of("test", places)}})
+        part.shown = [[] for _ in self.ranker.shown_users().rows()]
+        return self._kept(name, [part])
+
+    @method(collect="first")
     def shown(self) -> list[dict[str, Any]]:
         """The users that reports show: id, titles of their newest history and of the held-out events."""
         return self.ranker.shown_users().rows() if not self.rank else []

@@ -263,6 +263,12 @@ class Ranker:
                 quality.add(item_PW, seen(self.corpus.seq, users[p], positions[p]))
         return board
 
+    def board_of(self, split: str, ranks: np.ndarray) -> Scoreboard:
+        """Return the board of ranks [P] that were found elsewhere for all events of a split."""
+        board, _, _ = self._board(split, slice(None), of_events(self._ask.metrics))
+        board.add(ranks)
+        return board
+
     def sparse(self, prompts: int, votes: Votes) -> SparseScores:
         """A baseline's votes; what its prompts share is sorted once."""
         prior = np.asarray(votes.prior, np.float64)

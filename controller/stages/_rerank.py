@@ -1,0 +1,143 @@
+"""Re-ranking: the lists of before an RL stage, ordered anew by the stage's rewards, without training.
+
+It is what a trained policy has to beat. Candidates are the likeliest items; their order is by log-probability plus a multiple
+of the weighted rewards, which do not see what the user took next. One multiplier is chosen on validation prompts, by the rule
+that chooses RL's step: the highest trained reward among those that keep `best.least` of recall. Then test events are ranked and
+held-out users' rewards are taken by it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from nonet.atomic import write_whole
+from nonet.controller.groups import Prompts
+from nonet.controller.record import Recorder, rerank_name
+from nonet.controller.scenario import Best
+from nonet.controller.session import Session
+from nonet.controller.stages._looks import probe_prompts, prompt_weights, trained_reward
+from nonet.workers.runtime import GroupFuture, Shard
+
+_CANDIDATES = 4  # times as many as a list has
+_VALIDATED = 256  # validation prompts that the multiplier is chosen on
+_SHARES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
+"""Multipliers that are tried, in units of the spread of log-probabilities over that of rewards among a prompt's candidates."""
+
+# Shapes: U prompts, W items of a list, C candidates.
+
+Candidates = tuple[Prompts, GroupFuture, dict[str, GroupFuture], dict[str, np.ndarray]]
+
+
+def rerank(session: Session, stage: str, recorder: Recorder) -> None:
+    """Re-rank the lists of the policy as it is now, and keep what came of it among the run's results.
+
+    Kept are `<stage>_rerank` as a subject of its own, and in `<stage>.rewards.rerank.npz` what rewards say of held-out users.
+    """
+    if not hasattr(session.evaluator, "rank_lists"):
+        return
+    session.publish(stage)
+    rewards = session.rewards_of(stage)
+    users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
+    if not len(users):
+        return
+    chosen = list(_candidates(session, stage, users, positions))
+    unit = _unit(session, chosen)
+    rule = getattr(session.scenario.stages[stage], "best", None)
+    least = rule.least if isinstance(rule, Best) else 0.0
+    found = []
+    for share in _SHARES:
+        total, hits = [], []
+        for each in chosen:
+            lists = _lists(session, each, share * unit)
+            prompts = each[0]
+            means = rewards.means(rewards.score(lists, step=-1))
+            total.append(trained_reward(session, stage, means, prompts.users, prompts.positions))
+            hits.append(session.rollout.group.places(lists).get(session.deadlines.step))
+        place = np.concatenate(hits)
+        found.append(
+            (float(np.nanmean(np.concatenate(total))), float((place < _width(session, stage)).mean()))
+        )
+    allowed = [index for index, (_, recall) in enumerate(found) if recall >= least * found[0][1]]
+    best = max(allowed, key=lambda index: (found[index][0], -index))
+    multiplier = _SHARES[best] * unit
+    _rank_test(session, stage, multiplier)
+    _keep_rewards(session, stage, multiplier)
+    text = f"{rerank_name(stage)}: {stage}'s start re-ranked by its rewards, multiplier {multiplier:.3g} nats"
+    recorder.event(
+        "note", text=f"{text}; trained reward of validation {found[0][0]:.4f} to {found[best][0]:.4f}"
+    )
+
+
+def _width(session: Session, stage: str) -> int:
+    return int(session.scenario.stages[stage].kind.width(session.scenario.stages[stage]))
+
+
+def _candidates(
+    session: Session, stage: str, users: np.ndarray, positions: np.ndarray
+) -> Iterator[Candidates]:
+    """Yield prompts, no more at once than a step has, with their candidates, blind scores and weights of rewards."""
+    size, rewards = session.stages[stage].users, session.rewards_of(stage)
+    for start in range(0, len(users), size):
+        part = slice(start, start + size)
+        width = _CANDIDATES * _width(session, stage)
+        prompts = Prompts(stage, 0, 0, users[part], positions[part], served=True, width=width, blind=True)
+        beams = session.rollout.generate(prompts)
+        scores = rewards.score(beams, step=-1)
+        weights = prompt_weights(session, stage, prompts.users, prompts.positions, len(users[part]))
+        yield prompts, beams, dict(scores), weights
+
+
+def _lists(session: Session, candidates: Candidates, multiplier: float) -> GroupFuture:
+    """Return the lists of candidates by a multiplier."""
+    prompts, beams, scores, weights = candidates
+    given: Mapping[str, Any] = {name: weights[name] for name in scores}
+    return session.rollout.group.rerank(
+        beams, scores, Shard(given), multiplier=multiplier, width=_width(session, prompts.stage)
+    )
+
+
+def _unit(session: Session, chosen: list[Candidates]) -> float:
+    """Return the nats that one spread of the rewards is worth where it counts as much as one of log-probabilities."""
+    logp, total = [], []
+    for _, beams, scores, weights in chosen[:2]:
+        wire = beams.get(session.deadlines.step)
+        valid = np.asarray(wire["valid"])
+        reward = np.zeros(valid.shape)
+        for name, future in scores.items():
+            reward = reward + weights[name][:, None] * np.nan_to_num(future.get(session.deadlines.step))
+        logp.append(np.where(valid, np.asarray(wire["logp"]).sum(-1), np.nan))
+        total.append(np.where(valid, reward, np.nan))
+    spreads = [float(np.nanmean(np.nanstd(np.concatenate(part), axis=1))) for part in (logp, total)]
+    return spreads[0] / spreads[1] if spreads[1] > 0 else 0.0
+
+
+def _rank_test(session: Session, stage: str, multiplier: float) -> None:
+    """Rank the test events by the re-ranked lists, as a subject."""
+    users, positions = session.evaluator.test_prompts().get(session.deadlines.evaluate)
+    if not len(users):
+        return
+    places = [
+        session.rollout.group.places(_lists(session, each, multiplier)).get(session.deadlines.step)
+        for each in _candidates(session, stage, users, positions)
+    ]
+    subject = rerank_name(stage)
+    result = session.evaluator.rank_lists(subject, np.concatenate(places)).get(session.deadlines.evaluate)
+    session.run.write_json(f"results/{subject}.json", result)
+
+
+def _keep_rewards(session: Session, stage: str, multiplier: float) -> None:
+    """Keep what the rewards say of the lists of users whom RL never trains on."""
+    rewards, parts = session.rewards_of(stage), []
+    for prompts in probe_prompts(session, stage, session.stages[stage].users):
+        if prompts.users is None or prompts.positions is None or not len(prompts.users):
+            return
+        for each in _candidates(session, stage, prompts.users, prompts.positions):
+            parts.append(rewards.means(rewards.score(_lists(session, each, multiplier), step=-1)))
+    arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    content = io.BytesIO()
+    np.savez(content, **arrays, multiplier=np.array(multiplier))
+    write_whole(session.run.results / f"{stage}.rewards.rerank.npz", content.getvalue())
