@@ -20,13 +20,13 @@ from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
 from nonet.controller.stages._looks import (
     by_pool,
+    ended_early,
     held_out,
     rescore_candidates,
     validated,
     validated_reward,
 )
 from nonet.controller.stages._machine import of_the_machine, without_machine
-from nonet.controller.stages._not_finite import ended_early
 from nonet.controller.stages._overlap import overlapped
 from nonet.controller.stages._prompt_groups import PromptGroups
 from nonet.workers.runtime import GroupFuture, end_to_end

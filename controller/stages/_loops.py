@@ -13,6 +13,7 @@ from nonet.controller.session import Session
 from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
 from nonet.controller.stages._looks import (
     by_pool,
+    ended_early,
     held_out,
     probe_prompts,
     prompt_weights,
@@ -22,7 +23,6 @@ from nonet.controller.stages._looks import (
     validated_reward,
 )
 from nonet.controller.stages._machine import of_the_machine, without_machine
-from nonet.controller.stages._not_finite import ended_early
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import heavy
 
