@@ -105,7 +105,6 @@ def test_masks_are_bounded_in_bytes_and_shared_by_condition(world):
 
 
 def test_filters_of_features_are_bounded_in_bytes(world, monkeypatch):
-    _, features = world
     monkeypatch.setattr("nonet.deploy.serving.features.items._FILTER_BYTES", 100)
     items = Items(_corpus(world))
     for number in range(20):
