@@ -2,6 +2,7 @@ from .activity import Doing as Doing
 from .activity import look as look
 from .activity import waited_in_vain as waited_in_vain
 from .frozen_policy import FrozenPolicy as FrozenPolicy
+from .reach import check_ray_environment as check_ray_environment
 from .reach import unreachable as unreachable
 from .sparse_batch import PrefetchedRows as PrefetchedRows
 from .sparse_batch import Share as Share
@@ -15,6 +16,7 @@ from .weight_files import load_model as load_model
 from .weight_files import load_weights as load_weights
 from .weight_files import one_file as one_file
 from .weight_files import read_tensors as read_tensors
+from .weight_files import write_base as write_base
 from .weight_files import write_tensors as write_tensors
 from .weights import BUCKET_BYTES as BUCKET_BYTES
 from .weights import Incoming as Incoming

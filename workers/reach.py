@@ -1,9 +1,75 @@
-"""Whether a process reaches a folder that others work in, tried on a file. No Ray: a driver asks it of itself too."""
+"""What a process can reach before Ray starts: a cluster's address, a temporary folder, a folder shared with others."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import sys
 from pathlib import Path
+
+from nonet.errors import ConfigError
+
+_ANSWER_S = 8.0  # for a connection to a cluster
+_SOCKET_BYTES = 107  # of the path of a Unix socket on Linux
+_BELOW_BYTES = (
+    68  # of what Ray puts below its temporary folder: /ray/session_<time>_<process>/sockets/plasma_store
+)
+_FREE_BYTES = 64 << 20
+
+
+def check_ray_environment() -> None:
+    """Check what Ray would wait for in vain, or fail on with a traceback.
+
+    Raises:
+        ConfigError: `RAY_ADDRESS` is misspelt or nobody answers there, or the temporary folder is too long, missing or full. One
+            line names the variable, its value and what to do.
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "local"):
+        _check_temporary_folder()
+    elif address != "auto":
+        _check_address(address)
+
+
+def _check_address(address: str) -> None:
+    way_out = "unset RAY_ADDRESS, or start a cluster there: ray start --head"
+    if not re.fullmatch(r"(ray://)?[^\s/:]+:\d{1,5}", address):
+        raise ConfigError(f"RAY_ADDRESS is {address!r}; it must be host:port, auto or local. {way_out}")
+    import grpc
+
+    target = address.removeprefix("ray://")
+    with grpc.insecure_channel(target) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_ANSWER_S)
+        except grpc.FutureTimeoutError:
+            raise ConfigError(
+                f"RAY_ADDRESS is {address}, where no Ray cluster answers within {_ANSWER_S:g} s; {way_out}"
+            ) from None
+
+
+def _check_temporary_folder() -> None:
+    name = next((each for each in ("RAY_TMPDIR", "TMPDIR") if each in os.environ), None)
+    folder = os.environ[name] if name else "/tmp"
+    title = f"{name} is {folder}" if name else f"the temporary folder is {folder}"
+    most = _SOCKET_BYTES - _BELOW_BYTES
+    if len(os.fsencode(folder)) > most:
+        raise ConfigError(
+            f"{title}, {len(os.fsencode(folder))} bytes long; Ray's sockets below it may have {_SOCKET_BYTES}, so it "
+            f"must have at most {most}: set RAY_TMPDIR to a shorter folder, such as /tmp"
+        )
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ConfigError(
+            f"{title}, which is no folder that this process can write to; set RAY_TMPDIR to one"
+        )
+    if (free := shutil.disk_usage(folder).free) < _FREE_BYTES:
+        raise ConfigError(
+            f"{title}, with {free >> 20} MiB left; Ray needs {_FREE_BYTES >> 20} MiB: free some, or set RAY_TMPDIR to "
+            "another folder"
+        )
 
 
 def unreachable(file: Path, token: str) -> str:

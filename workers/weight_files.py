@@ -112,19 +112,48 @@ def one_file(path: Path, beside: Path) -> Path:
     return beside
 
 
+BASE = "base.json"  # beside a checkpoint's weights: the SHA-256 of the folder that its base model is in
+
+
 def load_model(model: torch.nn.Module, folder: Path) -> None:
     """Put the weights of a commit's dense folder into a model. Raises CheckpointError when they do not fit."""
     load_weights(model, folder / "model.safetensors")
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Put the weights of a safetensors file, or its shards, into a model. Raises CheckpointError when they do not fit."""
+    """Put the weights of a safetensors file, or its shards, into a model.
+
+    Raises:
+        CheckpointError: They do not fit, or belong to another base model than the one that was loaded.
+    """
+    _check_base(model, path.parent)
     try:
         model.load_state_dict(_known(model, read_tensors(path)))
     except RuntimeError as error:
         raise CheckpointError(
             f"{path.parent}: the weights do not fit this model: {' '.join(str(error).split())[:300]}"
         ) from None
+
+
+def write_base(sha256: str, folder: Path) -> list[Path]:
+    """Write into a checkpoint which base model its weights go with. Returns the file."""
+    path = folder / "dense" / BASE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"sha256": sha256}), encoding="utf-8")
+    return [path]
+
+
+def _check_base(model: torch.nn.Module, folder: Path) -> None:
+    """Raise CheckpointError where a checkpoint names another base model. Earlier versions named none."""
+    own = getattr(model, "base_sha256", None)
+    if own is None or not (folder / BASE).exists():
+        return
+    named = json.loads((folder / BASE).read_text(encoding="utf-8"))["sha256"]
+    if named != own:
+        raise CheckpointError(
+            f"{folder}: its weights go with a base model of SHA-256 {named[:12]}, and model.path holds {own[:12]}; put the base "
+            "folder back, or start a run with the new one"
+        )
 
 
 def _known(model: torch.nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

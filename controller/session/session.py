@@ -70,6 +70,7 @@ from nonet.controller.setup import (
     write_run,
 )
 from nonet.errors import CheckpointError, ConfigError, WorkerLost
+from nonet.workers import check_ray_environment
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import WorkerGroup, ensure_ray
 
@@ -153,6 +154,7 @@ class Session:
 
     def bind(self) -> None:
         """Write the folder, plan on the live cluster, start every process of the first stage to do."""
+        check_ray_environment()
         if not self._life_s:
             self._held = claim(self.run)
             if not self.resume:

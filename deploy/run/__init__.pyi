@@ -8,7 +8,6 @@ from .api import start as start
 from .driver import Run as Run
 from .driver import stop_run as stop_run
 from .panel import Panel as Panel
-from .planning import knock as knock
 from .samples import explained as explained
 from .samples import stats_text as stats_text
 from .submit import submit_job as submit_job

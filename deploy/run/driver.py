@@ -26,6 +26,7 @@ from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError, NonetError, WorkerFailed, WorkerLost
+from nonet.workers import check_ray_environment
 
 _POLL_S = 0.3
 _STOP_S = 120.0
@@ -168,6 +169,8 @@ def start(
     if not resume:
         scenario = settled(scenario)
         warnings = preflight.check(scenario, folder)
+    check_ray_environment()
+    there = run.path.exists()
     lock = claim(run)
     try:
         read_copies(run) if resume else run.begin_anew()
@@ -176,6 +179,8 @@ def start(
         return Run(run, controller, memory, timeout_s, lock, warnings)
     except BaseException:
         lock.close()
+        if not there and not run.scenario.exists():  # nothing was begun: `last` must not mean it
+            shutil.rmtree(run.path, ignore_errors=True)
         raise
 
 
@@ -190,6 +195,7 @@ def start_detached(
     if not resume:
         scenario = settled(scenario)
         preflight.check(scenario, folder)
+    check_ray_environment()
     with claim(run):  # its controller will hold it
         read_copies(run) if resume else run.begin_anew()
     _controller(scenario, folder, run, resume, command, detached=True)

@@ -1,4 +1,6 @@
 from .baselines import baseline_chances as baseline_chances
+from .leaks import columns_in as columns_in
+from .leaks import separating_columns as separating_columns
 from .metrics import check_metric as check_metric
 from .metrics import paired_clicks as paired_clicks
 from .metrics import summarise_clicks as summarise_clicks

@@ -70,6 +70,7 @@ class DeepFmSpec(ModelSpec):
                 raise ConfigError(
                     f'stages.{name}: deepfm wants target: a condition that says what a click is, e.g. "rating >= 4"'
                 )
+            self._check_features(scenario, name, body.target)
             batch = getattr(body, "batch", None)
             if batch is None or batch.tokens is None:
                 raise ConfigError(
@@ -80,6 +81,21 @@ class DeepFmSpec(ModelSpec):
             raise ConfigError(
                 f"sparse.tables: deepfm wants one dim of at least 2 for all tables, got {sorted(dims)}"
             )
+
+    def _check_features(self, scenario: Any, stage: str, target: str) -> None:
+        """Raise ConfigError where a feature is the label: a column that the target names, or that of `data.labels`."""
+        from nonet.models.deepfm.leaks import columns_in
+
+        labels = scenario.data.labels
+        told = columns_in(target) | ({labels.name} if labels is not None else set())
+        for table, body in scenario.sparse.tables.items():
+            for feature in body.features or [table]:
+                if feature in told:
+                    source = f"stages.{stage}.target" if feature in columns_in(target) else "data.labels"
+                    raise ConfigError(
+                        f"sparse.tables.{table}: the feature {feature!r} is the label ({source} names it): a row would see its "
+                        "own answer. Leave it out; liked, disliked and taste are the labels of earlier events"
+                    )
 
 
 SPEC = DeepFmSpec()

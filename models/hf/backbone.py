@@ -7,8 +7,10 @@ is no scale: it is taken out of the config and applied by us.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +28,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
-    """The whole language model that options name, weights out of `path` or drawn from the seed. Raises ConfigError."""
+    """Return the whole language model that options name, with weights out of `path` or drawn from the seed.
+
+    Whatever a class draws while it is built is drawn from the seed, so two processes that load one folder have the same bits.
+
+    Raises:
+        ConfigError: transformers cannot build it, or weights of the folder are missing, unexpected or of another shape.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -39,12 +47,23 @@ def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
         chosen["attn_implementation"] = ATTENTIONS[attention]
     try:
         if options.get("path"):
-            return AutoModelForCausalLM.from_pretrained(
-                options["path"], config=config, local_files_only=True, **chosen
-            )
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model, loaded = AutoModelForCausalLM.from_pretrained(
+                    options["path"],
+                    config=config,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are told below, all of them
+                    **chosen,
+                )
+            _check_loaded(model, loaded, options["path"])
+            return model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, **chosen)
+    except ConfigError:
+        raise
     except KeyError as error:
         if error.args != (ATTENTIONS["uni"],):
             raise
@@ -57,6 +76,47 @@ def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
         raise ConfigError(
             f"model.{where}: transformers cannot build it: {type(error).__name__}: {line}"
         ) from error
+
+
+def _check_loaded(model: Any, loaded: Mapping[str, Any], path: str) -> None:
+    """Raise ConfigError where a folder's weights are not those of its config.
+
+    The output layer may be missing, for semantic ids have one of their own. Weights that are tied are no missing ones.
+    """
+    out = model.get_output_embeddings()
+    own = {name for name, module in model.named_modules() if module is out}
+    missing = [name for name in sorted(loaded["missing_keys"]) if name.rpartition(".")[0] not in own]
+    wrong = [
+        (what, [str(name[0] if isinstance(name, tuple) else name) for name in names])
+        for what, names in (
+            ("lacks", missing),
+            ("has, and the config does not,", sorted(loaded["unexpected_keys"])),
+            ("has in another shape than the config says", sorted(loaded["mismatched_keys"])),
+        )
+        if names
+    ]
+    if wrong:
+        told = "; ".join(
+            f"it {what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+            for what, names in wrong
+        )
+        raise ConfigError(
+            f"model.path: the weights of {path} are not those of its config: {told}; give a folder that save_pretrained wrote"
+        )
+
+
+def sha256_of_folder(path: str) -> str:
+    """Return the SHA-256 of a folder's config and weights, file by file in the order of their names."""
+    whole = hashlib.sha256()
+    files = [
+        Path(path) / "config.json",
+        *sorted(Path(path).glob("*.safetensors")),
+        *sorted(Path(path).glob("*.bin")),
+    ]
+    for file in files:
+        with file.open("rb") as source:
+            whole.update(f"{file.name} {hashlib.file_digest(source, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 class Backbone(nn.Module):

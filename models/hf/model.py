@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.hf import lora
-from nonet.models.hf.backbone import Backbone, causal_lm, check_uni, freeze
+from nonet.models.hf.backbone import Backbone, causal_lm, check_uni, freeze, sha256_of_folder
 from nonet.models.hf.cache import HfCache, Nodes
 from nonet.models.hf.config import SIDS
 from nonet.models.hf.layout import Events, Layout, gaps
@@ -348,6 +348,8 @@ def build(
             lora.add(backbone.model, options["lora"])
         model = HfRecommender(backbone, layout, codes, features, tied=options.get("tied"))
     model.options = dict(options)
+    if options.get("path"):
+        model.base_sha256 = sha256_of_folder(str(options["path"]))
     if options.get("path") and (Path(options["path"]) / SIDS).is_file():
         heavy("nonet.models.hf.export:known_rows")(model, Path(options["path"]))
     model.choose_caching()

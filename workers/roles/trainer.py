@@ -52,6 +52,7 @@ from nonet.workers import (
     host_copy,
     load_model,
     read_tensors,
+    write_base,
     write_tensors,
 )
 from nonet.workers.devices import claim, device, tensors_of
@@ -323,6 +324,8 @@ class Trainer(DistributeWorker):
         """What this rank adds to a commit: each is called with the commit's folder and says what it wrote."""
         dense = self.dense.snapshot(saving)
         parts: list[Callable[[Path], list[Path]]] = [lambda folder: dense(folder / "dense")]
+        if self.rank == 0 and (sha256 := getattr(self.model, "base_sha256", None)) is not None:
+            parts.append(partial(write_base, sha256))
         if self._reference is not None and self.rank == 0:
             parts.append(partial(_write, "reference", host_copy(self._reference.model.state_dict())))
             rows = host_copy(self._reference.row_tensors())

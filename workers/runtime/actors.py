@@ -17,8 +17,8 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 
 from nonet.deadlines import DEFAULTS, Deadlines, way_out
-from nonet.errors import DeadlineExceeded, NonetError, PlacementError, WorkerLost
-from nonet.workers import Doing
+from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
+from nonet.workers import Doing, check_ray_environment
 from nonet.workers.devices import Environment
 from nonet.workers.devices import device as known_device
 from nonet.workers.runtime import payload as wire
@@ -36,13 +36,27 @@ PING_S = 5.0
 
 
 def ensure_ray() -> None:
-    """Join the cluster that `RAY_ADDRESS` names, or start a local one that ends with this process."""
+    """Join the cluster that `RAY_ADDRESS` names, or start a local one that ends with this process.
+
+    Raises:
+        ConfigError: `RAY_ADDRESS` names no cluster, or a local one cannot be started with this temporary folder.
+    """
     if not ray.is_initialized():
+        check_ray_environment()
         address = os.environ.get("RAY_ADDRESS") or "local"
         local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-        ray.init(
-            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **local
-        )
+        try:
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **local,
+            )
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            why = " ".join(str(error).split())[:300]
+            named = f"RAY_ADDRESS is {address}" if "RAY_ADDRESS" in os.environ else "no RAY_ADDRESS is set"
+            raise ConfigError(f"Ray does not start ({named}): {type(error).__name__}: {why}") from error
     wire.speak()
 
 

@@ -1,0 +1,57 @@
+"""The label is no feature: refused where a condition names it, warned of where values separate the labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nonet.controller.scenario.scenario import make_scenario
+from nonet.errors import ConfigError
+from nonet.models.deepfm.leaks import columns_in, separating_columns
+
+
+def clicks(tables, target="clicked == 1", **data):
+    scenario = make_scenario(
+        {
+            "name": "clicks",
+            "data": {"interactions": "events.parquet", "split": {"use": "leave_last_out", "test": 1}, **data},
+            "model": {"use": "deepfm"},
+            "sparse": {"defaults": {"dim": 9}, "tables": tables},
+            "stages": {"train": {"epochs": 1, "batch": {"tokens": 64}, "target": target}},
+            "evaluate": {"metrics": ["auc"]},
+        }
+    )
+    scenario.model.spec.check(scenario)
+
+
+@pytest.mark.parametrize("tables", [{"clicked": {}}, {"item": {"features": ["item", "clicked"]}}])
+def test_a_feature_that_the_target_names_is_refused_in_one_line(tables):
+    with pytest.raises(
+        ConfigError, match=r"the feature 'clicked' is the label \(stages.train.target names it\)"
+    ):
+        clicks(tables)
+
+
+def test_the_column_of_late_labels_is_refused_and_labels_of_earlier_events_are_not():
+    labels = {"path": "bought.parquet", "within": "7d", "name": "bought"}
+    with pytest.raises(ConfigError, match=r"'bought' is the label"):
+        clicks({"bought": {}}, "bought == 1", labels=labels)
+    clicks({"item": {"features": ["item", "liked"]}, "taste": {}, "disliked": {}})
+
+
+def test_columns_of_a_condition_are_its_names():
+    assert columns_in("rating >= 4 and event in ('cart', 'order')") == {"rating", "event"}
+    assert columns_in("rating >=") == set()
+
+
+def test_a_column_that_separates_the_labels_is_found_and_a_good_feature_is_not():
+    draw = np.random.default_rng(0)
+    label = (draw.random(2000) < 0.3).astype(float)
+    columns = {
+        "copy": label * 7 + 1,
+        "refined": label * 10 + draw.integers(0, 5, 2000),
+        "good": np.where(draw.random(2000) < 0.9, label, 1 - label),
+        "unique": np.arange(2000),
+        "noise": draw.integers(0, 20, 2000),
+    }
+    assert set(separating_columns(columns, label)) == {"copy", "refined"}
