@@ -85,6 +85,8 @@ class Pipeline:
         ranked = evaluation_notes(self.session.scenario, data)
         for text in (*data_notes(self.session.facts), *notes, *ranked):
             self.recorder.event("note", text=text)
+        for text in getattr(self.session.groups, "notes", ()):
+            self.recorder.event("note", text=text)
         if repeats := repeats_text(data):
             self.recorder.event("note", text=repeats)
         if tokens:

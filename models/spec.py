@@ -30,7 +30,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model's shape. `levels` and `codes` are those of the semantic ids; `assumed` says what was guessed, "" if nothing."""
+    """A model's shape. `levels` and `codes` are those of the semantic ids; `assumed` says what was guessed, "" if nothing;
+    `frozen`: parameters that nothing learns; `matrices`: those between hidden states, of which Muon keeps one moment, 0 where
+    that is not known.
+    """
 
     parameters: int
     layers: int
@@ -43,6 +46,13 @@ class ModelSize:
     weight_bytes: int
     assumed: str = ""
     depth_vectors: int = 0
+    frozen: int = 0
+    matrices: int = 0
+
+    @property
+    def learned(self) -> int:
+        """Parameters that have gradients and an optimizer."""
+        return self.parameters - self.frozen
 
     def activation_bytes(self, tokens: float) -> float:
         """Kept for the backward pass of this many positions; attention without its score matrix.

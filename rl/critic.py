@@ -48,6 +48,10 @@ class Critic:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
+    def skip(self) -> None:
+        """Drop the gradients of a step that is not taken."""
+        self._optimizer.zero_grad()
+
     def tensors(self) -> dict[str, Tensor]:
         """Weights and optimizer state by name, as they are now."""
         found = {str(place): parameter.detach() for place, parameter in enumerate(self._parameters)}

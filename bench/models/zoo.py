@@ -1,11 +1,11 @@
 """`make zoo`: every architecture made tiny, its weights drawn, taken through what a run does; the table in docs/models.md.
 
-A tick is earned by a run of its own on one batch of histories. What raises, or answers otherwise, is a cross with its reason.
+A tick is earned by a run of its own on one batch of histories: steps of the engine that trains runs, and its checkpoints. What
+raises, or answers otherwise, is a cross with its reason.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 import tempfile
@@ -24,10 +24,14 @@ from nonet.models.generation import Trie, beam_search, log_prob
 from nonet.models.hf import write_folder
 from nonet.models.sid_decoder import sid_loss
 from nonet.types import Jagged, SampleBatch
+from nonet.workers import Saving
+from nonet.workers.engines import Learning, make_engine
+from nonet.workers.runtime import Membership
 
 # Shapes: B sequences, N events, U prompts, W beams, L levels.
 CODES, _BEAMS, _SEED = (8, 8, 8), 16, 5
 _LENGTHS = (4, 0, 7, 2)
+_LR, _LORA = 1e-3, {"rank": 4, "alpha": 8.0}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
@@ -81,14 +85,22 @@ class _Animal:
         config = config_of(self.kind)
         return build_model({"use": "hf", "config": config, **options}, CODES, {}, _SEED).eval()
 
-    def learned(self, model: Any, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-        """Losses of steps, before each."""
+    def engine(self, **options: Any) -> Any:
+        """The train engine of a new model, as a stage begins."""
+        model = self.model(**options)
+        engine = make_engine({"use": "ddp"}, model.train(), Membership(0, 1), Learning(weight_decay=0.0))
+        engine.restart()
+        return engine
+
+    def learned(self, engine: Any, steps: int, lr: float = _LR) -> list[float]:
+        """Losses of steps of an engine, before each. The batch is the same, and dropout is off: steps are compared."""
         losses = []
+        engine.model.eval()
         for _ in range(steps):
-            optimizer.zero_grad()
-            loss, count = sid_loss(model, self.batch, {}, self.trie)
-            (loss / count).backward()
-            optimizer.step()
+            loss, count = sid_loss(engine.model, self.batch, {}, self.trie)
+            engine.backward(loss / count)
+            engine.clip()
+            engine.step(lr)
             losses.append(float(loss.detach()) / count)
         return losses
 
@@ -100,8 +112,30 @@ def _adds(animal: _Animal) -> str:
 
 
 def _finetunes(animal: _Animal) -> str:
-    model = animal.model()
-    losses = animal.learned(model, torch.optim.AdamW(model.parameters(), lr=3e-3), 6)
+    """Six steps of all weights, then six of LoRA's differences alone: the loss falls, and then the backbone stays as it was."""
+    if said := _falls(animal.learned(animal.engine(), 6)):
+        return said
+    try:
+        said = _lora(animal)
+    except Exception as error:  # of whatever kind an architecture raises
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"with LoRA: {said}" if said else ""
+
+
+def _lora(animal: _Animal) -> str:
+    engine = animal.engine(lora=_LORA)
+    frozen = [buffer.clone() for buffer in _frozen(engine.model)]
+    said = _falls(animal.learned(engine, 6, 3 * _LR))
+    moved = not all(torch.equal(a, b) for a, b in zip(frozen, _frozen(engine.model), strict=True))
+    return said or ("the backbone moved" if moved else "")
+
+
+def _frozen(model: Any) -> list[Tensor]:
+    """Weights of layers beside which differences learn."""
+    return [part.base.weight for part in model.modules() if hasattr(part, "trained_products")]
+
+
+def _falls(losses: Sequence[float]) -> str:
     return (
         ""
         if losses[-1] < losses[0]
@@ -155,19 +189,19 @@ def _saves(animal: _Animal) -> str:
 
 
 def _resumes(animal: _Animal) -> str:
-    """Two steps, a commit of weights and moments, and two more are four steps, bit for bit."""
-    straight, stopped = animal.model(), animal.model()
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (straight, stopped)]
-    animal.learned(straight, optimizers[0], 4)
-    animal.learned(stopped, optimizers[1], 2)
-    resumed = animal.model()
-    resumed.load_state_dict(stopped.state_dict())
-    optimizer = torch.optim.AdamW(resumed.parameters(), lr=1e-3)
-    optimizer.load_state_dict(copy.deepcopy(optimizers[1].state_dict()))
-    animal.learned(resumed, optimizer, 2)
-    pairs = zip(straight.state_dict().items(), resumed.state_dict().values(), strict=True)
-    other = [name for (name, a), b in pairs if not torch.equal(a, b)]
-    return f"{len(other)} weights differ, first {other[0]}" if other else ""
+    """Two steps, a checkpoint of our engine, and two more of one that read it are four steps, bit for bit; with LoRA too."""
+    for options in ({}, {"lora": _LORA}) if not _finetunes(animal) else ({},):
+        straight, stopped, resumed = (animal.engine(**options) for _ in range(3))
+        animal.learned(straight, 4)
+        animal.learned(stopped, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            stopped.snapshot(Saving())(Path(folder))
+            resumed.load(Path(folder), optimizer=True)
+        animal.learned(resumed, 2)
+        pairs = zip(straight.model.state_dict().items(), resumed.model.state_dict().values(), strict=True)
+        if other := [name for (name, a), b in pairs if not torch.equal(a, b)]:
+            return f"{len(other)} weights differ, first {other[0]}"
+    return ""
 
 
 TESTS: dict[str, Callable[[_Animal], str]] = {

@@ -7,6 +7,8 @@ proxy and replicas share the machine's cores.
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import socket
 import threading
 from collections import Counter
@@ -51,7 +53,8 @@ class Callers:
         return asyncio.run_coroutine_threadsafe(self._good(path, body, caller), self._loop)
 
     async def _post(self, path: str, body: dict[str, Any], caller: str) -> tuple[int, dict[str, str]]:
-        async with self._session.post(self._url + path, json=body, headers={"X-Caller": caller}) as answer:
+        headers = {"X-Caller": caller, "Authorization": f"Bearer {os.environ['NONET_TOKEN']}"}
+        async with self._session.post(self._url + path, json=body, headers=headers) as answer:
             await answer.read()
             return answer.status, {name.lower(): value for name, value in answer.headers.items()}
 
@@ -70,6 +73,7 @@ class Callers:
 def http(run: str, rounds: int) -> Result:
     """Latency at fixed rates, the rate at p99 <= 200 ms, and a caller at ten times its limit."""
     opened = OpenRun.of(run)
+    os.environ.setdefault("NONET_TOKEN", secrets.token_hex(8))  # names count for limits beside a token
     users = opened.corpus.seq.user_id.tolist()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
 """`nonet bench serve`: the rate that an engine holds at a p99, merged and one at a time, beside Hugging Face; versions; states.
 
-Sections merging, queue, versions, swaps and states run in this process at the engine's queue, in turn, on one thread of torch;
+Sections merging, queue, versions, swaps, states and filters run in this process, in turn, on one thread of torch;
 `http` serves the run on a Ray of its own, `batch` answers a table of users. `--set run=RUN` names the run.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from nonet.bench.serving.batch import batch
+from nonet.bench.serving.filters import filters
 from nonet.bench.serving.over_http import http
 from nonet.bench.serving.queue import merging, queue
 from nonet.bench.serving.states import states
@@ -21,6 +22,7 @@ _SECTIONS = {
     "versions": versions,
     "swaps": swaps,
     "states": states,
+    "filters": filters,
     "http": http,
     "batch": batch,
 }

@@ -242,6 +242,7 @@ class RunGroups:
             built = first.get(self.deadlines.open)[0]
             self.parameters: int = built["parameters"]
             self._buckets = built["buckets"]
+            self.notes: list[str] = built.get("notes", [])
         self.trainer.buckets = self._buckets
         self.trainer.delta = self.scenario.weights.publish == "delta"
         if self._has("rollout") and self.rollout.group.hosts.name in fresh:

@@ -48,9 +48,9 @@ def need(
     named = roles_of(scenario, stage)
     keeps = {named[role].kind(role).keeps: role for role in roles if role in named}
     if "training" in keeps:
-        fixed |= _trained(named[keeps["training"]], kind.keeps_reference(body), workers, size)
-        if copies := _copies(named[keeps["training"]], workers)[1]:
-            working["copies"] = copies * size.parameters * size.weight_bytes
+        role = named[keeps["training"]]
+        fixed |= _trained(role, kind.keeps_reference(body), workers, size, body.optimizer.use)
+        working |= _of_a_step(role, workers, size)
     elif "weights" in keeps:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
     if "rows" in keeps and (hot := hot_row_bytes(scenario)):
@@ -97,13 +97,15 @@ def sequence(scenario: Scenario, size: ModelSize) -> float:
     return float(scenario.data.history * size.positions_an_event + 1)
 
 
-def _trained(role: Role, reference: bool, workers: int, size: ModelSize) -> dict[str, float]:
+def _trained(role: Role, reference: bool, workers: int, size: ModelSize, optimizer: str) -> dict[str, float]:
     zero = _zero(role)
     weights = size.parameters * size.weight_bytes
-    master = 4 if size.weight_bytes < 4 else 0
     parts = {"weights": weights / (workers if zero == 3 else 1)}
     if not _aside(role):
-        parts["optimizer"] = size.parameters * (8 + master) / (workers if zero else 1)
+        moved = optimizer if role.engine is None or optimizer in role.engine.spec.optimizers else "adamw"
+        parts["optimizer"] = _moments(size, moved) / (workers if zero else 1)
+        if master := _masters(role, workers, size):
+            parts["optimizer"] += master
     if reference:
         parts["reference"] = float(weights)
     if copies := _copies(role, workers)[0]:
@@ -111,8 +113,28 @@ def _trained(role: Role, reference: bool, workers: int, size: ModelSize) -> dict
     return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
 
 
+def _masters(role: Role, workers: int, size: ModelSize) -> float:
+    """Bytes of the fp32 copies of weights of reduced precision."""
+    return size.learned * 4 / (workers if _zero(role) else 1) if size.weight_bytes < 4 else 0.0
+
+
+def _moments(size: ModelSize, optimizer: str) -> float:
+    """Bytes of the moments in fp32: two of a weight, one of those that Muon moves."""
+    single = size.matrices if optimizer == "muon" else 0
+    return size.learned * 8.0 - min(single, size.learned) * 4.0
+
+
+def _of_a_step(role: Role, workers: int, size: ModelSize) -> dict[str, float]:
+    """What a step has besides: copies, and the buffer that gradients are summed in."""
+    parts = {}
+    if copies := _copies(role, workers)[1]:
+        parts["copies"] = copies * size.parameters * size.weight_bytes
+    buffer = role.engine.spec.buffer(role.engine.options(), workers) if role.engine else float(workers > 1)
+    return parts | ({"buffer": buffer * size.learned * 4} if buffer else {})
+
+
 def _gradients(role: Role, workers: int, size: ModelSize) -> float:
-    return size.parameters * size.weight_bytes / (workers if _zero(role) >= 2 else 1)
+    return size.learned * size.weight_bytes / (workers if _zero(role) >= 2 else 1)
 
 
 def _zero(role: Role) -> int:

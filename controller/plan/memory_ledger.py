@@ -29,6 +29,7 @@ from nonet.errors import PlacementError
 _WORK = {
     "activations": "trainer",
     "copies": "trainer",
+    "buffer": "trainer",
     "beams": "rollout",
 }  # whose phases a working part belongs to
 _USABLE = 0.92  # of a device's memory; allocators fragment the rest

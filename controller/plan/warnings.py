@@ -10,7 +10,7 @@ from nonet.controller.cluster import MEMORY, ClusterView
 from nonet.controller.plan.memory_ledger import gigabytes
 from nonet.controller.plan.placement import GroupPlan
 from nonet.controller.plan.sizes import model_size, table_bytes
-from nonet.controller.scenario import Elastic, Scenario, check_runnable, validation_rule
+from nonet.controller.scenario import Elastic, Scenario, check_runnable, joined_features, validation_rule
 from nonet.errors import ConfigError
 
 _LARGE = 100e6  # parameters from which ranking a catalogue on CPU takes hours rather than minutes
@@ -93,6 +93,11 @@ def _copies(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]
 
 def _warnings(scenario: Scenario, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     yield from _copies(scenario, view, groups)
+    if joined := joined_features(scenario):
+        yield (
+            f"warning: the model reads {', '.join(joined)} from data.join, which nonet serve, nonet export and nonet recommend "
+            "--users do not read yet: they refuse such a run"
+        )
     trainer = next(group for group in groups if "trainer" in group.roles)
     for name, body in scenario.stages.items():
         users, key = body.kind.least_users(body)

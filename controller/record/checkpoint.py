@@ -96,6 +96,17 @@ class Checkpoints:
                 return path, manifest
         return None
 
+    def newest_selected(self) -> tuple[Path, Manifest] | None:
+        """Return the newest whole checkpoint that a stage ended with, None where no stage has ended."""
+        for path in reversed(self._folders()):
+            try:
+                ends = read_manifest(path).last
+            except CheckpointError:
+                continue
+            if ends and (manifest := self._whole(path)) is not None:
+                return path, manifest
+        return None
+
     def of(self, step: int) -> tuple[Path, Manifest]:
         """The whole commit after a step. Raises ConfigError where there is none, and names those that there are."""
         for path in self._folders():

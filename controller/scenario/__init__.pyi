@@ -33,6 +33,7 @@ from .table_options import table_arguments as table_arguments
 from .table_options import tier_arguments as tier_arguments
 from .table_options import ttl_steps as ttl_steps
 from .unsupported import check_runnable as check_runnable
+from .unsupported import joined_features as joined_features
 from .unsupported import roles_not_run as roles_not_run
 from .validation import REWARD as REWARD
 from .validation import ValidationRule as ValidationRule

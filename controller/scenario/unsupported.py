@@ -124,3 +124,12 @@ def _missing_evaluators(path: str, roles: Mapping[str, Role], model: Model) -> I
 def _runs(name: str, role: Role) -> bool:
     """Whether there is a kind of this name, or the role names one."""
     return role.use is not None or name in shipped_roles()
+
+
+def joined_features(scenario: Scenario) -> list[str]:
+    """Return the columns of `data.join` that the model has a table for: serving, exports and tables of users do not read them."""
+    joined = {name for join in scenario.data.join.values() for name in join.columns}
+    features = {
+        feature for name, table in scenario.sparse.tables.items() for feature in table.features or [name]
+    }
+    return sorted(joined & features)

@@ -360,6 +360,30 @@ class Session:
         self.stages = following(self.stages, manifest)
         return path
 
+    def end_at_last_checkpoint(self) -> int | None:
+        """End the stage under way at its newest whole checkpoint, or at an earlier one that it selects, and load it.
+
+        Returns:
+            The steps of that checkpoint; None where the stage has none.
+        """
+        self._finish_commit(wait=True)
+        newest, stage = self.commits.newest, self.stage
+        if newest is None or newest[1].stage != stage.name or not newest[1].stage_step:
+            return None
+        done = newest[1].stage_step
+        if self.validation is not None and not self.commits.ended(stage.name):
+            self.end(done)
+        elif not self.commits.ended(stage.name):
+            _, manifest = self.commits.end(stage, done)
+            self.stages = following(self.stages, manifest)
+        assert self.commits.newest is not None
+        path, manifest = self.commits.newest
+        self.trainer.ensure_on_device(stage)
+        self.groups.load(
+            path, None
+        )  # steps after it may have moved the weights before the first that was skipped
+        return manifest.stage_step
+
     def _select_start(self, stage: StageSetup, step: int, best: int) -> None:
         """Make the checkpoint that the stage began from the one after `step` steps; keep the best own one aside."""
         start, unselected = self.start_of(stage.name), self.commits.at(stage.first + best)

@@ -20,6 +20,7 @@ from nonet.controller.scenario import has_policy
 from nonet.controller.session import Session
 from nonet.controller.stages._looks import (
     by_pool,
+    ended_early,
     held_out,
     rescore_candidates,
     validated,
@@ -126,6 +127,8 @@ class _Asynchronous:
             recorder.step(name, done.step + 1, shown)
             halt = stopped() and done.step + 1 < self.stage.steps
             session.commit(done.step, now=halt)
+            if ended_early(session, recorder, name, [done.record]):
+                return True
             validated(session, recorder, name, done.step + 1, over=done.step + 1 == self.stage.steps)
             if halt:
                 return False

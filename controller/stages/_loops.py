@@ -13,6 +13,7 @@ from nonet.controller.session import Session
 from nonet.controller.stages._asynchronous import Stopped, asynchronous, note_quarantined, show_tables
 from nonet.controller.stages._looks import (
     by_pool,
+    ended_early,
     held_out,
     probe_prompts,
     prompt_weights,
@@ -50,22 +51,25 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
         with session.trace.span(f"{name}.train", first=step, last=stop - 1):
             records = session.trainer.train(stage, step, stop)
         seconds = time.perf_counter() - began
-        events = sum(record["events"] for record in records)
+        all_records, records = records, [record for record in records if not record.get("skipped")]
+        events = sum(record["events"] for record in records)  # a skipped step's loss may be no number
         mean = sum(record["loss"] * record["events"] for record in records) / max(1.0, events)
         shown = {
             "loss": mean,
             "rows/s": events / seconds,
-            "data wait": sum(record.get("waited", 0.0) for record in records) / seconds,
-            "lr": records[-1]["lr"],
-            "norm": records[-1]["norm"],
+            "data wait": sum(record.get("waited", 0.0) for record in all_records) / seconds,
+            "lr": all_records[-1]["lr"],
+            "norm": all_records[-1]["norm"],
             "events": events,
         }
         show_tables(session, recorder, name, stop, shown)
         recorder.step(name, stop, shown)
-        recorder.metrics(name, stop, of_the_machine(records) | _of_some_stages(records))
+        recorder.metrics(name, stop, of_the_machine(all_records) | _of_some_stages(all_records))
         for passed in range(step, stop):
             session.commit(passed)
         step = stop
+        if ended_early(session, recorder, name, all_records):
+            return True
         validated(session, recorder, name, step)
     session.end(step)
     validated(session, recorder, name, step, over=True)
@@ -73,13 +77,15 @@ def supervised(session: Session, name: str, recorder: Recorder, stopped: Stopped
 
 
 def _of_some_stages(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Further losses of a call's steps, their mean; with fp16 how many steps were skipped, and the last scale."""
+    """Further losses of a call's steps, their mean; how many steps were skipped, and with fp16 the last scale."""
     last = records[-1]
     found = {
         key: sum(record[key] for record in records) / len(records) for key in last if key.endswith("_loss")
     }
+    if any("skipped" in record for record in records):
+        found["skipped"] = sum(record.get("skipped", 0.0) for record in records)
     if "scale" in last:
-        found |= {"skipped": sum(record["skipped"] for record in records), "scale": last["scale"]}
+        found["scale"] = last["scale"]
     return found
 
 
@@ -114,6 +120,8 @@ def reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped
         recorder.step(name, step + 1, shown)
         halt = stopped() and step + 1 < stage.steps
         session.commit(step, now=halt)
+        if ended_early(session, recorder, name, [record]):
+            return True
         validated(session, recorder, name, step + 1, over=step + 1 == stage.steps)
         if halt:
             return False

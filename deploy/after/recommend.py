@@ -1,12 +1,13 @@
 """`nonet recommend`: every stage of a run asked the same question, side by side with the baselines that take no training.
 
 For a user of the data the history is all of that user's events; with `--like` it is the named titles, in that order, of a
-user the model has never met. What was seen is recommended again where the run's data allow it (`data.repeats`).
+user the model has never met. What was seen is recommended again where the run's data allow it (`data.repeats`). Stages answer
+by the engine that serves, from the same events and in as many beams, so the list is the one that a server of the stage gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,41 @@ from nonet.controller.setup import baselines_of, run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.baselines import BASELINES, Popularity, make_baseline
 from nonet.models.generation import Corpus, top_items
+from nonet.models.inference import Engine, Events, Question, beam_width, usual_columns
 from nonet.models.ranking import tie_order
 from nonet.samples.batches import masked, seen
-from nonet.samples.sequences import TEST, Sequences
-from nonet.samples.tables import NONE, keys_in
+from nonet.samples.sequences import ALLOW, TEST, Sequences
+from nonet.samples.tables import NONE, as_numbers, keys_in
 from nonet.suggest import close_to
+from nonet.types import Jagged
 from nonet.workers.roles.evaluation import load_recommender
 
 _SHOWN_HISTORY = 12
 
 
-def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> dict[str, Any]:
-    """{"history": titles, "columns": {popularity, transition_counter, stage...: titles}}. Raises ConfigError."""
+def recommend_for(
+    run: str,
+    like: Sequence[str],
+    user: str | None,
+    top: int,
+    ask: Callable[[str, int], Question] | None = None,
+) -> dict[str, Any]:
+    """Recommend by every stage of a run, by popularity and by the transition counter.
+
+    Args:
+        run: A run's folder, its id, a unique prefix, or `last`.
+        like: Titles that a new user liked.
+        user: A user of the data, in place of `like`.
+        top: Items of each list.
+        ask: Makes the question for a user and a number of items, where more is known than the data: events that were
+            posted since, and items that were withdrawn. By default it is made from the data alone.
+
+    Returns:
+        {"run": id, "history": titles, "columns": {popularity, transition_counter, stage...: titles}}.
+
+    Raises:
+        ConfigError: There is no such run, user or title.
+    """
     if bool(like) == (user is not None):
         raise ConfigError(
             'give either --like TITLE [TITLE ...] or --user ID, e.g. --like "Alien" "Blade Runner"'
@@ -47,8 +71,19 @@ def recommend_for(run: str, like: Sequence[str], user: str | None, top: int) -> 
         raise ConfigError(f"{folder.id} predicts clicks: it scores events and has nothing to recommend from")
     scenario, _ = load_scenario(folder.scenario)
     corpus = run_setup(scenario).corpus(folder.artifacts())
-    row, length, histories = _known_user(corpus, user) if user is not None else _new_user(corpus, like)
-    return _answers(folder, scenario, corpus, histories, row, length, top)
+    setup = run_setup(scenario)
+    if user is not None:
+        row, length, histories = _known_user(corpus, user)
+        events = _events_of(corpus, user, row)
+    else:
+        row, length, histories = _new_user(corpus, like)
+        events = _events_of_titles(corpus, histories)
+    if user is not None and ask is not None:
+        question = ask(user, top)
+    else:
+        key = int(corpus.seq.keys_of_users(np.array([row]))[0]) if row < len(corpus.seq) else _key_of_nobody()
+        question = _question(events, key, top, setup.history, scenario.evaluate.width, corpus)
+    return _answers(folder, scenario, corpus, histories, row, length, top, question)
 
 
 def columns(answer: dict[str, Any]) -> str:
@@ -72,6 +107,7 @@ def _answers(
     row: int,
     length: int,
     top: int,
+    question: Question,
 ) -> dict[str, Any]:
     users, positions = np.array([row]), np.array([length])
     titles = [str(text) for text in corpus.items["title"].to_pylist()]
@@ -85,22 +121,57 @@ def _answers(
         name: baseline.fit(corpus.seq).scores(histories.seq, users, positions)
         for name, baseline in quick.items()
     }
+    tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
+    gone = np.flatnonzero(np.asarray(corpus.trie.leaf_of_item) < 0)
+    out = np.unique(np.concatenate([masked(histories.seq, users, positions).values, question.hidden, gone]))
+    hidden = Jagged(out, np.array([0, len(out)]))
+    best = {
+        name: top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie)[0].tolist()
+        for name, item_scores in scores.items()
+    }
     run = run_setup(scenario)
     for stage in scenario.stages:
         try:
             path = Checkpoints(folder.checkpoints).end_of(stage)
         except CheckpointError:
             continue
-        model = load_recommender(run, histories, Path(path))
-        scores[stage] = model.scores(model.batch(users, positions), users, positions).numpy()
-    tie = tie_order(Popularity(len(titles)).fit(corpus.seq).popularity, scenario.seed)
-    hidden = masked(histories.seq, users, positions)
-    best = {
-        name: top_items(torch.from_numpy(np.array(item_scores)), top, hidden, tie)[0].tolist()
-        for name, item_scores in scores.items()
-    }
+        engine = Engine(load_recommender(run, corpus, Path(path)))
+        best[stage] = engine.answer([question])[0].item.tolist()
     columns = {name: [titles[i] for i in items if i >= 0] for name, items in best.items()}
     return {"run": folder.id, "history": [titles[i] for i in history.values], "columns": columns}
+
+
+def _question(events: Events, key: int, top: int, window: int, width: int, corpus: Corpus) -> Question:
+    """Return the question that a server makes of these events; seen items are hidden where the data say so."""
+    seen_items = np.unique(events.item.astype(np.int64))
+    hidden = np.empty(0, np.int64) if corpus.seq.repeats == ALLOW else seen_items
+    return Question(events.last(window), key, top=top, width=beam_width(width, top), hidden=hidden)
+
+
+def _events_of(corpus: Corpus, user: str, row: int) -> Events:
+    """Return all events of a user of the data, from the store that the run reads them from, if any."""
+    seq = corpus.seq
+    found = corpus.events_in_store(user)
+    if found is not None:
+        order = np.argsort(found["time"], kind="stable")
+        columns = {name: values[order] for name, values in found["columns"].items()}
+        return Events(found["item"][order], found["time"][order], found["event"][order], columns)
+    cut = slice(int(seq.offsets[row]), int(seq.offsets[row + 1]))
+    columns = {name: values[cut] for name, values in seq.columns.items()}
+    return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)
+
+
+def _events_of_titles(corpus: Corpus, histories: Corpus) -> Events:
+    """Return the events of titles that somebody liked, with what columns usually hold."""
+    seq = histories.seq
+    count = len(seq.item) - 1  # the last event stands for what is asked
+    columns = {name: np.full(count, usual) for name, usual in usual_columns(corpus.seq).items()}
+    return Events(seq.item[:count], seq.time[:count], seq.event[:count], columns)
+
+
+def _key_of_nobody() -> int:
+    """Return the sparse key of a user whom the data do not have; its row was never trained."""
+    return int(keys_in("user", as_numbers(np.array(["nobody"])))[0])
 
 
 def _known_user(corpus: Corpus, user: str) -> tuple[int, int, Corpus]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.errors import ConfigError, NonetError
 
 _TRIES = 3
@@ -51,7 +52,8 @@ class Recommended:
 
 
 class Client:
-    """Of the server at a URL. token: for what changes things, by default NONET_TOKEN; caller: a name that limits go by."""
+    """Of the server at a URL. token: by default NONET_TOKEN, else NONET_READ_TOKEN; caller: a name that limits go by beside a
+    token, and shares of traffic without a user."""
 
     def __init__(
         self, url: str, *, token: str | None = None, caller: str | None = None, timeout_s: float = 10.0
@@ -60,7 +62,8 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000")
         self._parts, self._timeout_s = parts, timeout_s
-        token = os.environ.get("NONET_TOKEN") if token is None else token
+        if token is None:
+            token = os.environ.get(WRITE_TOKEN) or os.environ.get(READ_TOKEN)
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {"Authorization": f"Bearer {token}"} if token else {}
         self._headers |= {"X-Caller": caller} if caller else {}

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.record import find_run
-from nonet.deploy.serving.features import artifacts_of
+from nonet.controller.scenario import load_scenario
+from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
+from nonet.deploy.serving.features import artifacts_of, check_features, check_selected
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
 
@@ -41,6 +43,17 @@ def serve_run(
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
+    check_features(load_scenario(folder.scenario)[0], folder.id, "serve")
+    if (
+        settings.follow != "checkpoints"
+        and not (folder.path / "serving" / "registry" / "serving.json").exists()
+    ):
+        check_selected(folder)
+    if settings.registry is not None:
+        from nonet.deploy.serving.features import OpenRun  # imports torch
+
+        opened = OpenRun.of(folder.path, address=settings.registry)
+        _ = opened.registry.serving  # raises for an address that does not answer
     _check_port(host, port)
     with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
@@ -71,7 +84,12 @@ def bound(
         from nonet.deploy.serving.apart import apart
         from nonet.deploy.serving.features import OpenRun
 
-        OpenRun.of(run).publish_newest()  # engines start from what is published
+        opened = OpenRun.of(run, address=settings.registry)
+        opened.check_servable("serve")
+        if settings.follow or not opened.has_version:
+            opened.publish_newest(
+                mid_stage=settings.follow == "checkpoints"
+            )  # engines start from what is published
         return apart(serve, run, settings, local, environment)
 
     def build() -> Any:  # Serve calls what is a function, and takes anything else for the app itself
@@ -110,19 +128,20 @@ def one_process(run: str, settings: ServeConfig, local: bool) -> Any:
     from nonet.deploy.serving.service import Engines, Metrics, Service, make_app
 
     torch.set_num_threads(settings.threads)
-    opened = OpenRun.of(run)
-    features = Features.of(opened, settings.block)
+    opened = OpenRun.of(run, address=settings.registry)
+    opened.check_servable("serve")
+    features = Features.of(opened, settings.block, journal=settings.journal_options())
     engines = Engines(
         opened,
         follow=settings.follow,
         device=settings.device,
-        queue=settings.queue,
+        queue=settings.queue.model_dump(),
         state_bytes=settings.state_bytes,
     )
     service = Service(
         features, engines, Fallback(opened.catalogues.newest(), features.items), settings.service(), Metrics()
     )
-    return make_app(service, local=local)
+    return make_app(service, local=local, proxies=settings.proxies)
 
 
 def _deploy(serve: Any, app: Any) -> None:
@@ -139,8 +158,8 @@ def _deploy(serve: Any, app: Any) -> None:
 
 def replica_environment() -> dict[str, str]:
     """What every replica has in its environment."""
-    token = os.environ.get("NONET_TOKEN")
-    return {"OMP_NUM_THREADS": "1"} | ({"NONET_TOKEN": token} if token else {})
+    tokens = {name: os.environ[name] for name in (WRITE_TOKEN, READ_TOKEN) if os.environ.get(name)}
+    return {"OMP_NUM_THREADS": "1"} | tokens
 
 
 def _runtime_env(environment: Mapping[str, str]) -> dict[str, Any]:

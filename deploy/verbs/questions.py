@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,12 +113,37 @@ def recommend(
 ) -> None:
     """Recommend by every stage of a run, side by side with popularity and the transition counter; or to a table of users."""
     if users is not None or out is not None:
+        if user is not None or like or more:
+            raise ConfigError("--users answers a whole table; leave out --user, --like and titles")
         _recommend_all(run, users, out, top, workers, as_json)
         return
+    if workers is not None:
+        raise ConfigError("--workers is of --users U.parquet, which processes share; leave it out")
     from nonet.deploy.after import columns, recommend_for
 
-    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top)
+    ask = None if user is None else _served_question(run)
+    answer = recommend_for(run, [*(like or ()), *(more or ())], user, top, ask)
     print(json.dumps(answer, indent=1, ensure_ascii=False) if as_json else columns(answer))
+
+
+def _served_question(run: str) -> Callable[[str, int], Any] | None:
+    """Return what makes a server's question of a user: with posted events, without withdrawn items. None for a run that was
+    never served, of which the data say all."""
+    from nonet.controller.record import find_run
+
+    try:
+        if not (find_run(run).path / "serving").is_dir():
+            return None
+    except ConfigError:
+        return None  # the verb itself says what is wrong
+    from nonet.controller.scenario import joined_features
+    from nonet.deploy.serving.features import Features, OpenRun
+
+    opened = OpenRun.of(run)
+    if joined_features(opened.scenario):
+        return None  # such a run is not served
+    features, withdrawn = Features.of(opened, posts=False), opened.registry.serving.withdrawn
+    return lambda user, top: features.list_of(user, None, top, withdrawn=withdrawn).question
 
 
 def _recommend_all(

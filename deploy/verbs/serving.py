@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nonet.deploy.verbs.questions import JsonOption, RunArg
+from nonet.errors import ConfigError
 
 
 def serve(
@@ -32,6 +33,8 @@ def serve(
     """Answer requests from a run's newest version, and swap newer ones in, until Ctrl-C."""
     from nonet.deploy.serving import serve_run, write_monitoring
 
+    if image is not None and manifest is None:
+        raise ConfigError("--image is of the pods of --manifest FILE; give both, or neither")
     if manifest is not None:
         from nonet.deploy.serving import manifest_of
 
@@ -96,11 +99,14 @@ def promote(
 def rollback(
     run: RunArg = "last",
     to: Annotated[
-        int | None, typer.Option(help="The version to go back to; the one before by default.")
+        int | None,
+        typer.Option(
+            help="The version to go back to. By default versions with a share are refused; without any, the one before answers."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to a version at once; what was published after it is refused from then on."""
+    """Go back at once: versions that were served or shared, and those made from them, are refused from then on."""
     from nonet.deploy.serving import rollback_version
 
     _say(rollback_version(run, to), as_json)

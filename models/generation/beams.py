@@ -59,6 +59,7 @@ class SubCatalogue:
         self._out_CI = torch.from_numpy(~self._allowed_CI[:, np.asarray(trie.item_of_leaf)])
         self._which_U = which_U
         self._closed: dict[tuple[int, str], Tensor] = {}
+        self._dead: dict[tuple[int, str], Tensor] = {}
 
     def of(self, which_U: np.ndarray) -> SubCatalogue:
         """The same for other prompts."""
@@ -82,21 +83,35 @@ class SubCatalogue:
 
     def closed_below(self, level: int, user_D: Tensor, node_D: Tensor, prompts: int) -> Tensor:
         """How many leaves below nodes [D] of a level are out for their prompts."""
-        return self._closed_CN(level, node_D.device)[self._which(prompts, node_D.device)[user_D], node_D]
+        return self._closed_CN(level, node_D.device)[
+            self._which(prompts, node_D.device)[user_D], node_D
+        ].long()
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
         """Which nodes of a level lead to nothing that their prompt may be given, bool."""
-        closed_CN = self._closed_CN(level, node_UVK.device)
-        every_N = torch.arange(closed_CN.shape[1], device=node_UVK.device)
-        dead_CN = closed_CN == self._trie.leaves_below(level, every_N)
-        return dead_CN[self._which(len(node_UVK), node_UVK.device)[:, None, None], node_UVK]
+        key = level, str(node_UVK.device)
+        if key not in self._dead:
+            closed_CN = self._closed_CN(level, node_UVK.device)
+            every_N = torch.arange(closed_CN.shape[1], device=node_UVK.device)
+            below = self._trie.leaves_below(level, every_N)
+            self._dead[key] = closed_CN if level == self._trie.levels else closed_CN == below
+        return self._dead[key][self._which(len(node_UVK), node_UVK.device)[:, None, None], node_UVK]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its masks."""
+        kept = {
+            id(mask): mask.nbytes for mask in (self._out_CI, *self._closed.values(), *self._dead.values())
+        }
+        return self._allowed_CI.nbytes + sum(kept.values())
 
     def _closed_CN(self, level: int, device: Any) -> Tensor:
+        """How many leaves below each node of a level are out; of leaves themselves, which are."""
         key = level, str(device)
         if key not in self._closed:
-            closed = self._out_CI.long()
+            closed = self._out_CI
             if level < self._trie.levels:
-                total = torch.nn.functional.pad(closed.cumsum(1), (1, 0))
+                total = torch.nn.functional.pad(closed.cumsum(1, dtype=torch.int32), (1, 0))
                 first = self._trie.tensor("first_leaf", level).long()
                 closed = total[:, first[1:]] - total[:, first[:-1]]
             self._closed[key] = closed.to(device)

@@ -140,15 +140,16 @@ class Recommender:
         positions: np.ndarray,
         seq: Sequences | None = None,
         hidden: Jagged | None = None,
+        within: SubCatalogue | None = None,
     ) -> Votes | None:
         """What is voted for each prompt, on the model's device; None without a memory. `seq`: events of other users than the
-        corpus's; `hidden`: items that get no votes, by default those that the data's policy masks."""
+        corpus's; `hidden`: items that get no votes, by default those that the data's policy masks; `within`: what may."""
         if self.voters is None:
             return None
         if self.voters.nearest:
             self._read_items(self.voters)
         seq = self.corpus.seq if seq is None else seq
-        return self.voters.votes(seq, users, positions, hidden).to(self.device)
+        return self.voters.votes(seq, users, positions, hidden, within).to(self.device)
 
     def _read_items(self, voters: Voters) -> None:
         """Rows of all items, once a version; those of a process that trains may move under any version."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -100,15 +101,25 @@ class Voters:
         return other
 
     def votes(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, hidden: Jagged | None = None
+        self,
+        seq: Sequences,
+        users: np.ndarray,
+        positions: np.ndarray,
+        hidden: Jagged | None = None,
+        within: Any = None,
     ) -> Votes:
-        """The votes for each prompt; `hidden`: items that get none, by default those that the data's policy masks."""
+        """The votes for each prompt; `hidden`: items that get none, by default those that the data's policy masks; `within`: the
+        `SubCatalogue` beyond which items get none."""
         prompt, item, vote = self.cells(seq, users, positions)
         leaf = self._trie.leaf_of_item[item].astype(np.int64)
         hidden = masked(seq, users, positions) if hidden is None else hidden
         n_items = len(self._transitions)
         barred = np.repeat(np.arange(len(users)), np.diff(hidden.offsets)) * n_items + hidden.values
         chosen = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, barred)
+        if within is not None:
+            pairs = torch.from_numpy(prompt[chosen]), torch.from_numpy(leaf[chosen])
+            chosen[np.flatnonzero(chosen)[within.out_of(*pairs, len(users)).numpy()]] = False
+            hidden = _and_out(hidden, within.out_items(len(users))) if self.nearest else hidden
         votes = self._cut(prompt[chosen], leaf[chosen], vote[chosen], len(users))
         return replace(votes, nearest=self._nearest(hidden))
 
@@ -202,3 +213,11 @@ class Voters:
 def _within(row: np.ndarray, rows: int) -> np.ndarray:
     """The place of each entry in its row; rows ascend."""
     return np.arange(len(row)) - np.searchsorted(row, np.arange(rows))[row]
+
+
+def _and_out(hidden: Jagged, out: list[np.ndarray]) -> Jagged:
+    """Return rows of `hidden`, each with more items behind."""
+    rows = [hidden.values[start:stop] for start, stop in pairwise(np.asarray(hidden.offsets).tolist())]
+    together = [np.concatenate([row, more]) for row, more in zip(rows, out, strict=True)]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in together])])
+    return Jagged(np.concatenate(together), offsets)

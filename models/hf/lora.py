@@ -29,6 +29,11 @@ class Lora(nn.Module):
         self.a, self.b = nn.Parameter(torch.empty(rank, into)), nn.Parameter(torch.zeros(out, rank))
         nn.init.normal_(self.a, std=into**-0.5)
 
+    @property
+    def trained_products(self) -> int:
+        """Weights that a row is multiplied by besides those of the layer itself."""
+        return self.a.numel() + self.b.numel()
+
     def forward(self, x: Tensor) -> Tensor:
         low = nn.functional.linear(x.to(self.a.dtype), self.a)
         return self.base(x) + (self.scale * nn.functional.linear(low, self.b)).to(x.dtype)

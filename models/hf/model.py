@@ -7,7 +7,9 @@ rows, rating, type, time since the event before) is added to its last code: nobo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,11 @@ from nonet.types import Jagged, SampleBatch
 # Shapes: B sequences, N events, S positions, T = B * S flat positions, M targets, U prompts, W nodes, L levels, K codes of a
 # level, D width.
 _MOST = 1024  # positions that a step computes at once for a prompt
-_SAME = 1e-3  # of logits: what a cache may differ by from reading everything again
+_SAME = 1e-3  # of the largest logit: what a cache may differ by from reading everything again, in fp32
+# The same in reduced precision, in units of its epsilon: the largest difference, and the norm of all. A cache that a backbone
+# cannot use differs by more (MPT's by 29 and 20 units of bf16), rounding through 24 layers by less (7 and 6 units of fp16).
+_ROUNDED, _ROUNDED_NORM = 16, 8
+_log = logging.getLogger(__name__)
 
 
 class HfRecommender(nn.Module):
@@ -64,6 +70,10 @@ class HfRecommender(nn.Module):
         self.tokenizer: Any = None
         self._first = [sum(self.codes[:level]) for level in range(self.levels)]
         self.caches = True
+        self.no_cache: str | None = None  # why keys and values are not kept
+        self.pass_size: tuple[float, float] | None = (
+            None  # real positions and visible pairs of the pass under way, for meters
+        )
         self.draw()
 
     @torch.no_grad()
@@ -86,7 +96,28 @@ class HfRecommender(nn.Module):
 
     def states(self, batch: SampleBatch, rows: Mapping[str, Tensor]) -> Tensor:
         """State [T, D] at every position, padded ones included."""
-        return self.backbone.read(self._entering(batch, rows, self.layout.events(batch))).flatten(0, 1)
+        events = self.layout.events(batch)
+        x_BSD = self._entering(batch, rows, events)
+        with self._sized(events.lengths):
+            return self.backbone.read(x_BSD).flatten(0, 1)
+
+    @contextmanager
+    def _sized(self, lengths: Tensor, before: Tensor | None = None, chains: int = 1) -> Iterator[None]:
+        """Say how many positions of a pass are real and how many pairs of them are visible: padding is neither.
+
+        Args:
+            lengths: New positions of each sequence, or of each of its chains.
+            before: Positions [B] that each new one sees besides those of its own chain.
+            chains: Chains of each sequence.
+        """
+        length = lengths.double()
+        seen = 0.0 if before is None else before.double() * length
+        pairs = chains * float((seen + length * (length + 1) / 2).sum())
+        self.pass_size = chains * float(length.sum()), pairs
+        try:
+            yield
+        finally:
+            self.pass_size = None
 
     def targets(self, batch: SampleBatch) -> Tensor:
         return batch.sid[batch.loss_mask.values]
@@ -120,10 +151,11 @@ class HfRecommender(nn.Module):
         events = self.layout.events(batch)
         x_BSD = self._entering(batch, rows, events)
         kept = None
-        if self.caches:
-            state_BSD, kept = self.backbone.prefill(x_BSD)
-        else:
-            state_BSD = self.backbone.read(x_BSD)
+        with self._sized(events.lengths):
+            if self.caches:
+                state_BSD, kept = self.backbone.prefill(x_BSD)
+            else:
+                state_BSD = self.backbone.read(x_BSD)
         return HfCache(state_BSD.flatten(0, 1)[events.last()], x_BSD, events.lengths, kept)
 
     def step(self, cache: HfCache, codes: Tensor | Sequence[Tensor], level: int) -> Tensor:
@@ -153,9 +185,10 @@ class HfRecommender(nn.Module):
         )
         place_UQ = cache.lengths[:, None] + depth
         assert cache.kept is not None
-        state_UQD, kept = self.backbone.go_on(
-            self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
-        )
+        with self._sized(torch.full_like(cache.lengths, level), cache.lengths, width):
+            state_UQD, kept = self.backbone.go_on(
+                self.embed_codes(prefix_UWl).flatten(1, 2), place_UQ, seen_UQN, cache.kept
+            )
         history = cache.x.shape[1]
         places = (history + torch.arange(width * level, device=device)).view(width, level)
         cache.nodes = Nodes(prefix_UWl, places.expand(users, -1, -1), kept) if keep else None
@@ -179,7 +212,8 @@ class HfRecommender(nn.Module):
         seen_UWN.scatter_(2, places_UWl, True)
         place_UW = (cache.lengths + level - 1)[:, None].expand(-1, width)
         x_UWD = self.embed_codes(prefix_UWl[..., -1:], level - 1)[:, :, 0]
-        state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
+        with self._sized(torch.ones_like(cache.lengths), cache.lengths + level - 1, width):
+            state_UWD, kept = self.backbone.go_on(x_UWD, place_UW, seen_UWN, nodes.kept)
         cache.nodes = Nodes(prefix_UWl, places_UWl, kept)
         return state_UWD
 
@@ -192,7 +226,8 @@ class HfRecommender(nn.Module):
         for w in range(width):
             index = at_l[..., None].expand(-1, -1, room.shape[-1])
             x_USD = room.scatter(1, index, self.embed_codes(prefix_UWl[:, w : w + 1])[:, 0].to(room.dtype))
-            state_USD = self.backbone.read(x_USD)
+            with self._sized(cache.lengths + level):
+                state_USD = self.backbone.read(x_USD)
             states.append(state_USD[torch.arange(users, device=room.device), at_l[:, -1]])
         return torch.stack(states, 1)
 
@@ -248,18 +283,27 @@ class HfRecommender(nn.Module):
     @torch.no_grad()
     def choose_caching(self) -> None:
         """Keep keys and values of histories where steps from them say what reading everything again says; try it on two
-        sequences. Backbones with other memories (state spaces, biases by distance in the mask) read everything again.
+        sequences, and judge the difference in the backbone's own precision. Backbones with other memories (state spaces, biases
+        by distance in the mask) read everything again, which is logged, and said in `no_cache`.
         """
         if self.levels < 2:
             return
         was = self.training
         self.eval()
         try:
-            self.caches = self._tried()
+            self.no_cache = self._tried()
         finally:
             self.train(was)
+        self.caches = self.no_cache is None
+        if self.no_cache:
+            _log.warning(
+                "%s: beams read every history again at each code: %s",
+                type(self.backbone.model).__name__,
+                self.no_cache,
+            )
 
-    def _tried(self) -> bool:
+    def _tried(self) -> str | None:
+        """Return why keys and values cannot be used; None where they can."""
         lengths = torch.tensor([self.layout.length(2), self.layout.length(1)])
         x = self.token.weight[torch.arange(2 * int(lengths[0])) % len(self.token.weight)].view(
             2, int(lengths[0]), -1
@@ -270,13 +314,21 @@ class HfRecommender(nn.Module):
             _, kept = self.backbone.prefill(x)
             cache = HfCache(x[:, -1], x, lengths, kept)
             answers = [self.step(cache, codes, level) for level in range(1, self.levels)]
-        except Exception:  # whatever an architecture raises where it has no such cache
-            return False
+        except Exception as error:  # whatever an architecture raises where it has no such cache
+            return f"this backbone keeps no keys and values that prefixes can go on from ({type(error).__name__})"
         cache = HfCache(x[:, -1], x, lengths, None)
         again = [self.step(cache, codes, level) for level in range(1, self.levels)]
-        return all(
-            bool((a - b).abs().max() <= _SAME * b.abs().max().clamp_min(1e-3))
-            for a, b in zip(answers, again, strict=True)
+        pairs = list(zip(answers, again, strict=True))
+        most = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) for a, b in pairs)
+        norm = max(float((a - b).norm() / b.norm().clamp_min(1e-3)) for a, b in pairs)
+        epsilon = torch.finfo(self.backbone.dtype).eps
+        exact = self.backbone.dtype == torch.float32
+        allowed = (_SAME, _SAME) if exact else (_ROUNDED * epsilon, _ROUNDED_NORM * epsilon)
+        if most <= allowed[0] and (exact or norm <= allowed[1]):
+            return None
+        return (
+            f"steps from kept keys and values differ by {most:.2g} of the largest logit from those of whole histories "
+            f"(allowed in {self.backbone.dtype}: {allowed[0]:.2g})"
         )
 
 

@@ -7,7 +7,7 @@ plan may name and a run cannot read, has the size that its name says.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -200,9 +200,14 @@ def _counted(options: Options, around: Surroundings) -> ModelSize:
     heads = int(getattr(config, "num_attention_heads", 1) or 1)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head = int(getattr(config, "head_dim", None) or width // heads)
+    parameters, words, linears = _shape(_frozen(options.get("config")), options.get("path"))
+    rows = (1 if getattr(config, "tie_word_embeddings", False) else 2) * around.levels * around.codes * width
+    lora = options.get("lora")
+    added = _added(lora, linears) if lora else 0
     return ModelSize(
-        parameters=_parameters(_frozen(options.get("config")), options.get("path"))
-        + (1 if getattr(config, "tie_word_embeddings", False) else 2) * around.levels * around.codes * width,
+        parameters=parameters + rows + added,
+        frozen=parameters if lora else words,
+        matrices=0 if lora else sum(out * into for _, out, into in linears),
         layers=layers,
         width=width,
         feed_forward=int(getattr(config, "intermediate_size", None) or 4 * width),
@@ -214,8 +219,31 @@ def _counted(options: Options, around: Surroundings) -> ModelSize:
     )
 
 
-def _parameters(config: Any, path: str | None) -> int:
-    return sum(weight.numel() for weight in _outline(config, path).parameters())
+@cache
+def _shape(config: Any, path: str | None) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
+    """Return a backbone's parameters, those of its words, which are frozen, and the name and shape of each linear layer."""
+    model = _outline(config, path)
+    tables = {
+        id(table.weight): table.weight.numel()
+        for table in (model.get_input_embeddings(), model.get_output_embeddings())
+        if table is not None
+    }
+    linears = []
+    for path_, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        conv = type(module).__name__ == "Conv1D"  # GPT-2's linear layer, whose weight lies the other way
+        if (type(module).__name__ == "Linear" or conv) and weight is not None and id(weight) not in tables:
+            out, into = weight.shape[::-1] if conv else weight.shape
+            linears.append((path_.rsplit(".", 1)[-1], int(out), int(into)))
+    total = sum(weight.numel() for weight in model.parameters())
+    return total, sum(tables.values()), tuple(linears)
+
+
+def _added(lora: Any, linears: Sequence[tuple[str, int, int]]) -> int:
+    """Return the parameters of LoRA's differences."""
+    targets = lora.get("targets")
+    rank = int(lora["rank"])
+    return sum(rank * (out + into) for name, out, into in linears if not targets or name in targets)
 
 
 @cache

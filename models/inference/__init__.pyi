@@ -1,7 +1,10 @@
 from .engine import Engine as Engine
+from .filters import FilterCache as FilterCache
+from .filters import ItemFilter as ItemFilter
 from .question import Answer as Answer
 from .question import Events as Events
 from .question import Question as Question
+from .question import beam_width as beam_width
 from .question import events_of_nobody as events_of_nobody
 from .question import packed as packed
 from .question import usual_columns as usual_columns

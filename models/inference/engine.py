@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import Recommender, Votes, beam_search, leaf_scores, on, voted_shares
+from nonet.models.generation import (
+    Recommender,
+    SubCatalogue,
+    Votes,
+    beam_search,
+    leaf_scores,
+    on,
+    voted_shares,
+)
+from nonet.models.inference.filters import FilterCache
 from nonet.models.inference.question import Answer, Question, events_of_nobody, hidden_of, packed
 from nonet.models.inference.states import States
 from nonet.samples.batches import prompt_batch
@@ -23,7 +32,8 @@ from nonet.samples.sequences import Sequences
 from nonet.types import SampleBatch
 
 # Shapes: Q questions, W beams, X items scored for a question, V votes.
-_BEAM_COST = 0.5  # of a history's position: what a beam costs, all levels together
+# In positions of a history: what a beam costs, all levels together; an item that is hidden by name; an item that a filter knows.
+_BEAM_COST, _HIDDEN_COST, _FILTER_COST = 0.5, 0.02, 1e-4
 
 
 class Engine:
@@ -36,6 +46,7 @@ class Engine:
         self._recommender, self.version = recommender, version
         self.states = states if getattr(recommender.model, "extends", False) else None
         self._like = recommender.corpus.seq.part(0, 0)
+        self.filters = FilterCache(recommender.corpus.trie)
 
     @property
     def items(self) -> int:
@@ -50,9 +61,10 @@ class Engine:
     @staticmethod
     def cost(question: Question) -> float:
         """What a question costs beside others of its batch, in positions of a history."""
-        return question.tokens + _BEAM_COST * (
-            question.width if question.asked is None else len(question.asked)
-        )
+        beams = question.width if question.asked is None else len(question.asked)
+        hidden = _HIDDEN_COST * len(question.hidden)
+        filtered = 0.0 if question.within is None else _FILTER_COST * len(question.within.allowed)
+        return question.tokens + _BEAM_COST * beams + hidden + filtered
 
     def warm(self) -> None:
         """Answer a question of nobody, so that the first caller finds code and pages ready. Raises what answering raises."""
@@ -88,11 +100,12 @@ class Engine:
 
     @torch.inference_mode()
     def _lists(self, questions: Sequence[Question], width: int, explain: bool) -> list[Answer]:
-        cache, votes = self._read(questions)
+        within = self.filters.within([question.within for question in questions])
+        cache, votes = self._read(questions, within)
         model, trie = self._recommender.model, self._recommender.corpus.trie
         hidden = hidden_of(questions)
         forbidden = hidden if len(hidden.values) else None
-        beams = beam_search(model, cache, trie, width, forbidden=forbidden, votes=votes)
+        beams = beam_search(model, cache, trie, width, forbidden=forbidden, votes=votes, within=within)
         item, score = beams.item.cpu().numpy(), beams.logp.sum(-1).cpu().numpy()
         count = beams.valid.sum(1).tolist()
         tops = [min(question.top, n) for question, n in zip(questions, count, strict=True)]
@@ -119,12 +132,14 @@ class Engine:
         own, vote = self._explained(cache, votes, torch.from_numpy(item))
         return [Answer(item[q, :n], score[q, :n], own[q, :n], vote[q, :n]) for q, n in enumerate(counts)]
 
-    def _read(self, questions: Sequence[Question]) -> tuple[Any, Votes | None]:
-        """What the model keeps of the histories, and what is voted."""
+    def _read(
+        self, questions: Sequence[Question], within: SubCatalogue | None = None
+    ) -> tuple[Any, Votes | None]:
+        """What the model keeps of the histories, and what is voted within filters."""
         recommender = self._recommender
         seq = packed(questions, self._like)
         users, positions = np.arange(len(questions)), seq.lengths - 1
-        votes = recommender.votes(users, positions, seq, hidden_of(questions))
+        votes = recommender.votes(users, positions, seq, hidden_of(questions), within)
         if self.states is None:
             return recommender.prefill(self._batch(seq)), votes
         return self._extended(questions, self.states), votes

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from nonet.models.inference.filters import ItemFilter
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE
 from nonet.types import Jagged
@@ -50,7 +51,8 @@ class Question:
     """events: what the model reads; user_key: the sparse key of the user; user: who it is, for what is kept between questions.
 
     top, width: items wanted and beams searched, at least as many. hidden [h]: dense items that are never listed. asked [m]:
-    items to score in place of a list, None for a list. explain: also what the model alone and the votes say.
+    items to score in place of a list, None for a list. explain: also what the model alone and the votes say. traffic: what a
+    share of traffic is drawn by where there is no user: the caller's name, or the request's. within: the filter of a list.
     """
 
     events: Events
@@ -61,6 +63,8 @@ class Question:
     hidden: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     asked: np.ndarray | None = None
     explain: bool = False
+    traffic: str = ""
+    within: ItemFilter | None = None
 
     @property
     def tokens(self) -> int:
@@ -110,6 +114,14 @@ def hidden_of(questions: Sequence[Question]) -> Jagged:
     counts = [len(question.hidden) for question in questions]
     values = [np.asarray(question.hidden, np.int64) for question in questions]
     return Jagged(np.concatenate(values), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+
+
+def beam_width(least: int, top: int) -> int:
+    """Return the number of beams for `top` items: `least` times a power of two, so that few widths occur and requests merge."""
+    width = least
+    while width < top:
+        width *= 2
+    return width
 
 
 def events_of_nobody(like: Sequences) -> Events:

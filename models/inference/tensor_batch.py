@@ -7,18 +7,21 @@ an idle engine adds no wait, and a busy one merges more. What is too late is ans
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from nonet.errors import ConfigError, DeadlineExceeded
+from nonet.errors import ConfigError, DeadlineExceeded, NonetError
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+_log = logging.getLogger(__name__)
 _FORGET = 0.95  # what an older batch still weighs in the fit
 _SPENT = 0.8  # of the time that the most urgent question has left, a batch may take
 
@@ -29,6 +32,10 @@ class TooLate(DeadlineExceeded):
 
 class Closed(ConfigError):
     """A question to a queue that takes no more."""
+
+
+class QueueDied(NonetError):
+    """A question to a queue whose thread has ended by an error."""
 
 
 @dataclass(slots=True)
@@ -72,14 +79,18 @@ class TensorBatch(Generic[Q, A]):
         self._seconds = _Seconds()
         self._waiting: list[_Waiting[Q, A]] = []
         self._change, self._closed = threading.Condition(), False
+        self._died: BaseException | None = None
+        self._under_way: list[_Waiting[Q, A]] = []
         self.measures = Measures()
         self._thread = threading.Thread(target=self._work, name="tensor-batch", daemon=True)
         self._thread.start()
 
     def submit(self, question: Q, within_s: float) -> Future[A]:
-        """Its answer, or TooLate, or what `answer` raised. Raises Closed after `close`."""
+        """Its answer, or TooLate, or what `answer` raised. Raises Closed after `close`, QueueDied where nothing computes."""
         waiting = _Waiting[Q, A](question, self._cost(question), time.monotonic() + within_s)
         with self._change:
+            if self._died is not None:
+                raise _died(self._died)
             if self._closed:
                 raise Closed("this queue is closed: its version was replaced")
             self._waiting.append(waiting)
@@ -90,6 +101,11 @@ class TensorBatch(Generic[Q, A]):
         """Questions that wait."""
         return len(self._waiting)
 
+    @property
+    def alive(self) -> bool:
+        """Whether questions are computed: false after an error that ended the thread."""
+        return self._thread.is_alive() and self._died is None
+
     def close(self) -> None:
         """Take no more; what waits is still answered. Returns when it is."""
         with self._change:
@@ -98,6 +114,17 @@ class TensorBatch(Generic[Q, A]):
         self._thread.join()
 
     def _work(self) -> None:
+        """Compute until closed. An error that is not a question's own ends the queue, and everybody who waits learns of it."""
+        try:
+            self._compute_until_closed()
+        except BaseException as error:
+            with self._change:
+                self._died, left, self._waiting = error, [*self._under_way, *self._waiting], []
+            for waiting in left:
+                _fail(waiting, _died(error))
+            _log.critical("the queue of a version has died", exc_info=error)
+
+    def _compute_until_closed(self) -> None:
         while True:
             with self._change:
                 while not self._waiting and not self._closed:
@@ -106,9 +133,13 @@ class TensorBatch(Generic[Q, A]):
                     return
             with self._turn:  # others may come while the turn is another's
                 batch, late = self._next()
-                self._compute(batch)
+                self._under_way = [*batch, *late]
+                # A caller may give up at any moment; a future that runs can no longer be cancelled.
+                self._compute([waiting for waiting in batch if _start(waiting)])
             for waiting in late:
-                _fail(waiting, TooLate("the deadline passed before this question was computed"))
+                if _start(waiting):
+                    _fail(waiting, TooLate("the deadline passed before this question was computed"))
+            self._under_way = []
 
     def _next(self) -> tuple[list[_Waiting[Q, A]], list[_Waiting[Q, A]]]:
         """What is computed now, the most urgent first, and what is too late."""
@@ -139,12 +170,15 @@ class TensorBatch(Generic[Q, A]):
         began, cost = time.perf_counter(), sum(waiting.cost for waiting in batch)
         try:
             answers = self._answer([waiting.question for waiting in batch])
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(batch)} questions got {len(answers)} answers")
         except Exception as error:
-            if len(batch) > 1:  # one bad question must not spoil the others
-                for waiting in batch:
-                    self._compute([waiting])
+            if len(batch) == 1:
+                _fail(batch[0], error)
                 return
-            _fail(batch[0], error)
+            half = len(batch) // 2  # the question that fails is found in few batches, and fails alone
+            self._compute(batch[:half])
+            self._compute(batch[half:])
             return
         seconds = time.perf_counter() - began
         self._seconds.add(cost, seconds)
@@ -152,8 +186,7 @@ class TensorBatch(Generic[Q, A]):
         now.batches, now.questions = now.batches + 1, now.questions + len(batch)
         now.cost, now.seconds, now.newest = now.cost + cost, now.seconds + seconds, len(batch)
         for waiting, answer in zip(batch, answers, strict=True):
-            if not waiting.future.cancelled():
-                waiting.future.set_result(answer)
+            waiting.future.set_result(answer)
 
 
 class _Seconds:
@@ -177,6 +210,16 @@ class _Seconds:
         return float("inf") if b <= 0 else (seconds - a) / b
 
 
+def _start(waiting: _Waiting[Any, Any]) -> bool:
+    """Mark a question as under way; whether somebody still wants its answer."""
+    return waiting.future.set_running_or_notify_cancel()
+
+
 def _fail(waiting: _Waiting[Any, Any], error: Exception) -> None:
-    if not waiting.future.cancelled():
+    """Give a question's future an error, unless it has an answer or was cancelled."""
+    with suppress(InvalidStateError):
         waiting.future.set_exception(error)
+
+
+def _died(error: BaseException) -> QueueDied:
+    return QueueDied(f"the queue of this version has died: {type(error).__name__}: {error}")

@@ -1,3 +1,4 @@
+from .beam_cache import Cache as Cache
 from .blocks import Block as Block
 from .blocks import rotary as rotary
 from .decoder import SidDecoder as SidDecoder

@@ -76,6 +76,7 @@ class SidDecoderSpec(ModelSpec):
             positions_an_event=1,
             weight_bytes=4,
             depth_vectors=_DEPTH_VECTORS if options.get("depth") == "attention" else 0,
+            matrices=layers * (5 if options.get("block") == "hstu" else 12) * width * width,
         )
 
     def built_with(self, options: Options, around: Surroundings) -> dict[str, Any]:

@@ -129,9 +129,12 @@ class UserEvents:
         if pa.types.is_string(self.store.key):
             return str(user)
         try:
-            return int(user)
+            number = int(user)
         except ValueError:
             raise DataError(f"{self.store.name}: users are whole numbers, got {user!r}") from None
+        if not -(1 << 63) <= number < 1 << 63:
+            raise DataError(f"{self.store.name}: users are numbers of 64 bits, got {str(user)[:40]}")
+        return number
 
     def _part(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Events of users [start, stop), those that the run was made of, one after the other."""

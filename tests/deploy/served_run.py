@@ -40,15 +40,15 @@ class ServedRun:
         self._world = self.ring.world()
         self._steps = 0
 
-    def commit(self, steps=3):
-        """Train a few more steps and commit; the step."""
+    def commit(self, steps=3, last=True):
+        """Train a few more steps and commit, by default as the end of a stage; the step."""
         self._world.train("pretrain", self._steps, self._steps + steps)
         self._steps += steps
         checkpoints = Checkpoints(self.folder.checkpoints)
         aside = checkpoints.aside(self._steps)
         self._world.save(aside)
         files = sealed(aside, [path for path in aside.rglob("*") if path.is_file()])
-        manifest = Manifest("run", self._steps, "pretrain", self._steps, False, 1, "s", {}, {}, 0)
+        manifest = Manifest("run", self._steps, "pretrain", self._steps, last, 1, "s", {}, {}, 0)
         checkpoints.commit(aside, manifest, files)
         return self._steps
 

@@ -4,6 +4,10 @@ from ._meter import MEASURED as MEASURED
 from ._meter import Meter as Meter
 from ._meter import matmul_rate as matmul_rate
 from ._precision import Precision as Precision
+from ._precision import all_finite as all_finite
+from ._precision import gradients_of as gradients_of
+from ._precision import poison as poison
+from ._precision import skip_step as skip_step
 from ._precision import write_precision as write_precision
 from ._rows import norm_of_rows as norm_of_rows
 from .base import ENGINES as ENGINES

@@ -3,13 +3,17 @@
 Gradients of all ranks are summed as one flat buffer in one all-reduce, after the loss was divided by the global count of
 targets: world 2 equals world 1 up to float addition's order. torch's DDP wraps `forward` alone, while the RL loss calls
 `prefill` and `step`; one flat all-reduce serves both and fixes the order of the sum.
+
+A parameter of reduced precision (`model.precision: bf16 | fp16`) has a copy in fp32, its master weight, which the optimizer
+moves: a move smaller than half a unit in the last place of bf16 would be lost each step. The model holds the rounded weights.
+Masters are in a checkpoint as `master.safetensors`, beside the optimizer. Source: Micikevicius et al. 2018, arXiv 1710.03740.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,9 @@ from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
 BESIDE = Saving()  # later steps
+_AT_ONCE = 1 << 24  # elements
+MASTERS = "master"
+"""The stem of the files of fp32 copies; checkpoints written before there were any, and those of fp32 models, have none."""
 
 
 class Ddp:
@@ -39,14 +46,22 @@ class Ddp:
         self.member = member
 
     def restart(self) -> None:
+        self.masters = self.make_masters()
         self.optimizer = self.make_optimizer()
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
 
+    def make_masters(self) -> list[torch.nn.Parameter]:
+        """Return what the optimizer moves: each parameter, or its copy in fp32."""
+        return [
+            torch.nn.Parameter(parameter.detach().float()) if is_reduced(parameter) else parameter
+            for parameter in self.model.parameters()
+        ]
+
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Muon for the hidden matrices, AdamW for the rest; or AdamW for all."""
         hidden = set(self.hidden_places())
-        every = list(self.model.parameters())
+        every = self.masters
         others = [p for at, p in enumerate(every) if at not in hidden]
         return Muon([every[at] for at in sorted(hidden)], others, weight_decay=self.learning.weight_decay)
 
@@ -60,21 +75,76 @@ class Ddp:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
+    def gradients(self) -> list[Tensor]:
+        """Return this rank's gradients since the last step. Those of fp16 are copied to fp32 for the step, for what they become
+        when their scale is taken out may be too small for fp16; bf16 has the range of fp32."""
+        for parameter, master in self._reduced():
+            if parameter.dtype != torch.float16:
+                continue
+            assert parameter.grad is not None
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+            master.grad.add_(parameter.grad)
+            parameter.grad.zero_()
+        pairs = zip(self.model.parameters(), self.masters, strict=True)
+        found = [parameter.grad if master.grad is None else master.grad for parameter, master in pairs]
+        return [gradient for gradient in found if gradient is not None]
+
     def clip(self, rows: float = 0.0) -> float:
+        gradients, reduced = self.gradients(), any(True for _ in self._reduced())
         if self.member.n_trainers > 1:
             self._sum_gradients()
-        if not rows:
+        if not rows and not reduced:
             return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.learning.clip_norm))
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = math.hypot(float(torch.nn.utils.get_total_norm(gradients)), rows)
+        if reduced:
+            norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32))
+            norm = float(torch.linalg.vector_norm(norms))
+        else:
+            norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm = math.hypot(norm, rows)
         torch._foreach_mul_(gradients, cut(norm, self.learning.clip_norm))
         return norm
 
+    @torch.no_grad()
     def step(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
+        if reduced := list(self._reduced()):
+            self._step_reduced(reduced)
+
+    def _step_reduced(self, reduced: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]]) -> None:
+        """Step the masters that have no gradient in fp32 yet, some at a time, and round all of them into the model."""
+        stepped = [parameter for parameter in self.masters if parameter.grad is not None]
+        zeros = [parameter.grad for parameter in stepped]
+        for parameter in stepped:
+            parameter.grad = None  # an optimizer leaves out what has none
+        for some in _in_turns([pair for pair in reduced if pair[0].dtype != torch.float16]):
+            for parameter, master in some:
+                assert parameter.grad is not None
+                master.grad = parameter.grad.float()
+            self.optimizer.step()
+            for parameter, master in some:
+                master.grad = None
+                parameter.grad.zero_()  # type: ignore[union-attr]
+        for parameter, master in reduced:
+            parameter.copy_(master)
+        masters = {id(master) for _, master in reduced}
+        for parameter, zero in zip(stepped, zeros, strict=True):
+            parameter.grad = None if id(parameter) in masters else zero
+
+    def skip(self) -> None:
+        """Drop the gradients of a step that is not taken."""
+        torch._foreach_zero_(self.gradients())
+        for _, master in self._reduced():
+            master.grad = None
+
+    def _reduced(self) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+        """Parameters of reduced precision and their masters."""
+        for parameter, master in zip(self.model.parameters(), self.masters, strict=True):
+            if master is not parameter:
+                yield parameter, master
 
     def outline(self) -> dict[str, Tensor]:
         return outline(self.model.state_dict())
@@ -91,7 +161,9 @@ class Ddp:
             for index, slots in state["state"].items()
             for slot, value in slots.items()
         }
-        return self.written(moments, moments, state["param_groups"], saving)
+        named = zip(self.model.named_parameters(), self.masters, strict=True)
+        masters = {name: master.detach() for (name, parameter), master in named if master is not parameter}
+        return self.written(moments, moments, state["param_groups"], saving, (masters, masters))
 
     def own_names(self, stem: str, named: Mapping[str, Tensor], saving: Saving) -> set[str]:
         """The tensors that this rank writes; of `named` only names and sizes count."""
@@ -104,11 +176,13 @@ class Ddp:
         moments: Mapping[str, Tensor],
         groups: Sequence[Mapping[str, Any]],
         saving: Saving,
+        masters: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
     ) -> Callable[[Path], list[Path]]:
         """What writes this rank's files: the whole weights, and `moments`, which may lack what other ranks write; `shape`: all of
-        them, as meta tensors will do."""
+        them, as meta tensors will do. `masters`: the same two of fp32 copies, by the names of their parameters."""
         model, files, sets = self.model.state_dict(), {}, []
-        for stem, outlined, tensors in (("model", model, model), ("optimizer", shape, moments)):
+        parts = [("model", model, model), ("optimizer", shape, moments)]
+        for stem, outlined, tensors in (*parts, *([(MASTERS, *masters)] if masters[0] else [])):
             shards = Shards.of(stem, outlined, saving.shard_bytes)
             sets.append((shards, sum(tensor.nbytes for tensor in outlined.values())))
             for file, names in shards.of_rank(self.member.rank, self.member.n_trainers).items():
@@ -119,8 +193,18 @@ class Ddp:
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         load_model(self.model, folder)
+        self.load_masters(folder if optimizer else None)
         if optimizer:
             self.load_optimizer(folder, lambda index, value: value.clone())
+
+    @torch.no_grad()
+    def load_masters(self, folder: Path | None) -> None:
+        """Read the masters of a checkpoint; where there is none, or it has none, they are the model's weights."""
+        kept = {} if folder is None else read_masters(folder)
+        names = [name for name, _ in self.model.named_parameters()]
+        for name, parameter, master in zip(names, self.model.parameters(), self.masters, strict=True):
+            if master is not parameter:
+                master.copy_(kept.get(name, parameter))
 
     def load_optimizer(self, folder: Path, part: Callable[[int, Tensor], Tensor]) -> None:
         """Moments of a commit; `part` gives this rank's of a parameter's, by its place in the optimizer."""
@@ -133,14 +217,45 @@ class Ddp:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def device_tensors(self) -> Iterable[Tensor]:
-        return tensors_of(self.model, self.optimizer)
+        masters = [
+            tensor for _, master in self._reduced() for tensor in (master, master.grad) if tensor is not None
+        ]
+        return [*tensors_of(self.model, self.optimizer), *masters]
 
     def _sum_gradients(self) -> None:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = self.gradients()
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch.distributed.all_reduce(flat, group=self.member.trainers)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def _in_turns(
+    pairs: Sequence[tuple[torch.nn.Parameter, torch.nn.Parameter]],
+) -> Iterator[list[tuple[torch.nn.Parameter, torch.nn.Parameter]]]:
+    """Yield pairs whose gradients in fp32 are there at once: 64 MB, or one parameter."""
+    some: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
+    elements = 0
+    for pair in pairs:
+        if some and elements + pair[0].numel() > _AT_ONCE:
+            yield some
+            some, elements = [], 0
+        some.append(pair)
+        elements += pair[0].numel()
+    if some:
+        yield some
+
+
+def is_reduced(parameter: Tensor) -> bool:
+    """Whether a parameter has fewer bits than fp32, so that a move can be too small for it."""
+    return parameter.is_floating_point() and parameter.element_size() < 4
+
+
+def read_masters(folder: Path) -> dict[str, Tensor]:
+    """Return the fp32 copies in a checkpoint's dense folder by parameter; empty where it has none."""
+    path = folder / f"{MASTERS}.safetensors"
+    there = path.exists() or path.with_name(f"{path.name}.index.json").exists()
+    return read_tensors(path) if there else {}
 
 
 def cut(norm: float, most: float) -> float:

@@ -10,24 +10,24 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
 from nonet.workers import Saving, read_tensors
-from nonet.workers.engines._ddp import BESIDE, Ddp
-from nonet.workers.engines._shadow import Shadow, round_to
+from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, is_reduced, read_masters
+from nonet.workers.engines._shadow import Shadow
 from nonet.workers.engines.base import Learning
 from nonet.workers.runtime import Membership
 
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}  # the names of a commit, and torch's
+_SUPPORTED = ((0, 16), (0, 20))  # versions, as in pyproject.toml
 _AT_ONCE = 1 << 22  # elements that ranks gather or reduce together: 16 MB
 
 
@@ -91,6 +91,10 @@ class Deepspeed(Ddp):
             )[0]
         self._pieces = _Pieces(self._engine.optimizer, ordered, self._shapes, self.member)
 
+    def make_masters(self) -> list[torch.nn.Parameter]:
+        """As of `Ddp` where this rank is alone; else the shadow has the fp32 copies."""
+        return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())
+
     def _config(self) -> dict[str, Any]:
         whole, largest = sum(self._sizes), max(self._sizes)
         bucket = (
@@ -120,6 +124,9 @@ class Deepspeed(Ddp):
         if self._engine is None:
             return super().clip(rows)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
+        broken = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        if self.member.total(float(broken))[0]:
+            return math.nan  # DeepSpeed never sees the gradients of a step that is skipped
         with self._among_trainers():
             self._engine.backward(self._engine(gradients) * self.member.n_trainers)
         zero = self._engine.optimizer
@@ -143,7 +150,6 @@ class Deepspeed(Ddp):
         self._steps += 1
         parameters = list(self.model.parameters())
         ordered = _matrices_first(parameters)
-        self._pieces.round_to(ordered)
         if self.options.get("zero", 1) == 3:
             for index, whole in self._pieces.whole():
                 ordered[index].copy_(whole)
@@ -168,7 +174,23 @@ class Deepspeed(Ddp):
             for index, whole in self._pieces.whole(_MOMENTS[slot]):
                 if (name := f"{index}.{slot}") in own:
                     moments[name] = whole.clone()
-        return self.written(shape, moments, self.optimizer.state_dict()["param_groups"], saving)
+        groups = self.optimizer.state_dict()["param_groups"]
+        return self.written(shape, moments, groups, saving, self._gathered_masters(saving))
+
+    def _reduced_places(self) -> dict[int, str]:
+        """Return the names of parameters of reduced precision by their place in the optimizer's order."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        ordered = _matrices_first(list(self.model.parameters()))
+        return {at: names[id(p)] for at, p in enumerate(ordered) if is_reduced(p)}
+
+    def _gathered_masters(self, saving: Saving) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the shapes of all fp32 copies, and those that this rank writes."""
+        names = self._reduced_places()
+        if not names:
+            return {}, {}
+        shape = {name: torch.empty(self._shapes[at], device="meta") for at, name in names.items()}
+        own = self.own_names(MASTERS, shape, saving)
+        return shape, {names[at]: whole.clone() for at, whole in self._pieces.whole() if names.get(at) in own}
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         if self.member.n_trainers == 1:
@@ -178,6 +200,10 @@ class Deepspeed(Ddp):
         self._divide()  # of the weights that were read
         if not optimizer:
             return
+        kept = read_masters(folder)
+        for at, name in self._reduced_places().items():
+            if name in kept:
+                self._pieces.put_weights(at, kept[name])
         for key, value in read_tensors(folder / "optimizer.safetensors").items():
             index, slot = key.split(".", 1)
             if slot == "step":
@@ -244,10 +270,10 @@ class _Pieces:
             state[slot] = torch.zeros_like(piece.flat, requires_grad=False)
         piece.of(state[slot]).copy_(value.reshape(-1)[piece.start : piece.stop])
 
-    def round_to(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Make this rank's pieces what these parameters, in the optimizer's order, can hold."""
-        for at, piece in self._of_rank[self._mine].items():
-            round_to(parameters[at], piece.of(piece.flat.detach()))
+    def put_weights(self, index: int, value: Tensor) -> None:
+        """Set this rank's piece of the optimizer's `index`-th parameter."""
+        piece = self._of_rank[self._mine][index]
+        piece.of(piece.flat.detach()).copy_(value.reshape(-1)[piece.start : piece.stop])
 
     def set_steps(self, steps: int) -> None:
         """How often the optimizer stepped."""
@@ -314,10 +340,18 @@ def _imported(device: str) -> Any:
         import deepspeed  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError("engine deepspeed wants DeepSpeed: pip install 'nonet[deepspeed]'") from None
+    version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:2])
+    if not _SUPPORTED[0] <= version < _SUPPORTED[1]:
+        least, below = (".".join(map(str, bound)) for bound in _SUPPORTED)
+        raise ConfigError(
+            f"engine deepspeed reads DeepSpeed's own attributes and was tested with {least} up to, but not with, {below}; "
+            f"{deepspeed.__version__} is installed: pip install 'nonet[deepspeed]'"
+        )
     return deepspeed
 
 
-def _among_trainers(deepspeed: Any, member: Membership) -> AbstractContextManager[Any]:
+@contextmanager
+def _among_trainers(deepspeed: Any, member: Membership) -> Iterator[None]:
     """Where ZeRO 3 meets the whole job it meets the trainers: embedding shards apart are in the job and never come."""
     comm = deepspeed.comm
     barrier, broadcast = comm.barrier, comm.broadcast
@@ -325,11 +359,12 @@ def _among_trainers(deepspeed: Any, member: Membership) -> AbstractContextManage
     def trainers(group: Any) -> Any:
         return member.trainers if group is None else group
 
-    return patch.multiple(
-        comm,
-        barrier=lambda group=None, **more: barrier(trainers(group), **more),
-        broadcast=lambda tensor, src, group=None, **more: broadcast(tensor, src, trainers(group), **more),
-    )
+    comm.barrier = lambda group=None, **more: barrier(trainers(group), **more)
+    comm.broadcast = lambda tensor, src, group=None, **more: broadcast(tensor, src, trainers(group), **more)
+    try:
+        yield
+    finally:
+        comm.barrier, comm.broadcast = barrier, broadcast
 
 
 class _Group:

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from nonet.models import Muon, orthogonal
 from nonet.workers import Saving
-from nonet.workers.engines._ddp import BESIDE, Ddp, cut
-from nonet.workers.engines._shadow import Shadow, round_to
+from nonet.workers.engines._ddp import BESIDE, MASTERS, Ddp, cut, is_reduced, read_masters
+from nonet.workers.engines._shadow import Shadow
 from nonet.workers.runtime import Membership
 
 
@@ -46,6 +46,10 @@ class Fsdp2(Ddp):
         self._shadow.set_gradient_divide_factor(1.0)
         self._shards: list[Any] = list(self._shadow.parameters())
         self._own = [torch.nn.Parameter(shard.to_local()) for shard in self._shards]  # share their memory
+
+    def make_masters(self) -> list[torch.nn.Parameter]:
+        """As of `Ddp` where this rank is alone; else the shadow has the fp32 copies."""
+        return super().make_masters() if self.member.n_trainers == 1 else list(self.model.parameters())
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         if self.member.n_trainers == 1:
@@ -74,8 +78,7 @@ class Fsdp2(Ddp):
         super().step(lr)
         if self.member.n_trainers == 1:
             return
-        for p, own, shard in zip(self._parameters, self._own, self._shards, strict=True):
-            round_to(p, own)
+        for p, shard in zip(self._parameters, self._shards, strict=True):
             p.copy_(shard.full_tensor())
             if p.grad is not None:
                 p.grad.zero_()
@@ -99,7 +102,22 @@ class Fsdp2(Ddp):
             whole = self._whole(part, at) if part.ndim else part
             if name in own:
                 moments[name] = whole
-        return self.written(shape, moments, state["param_groups"], saving)
+        return self.written(shape, moments, state["param_groups"], saving, self._gathered_masters(saving))
+
+    def _gathered_masters(self, saving: Saving) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the shapes of all fp32 copies, and those that this rank writes."""
+        places = {
+            name: at
+            for at, (name, parameter) in enumerate(self.model.named_parameters())
+            if is_reduced(parameter)
+        }
+        shape = {name: torch.empty(self._shards[at].shape, device="meta") for name, at in places.items()}
+        own, masters = self.own_names(MASTERS, shape, saving) if shape else set(), {}
+        for name, at in places.items():
+            whole = self._whole(self._own[at].detach(), at)  # every rank takes part
+            if name in own:
+                masters[name] = whole
+        return shape, masters
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         super().load(folder, optimizer=False)
@@ -107,7 +125,18 @@ class Fsdp2(Ddp):
             self._divide()  # of the weights that were read
             self.optimizer = self.make_optimizer()
         if optimizer:
+            self.load_masters(folder)
             self.load_optimizer(folder, self._part)
+
+    @torch.no_grad()
+    def load_masters(self, folder: Path | None) -> None:
+        if self.member.n_trainers == 1:
+            super().load_masters(folder)
+            return
+        kept = {} if folder is None else read_masters(folder)
+        for (name, _), own in zip(self.model.named_parameters(), self._own, strict=True):
+            if name in kept:
+                own.copy_(_own_part(kept[name].to(own.device), self._mesh))
 
     def device_tensors(self) -> Iterable[Tensor]:
         copies = () if self.member.n_trainers == 1 else self._own

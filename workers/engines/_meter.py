@@ -1,8 +1,10 @@
 """Meter: floating-point operations that a trainer's losses ask for, and where the seconds of its steps go.
 
-Counted are products, where gradients are kept: two operations a weight and row forward and four backward, and attention
-over visible pairs alone. What is recomputed, looked up or normalised is not, nor is the optimizer: a share of the machine is
-what the model got of it. The machine is a matrix product, measured on that device in that type. Times are the host's.
+Counted are products, where gradients are kept: two operations a weight and row forward and four backward (two of a frozen
+weight, through which gradients only pass), and attention over visible pairs alone. Rows are real positions: padding, which a
+model names by its `pass_size`, is no work. What is recomputed, looked up or normalised is not counted, nor is the optimizer: a
+share of the machine is what the model got of it. The machine is a matrix product, measured on that device in that type. Times
+are the host's.
 Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
 """
 
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from nonet.workers.devices import device
 from nonet.workers.engines._blocks import blocks_of
 
-_TRAINED = 6.0  # operations a weight and row, forward and backward
+_TRAINED, _FROZEN = 6.0, 4.0  # operations a weight and row, forward and backward
 _PAIR = 12.0  # a visible pair of positions and number of the width: scores and sums, forward and backward
 _SIZES, _TRIES = {"cpu": 768}, 4
 
@@ -46,14 +48,16 @@ class Meter:
         self.flops, self.positions = 0.0, 0.0
         self._seconds: dict[str, float] = defaultdict(float)
         self._cuts: tuple[Any, float] = (None, 0.0)
+        self._model: Any = None
 
     def watch(self, model: nn.Module) -> None:
         """Count what a model computes where gradients are kept. Its blocks are counted whole, so they may be compiled."""
+        self._model = model
         blocks = blocks_of(model)
         inside = {id(module) for block in blocks for module in block.modules()}
         for number, block in enumerate(blocks):
-            weights = sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear))
-            block.register_forward_hook(partial(self._of_block, weights, number == 0))
+            operations = sum(map(_operations, block.modules()))
+            block.register_forward_hook(partial(self._of_block, operations, number == 0))
         for module in model.modules():
             if isinstance(module, nn.Linear) and id(module) not in inside:
                 module.register_forward_hook(self._of_linear)
@@ -80,16 +84,18 @@ class Meter:
 
     def _of_linear(self, module: nn.Linear, args: Any, output: Tensor) -> None:
         if torch.is_grad_enabled():
-            self.flops += _TRAINED * module.in_features * output.numel()
+            rate = _operations(module) / max(1, module.weight.numel())
+            self.flops += rate * module.in_features * output.numel()
 
     def _of_block(
-        self, weights: int, first: bool, block: nn.Module, args: tuple[Any, ...], output: Any
+        self, operations: float, first: bool, block: nn.Module, args: tuple[Any, ...], output: Any
     ) -> None:
         if not torch.is_grad_enabled():
             return
         states = output[0] if isinstance(output, tuple) else output  # of the shape that came in
-        rows = states.numel() // states.shape[-1]
-        self.flops += _TRAINED * weights * rows + _PAIR * self._pairs(states, args) * states.shape[-1]
+        known = getattr(self._model, "pass_size", None)
+        rows, pairs = known or (states.numel() // states.shape[-1], self._pairs(states, args))
+        self.flops += operations * rows + _PAIR * pairs * states.shape[-1]
         self.positions += rows if first else 0.0
 
     def _pairs(self, states: Tensor, args: tuple[Any, ...]) -> float:
@@ -101,6 +107,16 @@ class Meter:
             length = cuts.diff().double() if isinstance(cuts, Tensor) else torch.zeros(1)
             self._cuts = cuts, float((length * (length + 1) / 2).sum())
         return self._cuts[1]
+
+
+def _operations(module: nn.Module) -> float:
+    """Return what a module itself computes for a row, forward and backward."""
+    own = _TRAINED * float(getattr(module, "trained_products", 0))
+    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+        weight = module.weight
+        learns = isinstance(weight, nn.Parameter) and weight.requires_grad
+        own += (_TRAINED if learns else _FROZEN) * weight.numel()  # type: ignore[union-attr]
+    return own
 
 
 @cache

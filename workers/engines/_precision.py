@@ -2,14 +2,16 @@
 
 Weights, gradients and optimizer stay fp32; products are taken in the named type by torch.autocast, before any engine, so every
 engine has it. fp16's gradients are taken of a loss times a power of two: where one of any rank is not finite, the step moves
-nothing, neither dense weights nor rows, and the scale is halved. After `grow_every` steps that moved it is doubled.
+nothing, neither dense weights nor rows, and the scale is halved. After `grow_every` steps that moved it is doubled. In every
+precision a step whose loss or gradient is not finite moves nothing: it would make all weights NaN for good.
 Source: Micikevicius et al. 2018, arXiv 1710.03740.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nonet.workers.devices import device as known
+from nonet.workers.engines.base import EngineRuntime
 
 _FILE = "precision.json"
 _MOST = 2.0**24  # a scale beyond it gains nothing, and its product with a loss must stay in fp32
@@ -45,7 +48,7 @@ class Precision:
             return True
         own = list(gradients)
         torch._foreach_mul_(own, 1.0 / self.scale)
-        return all(bool(torch.isfinite(gradient).all()) for gradient in own)
+        return all_finite(own)
 
     def after(self, moved: bool) -> None:
         """Change the scale after a step that moved, or was skipped."""
@@ -73,3 +76,33 @@ def write_precision(state: Mapping[str, float], folder: Path) -> list[Path]:
     path = folder / _FILE
     path.write_text(json.dumps(state))
     return [path]
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether every number is finite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def poison(gradients: Sequence[Tensor]) -> None:
+    """Set one number of a rank's gradients to NaN: so the norm of all ranks is NaN, without a call among them."""
+    for gradient in gradients:
+        if gradient.numel():
+            gradient.view(-1)[0] = math.nan
+            return
+
+
+def gradients_of(engine: EngineRuntime) -> list[Tensor]:
+    """Return an engine's gradients, those of its model's parameters where it has no `gradients`."""
+    own = getattr(engine, "gradients", None)
+    if own is not None:
+        return list(own())
+    return [p.grad for p in engine.model.parameters() if p.grad is not None]
+
+
+def skip_step(engine: EngineRuntime) -> None:
+    """Drop the gradients of a step that is not taken."""
+    own = getattr(engine, "skip", None)
+    if own is not None:
+        own()
+    else:
+        torch._foreach_zero_(gradients_of(engine))

@@ -3,7 +3,8 @@
 The model stays whole on every rank, so that losses may call any of its functions, fused rollouts may read it, and a rank
 without a share of a step may call no backward. What moves is the shadow: the gradients that a rank added up go into it as the
 loss sum(p * gradient), whose gradient they are, so every rank has exactly one backward a step. The library adds them up over the
-ranks and steps its own part of the optimizer; the moved weights are copied back.
+ranks and steps its own part of the optimizer; the moved weights are copied back. Where the model's own precision is lower, the
+clones keep what it cannot hold: they are the master weights, and checkpoints have them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,3 @@ class _Clone(torch.nn.Module):
     def forward(self, total: Tensor, gradient: Tensor) -> Tensor:
         """Behind `total`, whose gradient tells ZeRO 3 that the clone's backward is over and its pieces are enough again."""
         return total + (self.weight * gradient).sum()
-
-
-@torch.no_grad()
-def round_to(parameter: Tensor, part: Tensor) -> None:
-    """Make a part of a clone what its parameter can hold, in place: a commit has no more of it, and a run goes on from that."""
-    if parameter.dtype != part.dtype:
-        part.copy_(part.to(parameter.dtype))

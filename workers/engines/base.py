@@ -85,6 +85,16 @@ class EngineRuntime(Protocol):
         """Move the weights at this rate; gradients are at zero after it."""
         ...
 
+    def gradients(self) -> Sequence[Tensor]:
+        """Return this rank's gradients as they are, to be scaled in place before `clip`; an engine may leave this out, then
+        they are the parameters' own."""
+        ...
+
+    def skip(self) -> None:
+        """Drop the gradients of a step that is not taken, after `clip`; an engine may leave this out, then the parameters' own
+        gradients are set to zero."""
+        ...
+
     def outline(self) -> dict[str, Tensor]:
         """Names, shapes and dtypes of the whole weights, as meta tensors; the same on every rank, in the same order."""
         ...
@@ -131,6 +141,10 @@ def _no_copies(options: Options, ranks: int) -> tuple[float, float]:
     return 0.0, 0.0
 
 
+def _no_buffer(options: Options, ranks: int) -> float:
+    return 0.0
+
+
 def _none(options: Options, device: str, ranks: int) -> str | None:
     return None
 
@@ -148,6 +162,7 @@ class TrainEngine:
     divides  what ranks divide among them, by its options: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too
     copies   by its options and the number of ranks: copies of the whole weights that a rank keeps beside the model, and those
              that a step makes besides
+    buffer   by its options and the number of ranks: fp32 gradients of all weights that a step has besides `copies`
     aside    by its options, whether a rank keeps the optimizer in host memory
     runs     whether this version runs it, or only plans it; unsupported: by its options, the kind of device and the least number
              of ranks, what it does not do
@@ -159,6 +174,7 @@ class TrainEngine:
     options: type[StrictModel] = StrictModel
     divides: Callable[[Options], int] = _nothing
     copies: Callable[[Options, int], tuple[float, float]] = _no_copies
+    buffer: Callable[[Options, int], float] = _no_buffer
     aside: Callable[[Options], bool] = _on_device
     runs: bool = True
     unsupported: Callable[[Options, str, int], str | None] = _none

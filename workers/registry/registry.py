@@ -4,7 +4,8 @@
 
 A publish writes blobs, then its manifest, then, where it may, `serving.json`: a reader finds a version whole or not at all.
 Rows that changed are found by comparing with the base, so a publisher need not track them. Publishers exclude each other by a
-lock of the folder.
+lock of the folder. A second lock is held for the moment in which `serving.json` changes, so that nobody who promotes, rolls back
+or withdraws waits until a publisher has written its files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from nonet.atomic import make_folder
@@ -43,6 +45,11 @@ class Registry:
     def serving(self) -> Serving:
         """Who is served by what, as the file says at this moment."""
         return Serving.read(self.root / "serving.json")
+
+    @property
+    def announced(self) -> Serving:
+        """Who is to be served by what, though files of these versions may still be on their way to this host."""
+        return self.serving
 
     def numbers(self) -> list[int]:
         """All versions, ascending."""
@@ -92,36 +99,74 @@ class Registry:
     # --- changing ---------------------------------------------------------------------------------------------
 
     def publish(self, contents: Contents, *, base: int | None = None, serve: bool = True) -> Version:
-        """A new version made from `base`; with `serve` it is what everybody is answered by from now on.
+        """Make a new version from `base`; with `serve` it is what everybody is answered by from now on.
 
-        A commit that was published is not published again: the version it has. One whose version was rolled back gets another
-        where nobody is answered by it yet (`serve` False): a person asked for it.
+        A commit that was published is not published again: it keeps its version. With `serve` that version is promoted, unless
+        it was rolled back, or this commit is the one that was followed last: then a person chose what is served. A commit whose
+        version was rolled back gets another one where nobody is answered by it yet (`serve` False): a person asked for it.
 
-        Raises StaleVersion, and leaves no version, where the base was rolled back.
+        Raises:
+            StaleVersion: The base was rolled back; no version is left.
         """
-        with self._lock():
-            serving = self.serving
-            commit = contents.source.get("commit")
-            for number in self.numbers() if commit else ():
-                again = not serve and number in serving.refused
-                if (there := self.version(number)).source.get("commit") == commit and not again:
+        commit = contents.source.get("commit")
+        with self._publishing():
+            with self._lock():
+                there = self._published(commit, serve)
+                if there is not None:
+                    if serve:
+                        self._follow_commit(there, commit)
                     return there
-            if base is not None and base in serving.refused:
-                raise StaleVersion(
-                    f"version {base} was rolled back: what is made from it is refused; publish from {serving.default}"
-                )
-            number = (self.numbers() or [0])[-1] + 1
-            version = self._write(contents, number, base)
-            if serve:
-                serving.promoted(number, None).write(self.root / "serving.json")
+                self._check_base(base)
+            version = self._prepare(contents, (self.numbers() or [0])[-1] + 1, base)
+            with self._lock():
+                self._check_base(base)  # it may have been rolled back while the files were written
+                version.write(self._manifest(version.number))
+                if serve:
+                    serving = replace(self.serving.promoted(version.number, None), followed=commit)
+                    serving.write(self.root / "serving.json")
             return version
+
+    def _published(self, commit: str | None, serve: bool) -> Version | None:
+        """Return the version that a commit has: the one that is served, else the newest that was not rolled back, else any."""
+        serving = self.serving
+        there = [
+            each
+            for each in map(self.version, self.numbers())
+            if commit and each.source.get("commit") == commit
+        ]
+        good = [each for each in there if each.number not in serving.refused]
+        served = [each for each in good if each.number == serving.default]
+        for each in (served, good, there if serve else []):
+            if each:
+                return each[-1]
+        return None
+
+    def _follow_commit(self, version: Version, commit: str | None) -> None:
+        """Promote the version of a commit that the run selected after it was published, unless it was rolled back."""
+        serving = self.serving
+        followed = serving.followed
+        if followed is None:  # written by an older Nonet, which followed every commit
+            own = [each for each in map(self.version, self.numbers()) if not each.source.get("asked")]
+            followed = own[-1].source.get("commit") if own else None
+        if followed == commit or version.number in serving.refused:
+            return
+        if version.number != serving.default:
+            serving = serving.promoted(version.number, None)
+        replace(serving, followed=commit).write(self.root / "serving.json")
+
+    def _check_base(self, base: int | None) -> None:
+        serving = self.serving
+        if base is not None and base in serving.refused:
+            raise StaleVersion(
+                f"version {base} was rolled back: what is made from it is refused; publish from {serving.default}"
+            )
 
     def renew(self, number: int, catalogue: str, counts: Mapping[str, Path]) -> Version:
         """A version of the same weights and rows over another catalogue; who was answered by `number` is answered by it.
 
         A catalogue is published once: later calls give the version it has, served or rolled back.
         """
-        with self._lock():
+        with self._publishing(), self._lock():
             for there in map(self.version, self.numbers()):
                 if there.catalogue == catalogue:
                     return there
@@ -156,37 +201,46 @@ class Registry:
             return serving
 
     def rollback(self, to: int | None = None) -> Serving:
-        """Go back to a version, by default the one that the served one was made from; what lies between is refused, and all
-        that is made from it. Raises ConfigError."""
+        """Go back to a version. What is refused may not be promoted again, nor may anything that is made from it.
+
+        Without `to`, versions that have a share are refused first, and the default stays. Where no share is open, the served
+        version and those between it and the one it was made from are refused, and that one answers. With `to`, every version that
+        is served or has a share is refused, unless it is `to` or an ancestor of `to`.
+
+        Raises:
+            ConfigError: No version is served, or there is none to go back to.
+        """
         with self._lock():
             serving = self.serving
             if serving.default is None:
                 raise ConfigError(f"{self.root} serves no version: there is nothing to roll back")
-            line = self.line(serving.default)
-            target = to if to is not None else (line[0].base or None)
-            if target is None:
-                raise ConfigError(
-                    f"version {serving.default} is the first: there is none before it to go back to"
-                )
-            self.version(target)
-            before = {version.number for version in self.line(target)}
-            bad = {version.number for version in line} - before
-            if not bad:
-                bad = {serving.default} - {target}
-            for number in self.numbers():  # and what was made from them
-                if self._base(number) in bad and number not in before:
+            line = {version.number for version in self.line(serving.default)}
+            if to is None and serving.shares:
+                target, kept, bad = serving.default, line, set(serving.shares)
+            else:
+                target = to if to is not None else self._before(serving)
+                kept = {version.number for version in self.line(target)}
+                bad = (line | set(serving.shares)) - kept
+            for number in self.numbers():  # ascending: a version is made from an earlier one
+                if self._base(number) in bad and number not in kept:
                     bad.add(number)
             serving = serving.rolled_back(target, bad)
             serving.write(self.root / "serving.json")
             return serving
 
+    def _before(self, serving: Serving) -> int:
+        """Return the newest ancestor of the default that was not rolled back. Raises ConfigError where there is none."""
+        assert serving.default is not None
+        for version in self.line(serving.default)[1:]:
+            if version.number not in serving.refused:
+                return version.number
+        raise ConfigError(f"version {serving.default} is the first: there is none before it to go back to")
+
     def withdraw(self, items: set[str]) -> Serving:
         """Show these items, by id, to nobody; it replaces what was withdrawn before."""
         with self._lock():
             before = self.serving
-            serving = Serving(
-                before.default, before.shares, before.refused, tuple(sorted(items)), before.turn + 1
-            )
+            serving = replace(before, withdrawn=tuple(sorted(items)), turn=before.turn + 1)
             serving.write(self.root / "serving.json")
             return serving
 
@@ -196,7 +250,8 @@ class Registry:
         except CheckpointError:
             return None
 
-    def _write(self, contents: Contents, number: int, base: int | None) -> Version:
+    def _prepare(self, contents: Contents, number: int, base: int | None) -> Version:
+        """Write the files of a version, which nobody reads before its manifest is there."""
         scratch = self.root / ".whole.safetensors"
         dense, written = self.blobs.put_file(one_file(contents.dense, scratch))
         scratch.unlink(missing_ok=True)
@@ -218,7 +273,7 @@ class Registry:
         for table, layer in chosen.items():
             rows[table], new = put_layer(self.blobs.put_array, layer)
             written += new
-        version = Version(
+        return Version(
             number,
             base,
             FULL if full else DELTA,
@@ -230,11 +285,16 @@ class Registry:
             written,
             {table: len(layer.key) for table, layer in chosen.items()},
         )
-        version.write(self._manifest(number))
-        return version
 
     def _manifest(self, number: int) -> Path:
         return self.root / "versions" / f"{number:06d}.json"
+
+    @contextmanager
+    def _publishing(self) -> Iterator[None]:
+        """Exclude other publishers, who give numbers to versions."""
+        with (self.root / ".publishing").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

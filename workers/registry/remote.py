@@ -18,8 +18,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from nonet.atomic import make_folder, replacing, write_whole
+from nonet.atomic import replacing, write_whole
 from nonet.errors import CheckpointError, ConfigError
+from nonet.workers.registry.contents import Contents
 from nonet.workers.registry.registry import Registry
 from nonet.workers.registry.serving import Serving
 from nonet.workers.registry.version import FULL, Version
@@ -44,6 +45,7 @@ class RemoteRegistry(Registry):
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(f"registry: {uri!r} is no address of a filesystem: {_line(error)}") from None
         self._looked, self._changing = -float("inf"), False
+        self._announced: tuple[float, Serving] | None = None
         self._following = threading.RLock()
 
     @property
@@ -51,6 +53,16 @@ class RemoteRegistry(Registry):
         """Who is served by what, as the address said `look_s` ago at most. Raises CheckpointError where it does not answer."""
         self._follow()
         return super().serving
+
+    @property
+    def announced(self) -> Serving:
+        """Who is to be served by what, as the address says now: read without waiting for files that are being taken."""
+        now = time.monotonic()
+        if self._announced is None or now - self._announced[0] >= self._look_s:
+            text = self._read(_SERVING)
+            serving = Serving() if text is None else Serving.parse(text, f"{self.uri}/{_SERVING}")
+            self._announced = now, serving
+        return self._announced[1]
 
     def numbers(self) -> list[int]:
         """All versions there, ascending."""
@@ -64,8 +76,23 @@ class RemoteRegistry(Registry):
             self._take(number)
         return super().version(number)
 
-    def _follow(self, now: bool = False) -> None:
-        """Take what is served there, where it has changed."""
+    def push(self) -> None:
+        """Push what this folder has and the address has not; who is served is what the address says, where it says so.
+
+        Raises:
+            ConfigError: The address has other versions of the same numbers: those of another run.
+        """
+        for number in self._there():
+            own = self._manifest(number)
+            if own.exists() and own.read_bytes() != self._read(f"versions/{number:06d}.json"):
+                raise ConfigError(
+                    f"registry: {self.uri} has another version {number} than {self.root}; give each run an address of its own"
+                )
+        with self._lock():
+            pass
+
+    def _follow(self, now: bool = False, take: bool = True) -> None:
+        """Read who is served there, where it has changed; with `take` the files of those versions are here before it counts."""
         with self._following:
             if self._changing or (not now and time.monotonic() - self._looked < self._look_s):
                 return
@@ -79,7 +106,7 @@ class RemoteRegistry(Registry):
                 return
             draft = self.root / "serving.taken.json"
             write_whole(draft, text)
-            for number in Serving.read(draft).versions:
+            for number in Serving.read(draft).versions if take else ():
                 self._take(number)
             draft.replace(path)
 
@@ -116,7 +143,7 @@ class RemoteRegistry(Registry):
     def _lock(self) -> Iterator[None]:
         """Changes are made here and pushed when they are done; one that could not be pushed is undone here."""
         with super()._lock(), self._following:
-            self._follow(now=True)
+            self._follow(now=True, take=False)  # nobody waits for files to change who is served
             self._changing = True
             serving, before = Registry.serving.fget(self), set(super().numbers())  # pyright: ignore[reportOptionalCall]
             try:
@@ -129,16 +156,26 @@ class RemoteRegistry(Registry):
                 raise
             finally:
                 self._changing = False
-                self._looked = -float("inf")
+                self._looked, self._announced = -float("inf"), None
+
+    def _prepare(self, contents: Contents, number: int, base: int | None) -> Version:
+        """As of a folder; the files are at the address too, so that the lock is not held while they travel."""
+        self._follow(now=True)
+        version = super()._prepare(contents, number, base)
+        self._push_files(version)
+        return version
+
+    def _push_files(self, version: Version) -> None:
+        for name in version.blobs:
+            if not self._is_there(f"blobs/{name}"):
+                self._write_there(f"blobs/{name}", (self.blobs.root / name).read_bytes())
 
     def _push(self) -> None:
         there = set(self._there())
         for number in super().numbers():
             if number in there:
                 continue
-            for name in super().version(number).blobs:
-                if not self._is_there(f"blobs/{name}"):
-                    self._write_there(f"blobs/{name}", (self.blobs.root / name).read_bytes())
+            self._push_files(super().version(number))
             self._write_there(f"versions/{number:06d}.json", self._manifest(number).read_bytes())
         if (self.root / _SERVING).exists():
             self._write_there(_SERVING, (self.root / _SERVING).read_bytes())
@@ -182,14 +219,28 @@ class RemoteRegistry(Registry):
             raise CheckpointError(f"registry {self.uri} does not answer: {_line(error)}") from None
 
 
-def registry_beside(folder: Path, uri: str | None = None) -> Registry:
-    """The registry of a run's folder of serving: at the address that was named there last, if any; `uri` names one."""
+def registry_beside(folder: Path, address: str | None = None) -> Registry:
+    """Open the registry of a run's folder of serving.
+
+    Args:
+        folder: RUN/serving.
+        address: Where the versions are; None for the address that was named there last, or else the folder itself. What the
+            folder has is pushed to an address that is named for the first time.
+
+    Raises:
+        ConfigError: No filesystem is behind the address.
+        CheckpointError: A new address does not answer.
+    """
     note = folder / "registry.uri"
-    if uri is not None:
-        make_folder(folder)
-        write_whole(note, uri.encode())
-    at = note.read_text(encoding="utf-8").strip() if note.exists() else ""
-    return RemoteRegistry(folder / "registry", at) if at else Registry(folder / "registry")
+    before = note.read_text(encoding="utf-8").strip() if note.exists() else ""
+    at = before if address is None else address
+    if not at:
+        return Registry(folder / "registry")
+    registry = RemoteRegistry(folder / "registry", at)
+    if at != before:
+        registry.push()
+        write_whole(note, at.encode())
+    return registry
 
 
 def _line(error: Exception) -> str:

@@ -1,13 +1,15 @@
 """Serving: which versions answer whom. One small file, replaced whole; servers read it again when it changes.
 
-The default answers everybody but those of a share: users whose hash falls into it, so a user stays with one version. What was
-rolled back is refused from then on, and every version made from it.
+The default answers everybody but those of a share. A share is drawn by a hash of the user (else of the caller, else of the
+request) and of the version, so a user stays with a version, and two versions do not get the same users first. What was rolled
+back is refused from then on, and every version made from it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,27 +19,38 @@ from nonet.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """default: the version of most users, None before the first; shares: version -> share of users; refused: rolled back;
-    withdrawn: items (as text) that nobody is shown; turn: how often this was changed."""
+    """Who is answered by which version.
+
+    Attributes:
+        default: The version of most users, None before the first.
+        shares: Version -> share of users.
+        refused: Versions that were rolled back, and those made from them.
+        withdrawn: Items (as text) that nobody is shown.
+        turn: How often this was changed.
+        salts: Version -> text that the hash of its share is salted with; "" for shares of files written before there were salts.
+        followed: The commit that the run's follower published last, None where it has published none (or an older Nonet did).
+    """
 
     default: int | None = None
     shares: dict[int, float] = field(default_factory=dict)
     refused: tuple[int, ...] = ()
     withdrawn: tuple[str, ...] = ()
     turn: int = 0
+    salts: dict[int, str] = field(default_factory=dict)
+    followed: str | None = None
 
     @property
     def versions(self) -> list[int]:
         """All that answer somebody, the default first."""
         return [] if self.default is None else [self.default, *(v for v in self.shares if v != self.default)]
 
-    def version_of(self, user: str) -> int | None:
-        """The version that answers a user: always the same while nothing changes."""
-        place = _place(user)
+    def version_of(self, key: str) -> int | None:
+        """Return the version that answers a user, caller or request: always the same while nothing changes."""
+        left = 1.0  # of the users that no share before has taken
         for version, share in sorted(self.shares.items()):
-            if place < share:
+            if _place(self.salts.get(version, "") + key) < share / left:
                 return version
-            place -= share
+            left -= share
         return self.default
 
     def promoted(self, version: int, share: float | None) -> Serving:
@@ -48,7 +61,7 @@ class Serving:
                 "(nonet publish --step N)"
             )
         if share is None or self.default is None:
-            return replace(self, default=version, shares={}, turn=self.turn + 1)
+            return replace(self, default=version, shares={}, salts={}, turn=self.turn + 1)
         if not 0 < share < 1:
             raise ConfigError(
                 f"--share {share}: a share of users lies between 0 and 1; leave it out for all of them"
@@ -58,42 +71,58 @@ class Serving:
             raise ConfigError(
                 f"shares of {', '.join(map(str, sorted(shares)))} are {sum(shares.values()):g} together"
             )
-        return replace(self, shares=shares, turn=self.turn + 1)
+        # A share that grows keeps its salt, and so its users.
+        salt = self.salts.get(version, "" if version in self.shares else f"{version}:")
+        return replace(self, shares=shares, salts={**self.salts, version: salt}, turn=self.turn + 1)
 
     def replaced(self, old: int, new: int) -> Serving:
         """With a version in the place of another, for the same users."""
         shares = {new if version == old else version: share for version, share in self.shares.items()}
+        salts = {new if version == old else version: salt for version, salt in self.salts.items()}
         default = new if self.default == old else self.default
-        return replace(self, default=default, shares=shares, turn=self.turn + 1)
+        return replace(self, default=default, shares=shares, salts=salts, turn=self.turn + 1)
 
-    def rolled_back(self, to: int, bad: set[int]) -> Serving:
-        """To a version; the bad ones are refused from now on."""
-        refused = tuple(sorted({*self.refused, *bad} - {to}))
-        return replace(self, default=to, shares={}, refused=refused, turn=self.turn + 1)
+    def rolled_back(self, to: int, refused: Collection[int]) -> Serving:
+        """Return the state in which a version answers everybody and others are refused from now on."""
+        bad = tuple(sorted({*self.refused, *refused} - {to}))
+        return replace(self, default=to, shares={}, salts={}, refused=bad, turn=self.turn + 1)
 
     def write(self, path: Path) -> None:
         """As a file."""
-        body = asdict(self) | {"shares": {str(v): share for v, share in self.shares.items()}}
+        body = asdict(self) | {
+            "shares": {str(v): share for v, share in self.shares.items()},
+            "salts": {str(v): salt for v, salt in self.salts.items()},
+        }
         write_whole(path, json.dumps(body, indent=1).encode())
 
     @classmethod
     def read(cls, path: Path) -> Serving:
-        """What `write` wrote; of a file that is not there the first state. Raises CheckpointError."""
+        """What `write` wrote; of a file that is not there the first state. Files without salts are read too. Raises
+        CheckpointError."""
         try:
-            body = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_bytes()
         except FileNotFoundError:
             return cls()
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: bytes, name: str) -> Serving:
+        """Return what the content of such a file says; `name` is that of errors. Raises CheckpointError."""
+        try:
+            body = json.loads(text)
         except ValueError as error:
-            raise CheckpointError(f"{path} does not say which version is served: {error}") from None
+            raise CheckpointError(f"{name} does not say which version is served: {error}") from None
         return cls(
             body["default"],
             {int(v): float(share) for v, share in body["shares"].items()},
             tuple(body["refused"]),
             tuple(body["withdrawn"]),
             body["turn"],
+            {int(v): str(salt) for v, salt in body.get("salts", {}).items()},
+            body.get("followed"),
         )
 
 
-def _place(user: str) -> float:
-    """Where a user stands between 0 and 1, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "big") / 2**64
+def _place(key: str) -> float:
+    """Return where a key stands between 0 and 1, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64

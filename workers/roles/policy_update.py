@@ -29,7 +29,7 @@ from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
 from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
 from nonet.workers import FrozenPolicy, Share, SparseBatch
-from nonet.workers.engines import EngineRuntime, Meter
+from nonet.workers.engines import EngineRuntime, Meter, all_finite, gradients_of, poison, skip_step
 from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
 from nonet.workers.runtime import Membership
 
@@ -84,13 +84,14 @@ class PolicyUpdate:
         advantage, valid_UW = self._advantages(beams, scores, weight)
         watched = self._watched(beams)
         lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
-        norm, totals, counts = 0.0, None, 0.0
+        norm, totals, counts, skipped = 0.0, None, 0.0, 0
         held = bool(apart) and stops(apart, self.stage.mismatch)
         if self.critic is not None and self._passes() > 1 and not held:
             beams["value"] = self._values(beams)
         for part in self._minibatches(step, len(valid_UW)) if not held else ():
             count, sums = self._minibatch(step, _rows(beams, part), _part(advantage, part), valid_UW[part])
             norm = self._stepped(lr)
+            skipped += not math.isfinite(norm)
             counts, totals = counts + count, sums if totals is None else totals + sums
         self._move_reference()
         self.sparse.stop()
@@ -103,6 +104,8 @@ class PolicyUpdate:
         record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
         apart |= {"mismatch/stopped": float(held)} if apart else {}
         record |= self._by_scene(beams, scores, record) | self._breadth(beams) | apart
+        record |= {"skipped": float(skipped)} if skipped else {}
+        norm = norm if math.isfinite(norm) else 0.0
         return record | {"lr": lr, "norm": norm, "seconds": time.perf_counter() - began}
 
     def _mismatch(self, beams: dict[str, Any]) -> tuple[dict[str, float], Tensor | None]:
@@ -182,9 +185,14 @@ class PolicyUpdate:
         return count, self._gradients(step, beams, advantage, used_UW, count)
 
     def _stepped(self, lr: float) -> float:
-        """Take a dense step, and one of the critic; the gradient's norm."""
+        """Take a dense step, and one of the critic; the gradient's norm. One that is not finite moves nothing."""
         with self.meter.part("communication"):
             norm = self.dense.clip()
+        if not math.isfinite(norm):
+            skip_step(self.dense)
+            if self.critic is not None:
+                self.critic.skip()
+            return norm
         with self.meter.part("optimizer"):
             self.dense.step(lr)
         if self.critic is not None:
@@ -252,6 +260,9 @@ class PolicyUpdate:
         for table, keys in share.keys.items():
             grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad
             assert grad is not None
+            if not all_finite([grad]):  # the step is skipped on every rank
+                poison(gradients_of(self.dense))
+                grad = torch.zeros_like(grad)
             self.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
 
     def _record(

@@ -60,11 +60,15 @@ from nonet.workers.engines import (
     EngineRuntime,
     Meter,
     Precision,
+    all_finite,
     cut,
+    gradients_of,
     learning_of,
     make_engine,
     matmul_rate,
     norm_of_rows,
+    poison,
+    skip_step,
     write_precision,
 )
 from nonet.workers.roles.embedding import EmbeddingShard
@@ -114,13 +118,14 @@ class Trainer(DistributeWorker):
         self._prompts: tuple[StageSetup, RlPrompts] | None = None
         self._update: SupervisedUpdate | None = None
         self._versions: dict[int, FrozenPolicy] = {}
+        self._skipped = 0  # steps in a row that were skipped, for a loss or gradient was not finite
         self._apart = 0  # steps in a row that were not learned from, for rollouts computed otherwise
         self._meter = Meter()
         self._computes: tuple[StageSetup, Precision] | None = None
         self._near = False  # whether nearest items vote by the rows of the stage under way
 
     @method(folders=Replicate)
-    def open(self, folders: Mapping[str, str]) -> dict[str, int]:
+    def open(self, folders: Mapping[str, str]) -> dict[str, Any]:
         """Open the artifacts and build the model, after its process group is joined; what it is (see `_built`)."""
         self.corpus = self.run.corpus(folders)
         model = build_model(self.run.model, self.corpus.codes, self.run.feature_dims(), self.run.seed)
@@ -169,7 +174,7 @@ class Trainer(DistributeWorker):
     def begin(self, stage: StageSetup) -> None:
         """Start a stage: a fresh optimizer and the source from its start; for RL also the reference and the value head."""
         self._opened = self._prompts = self._update = self._computes = None
-        self._near, self._apart = False, 0
+        self._near, self._apart, self._skipped = False, 0, 0
         self._versions = {}
         self.dense.learning = learning_of(stage.optimizer)
         self.dense.restart()
@@ -235,6 +240,8 @@ class Trainer(DistributeWorker):
         self._meter.taken()
         record = policy.step(step, beams, scores)
         self._check_apart(record)
+        self._skipped = self._skipped + 1 if record.get("skipped") and record["norm"] == 0.0 else 0
+        record |= {"skipped_in_a_row": float(self._skipped)} if self._skipped else {}
         record |= self._measured(stage)
         self._move_reference(stage, step)
         self._near = self._near and stage.sparse_lr is None
@@ -372,15 +379,17 @@ class Trainer(DistributeWorker):
     def teardown(self) -> None:
         leave(self._member)
 
-    def _built(self, model: torch.nn.Module) -> dict[str, int]:
-        """Hand a model to the engine: its parameters, and the buckets that its weights are published in."""
+    def _built(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Hand a model to the engine: its parameters, the buckets that its weights are published in, and notes for the user."""
         parameters = sum(p.numel() for p in model.parameters())
         self._engine = make_engine(self.run.engine, model.to(claim(self.device)), self._member)
         self._meter.watch(self._engine.model)
         how = self.run.weights
         block = how["block"] if how.get("publish") == "delta" else 0
         self._outgoing = Outgoing(self._engine.outline(), how.get("bucket", BUCKET_BYTES), block)
-        return {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
+        built: dict[str, Any] = {"parameters": parameters, "buckets": len(self._outgoing.buckets)}
+        slow = getattr(model, "no_cache", None)
+        return built | ({"notes": [f"beams read every history again at each code: {slow}"]} if slow else {})
 
     @property
     def dense(self) -> EngineRuntime:
@@ -491,14 +500,27 @@ class Trainer(DistributeWorker):
         seconds are since the record before."""
         lr = LearningRate(**stage.lr).at(step, stage.steps)
         precision, scale = self._precision(stage), {}
+        if not all_finite(
+            [torch.tensor(loss), *grads.values()]
+        ):  # of one rank: its gradients tell the others
+            poison(self._dense_gradients())
         finite = precision.unscaled(self._dense_gradients()) & precision.unscaled(grads.values())
         moves = not precision.scales or self._member.total(float(not finite))[0] == 0.0
         if precision.scales:
             scale = {"scale": precision.scale, "skipped": float(not moves)}
         precision.after(moves)
-        norm = self._moved(lr, keys, grads) if moves else math.inf
-        if not moves:
-            torch._foreach_zero_(self._dense_gradients())
+        overflows = not moves and math.isfinite(loss) and precision.scale > 1  # a smaller scale may do
+        norm = self._clipped(keys, grads) if moves else math.inf
+        moves = math.isfinite(norm)
+        if moves:
+            with self._meter.part("optimizer"):
+                self.dense.step(lr)
+        else:
+            skip_step(self.dense)
+            scale |= {"skipped": 1.0}
+        self._skipped = 0 if moves or overflows else self._skipped + 1
+        if self._skipped:
+            scale["skipped_in_a_row"] = float(self._skipped)
         if (ledger := self._ledger()) is not None:
             ledger.apply_step(step)
         before, self._began = self._began, time.perf_counter()
@@ -514,18 +536,15 @@ class Trainer(DistributeWorker):
         }
         return grads if moves else None, record
 
-    def _moved(self, lr: float, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
-        """Cut the gradients, of rows too where the stage says so, and take the dense step; the norm before."""
+    def _clipped(self, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
+        """Cut the gradients, of rows too where the stage says so; the norm before, not finite where one of them is not."""
         learning = self.dense.learning
         with self._meter.part("communication"):
-            if learning.clip_rows:
-                norm = self.dense.clip(norm_of_rows(keys, grads, self._member))
-                torch._foreach_mul_(list(grads.values()), cut(norm, learning.clip_norm))
-            else:
-                norm = self.dense.clip()
-        with self._meter.part("optimizer"):
-            self.dense.step(lr)
-        return norm
+            if not learning.clip_rows:
+                return self.dense.clip()
+            norm = self.dense.clip(norm_of_rows(keys, grads, self._member))
+            torch._foreach_mul_(list(grads.values()), cut(norm, learning.clip_norm))
+            return norm
 
     def _measured(self, stage: StageSetup) -> dict[str, float]:
         """What the meter counted since the record before, and what the device does of matrix products."""
@@ -536,7 +555,7 @@ class Trainer(DistributeWorker):
         return {**self._meter.taken(), "peak": matmul_rate(self.device, use)}
 
     def _dense_gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.model.parameters() if p.grad is not None]
+        return gradients_of(self.dense)
 
     def _draw_dropout(self, stage: StageSetup, step: int, chunk: int = 0) -> None:
         """Seed the device's generator for a chunk of a step on this rank."""

@@ -192,7 +192,9 @@ class GroupFuture:
     def _ask_again(self, error: Exception) -> None:
         """Send a lost rank its call once more, or raise what was wrong.
 
-        A call that a restarted rank refused did not run and is repeated; one that may have run only within `retries`.
+        A call that a restarted rank refused did not run and is repeated; one that may have run only within `retries`. Where the
+        error is of another group, which this rank asked or whose results it was given, the call may have run, and the same
+        arguments would fail again: it is raised.
         """
         rank, error = self._failed(error)
         wrong = translated(error, self.role, rank, self.method)
@@ -200,6 +202,8 @@ class GroupFuture:
             raise DeadlineExceeded(f"{wrong}{self._hosts.explain(self._pending())}") from None
         refused = isinstance(wrong, NotAdmitted)
         if rank < 0 or self._sent is None or not isinstance(wrong, WorkerLost):
+            raise wrong from None
+        if (wrong.role, wrong.rank) != (self.role, rank):
             raise wrong from None
         self._hosts.hurt[rank] = str(wrong)
         if not refused and self._retries < 1:

@@ -216,7 +216,11 @@ class WorkerActor:
         if role not in self._roles and self._unbuilt is not None:
             raise self._unbuilt
         if role not in self._roles:
-            raise NotAdmitted(f"{self!r} was restarted and holds no {role!r} yet; the call did not run")
+            raise NotAdmitted(
+                f"{self!r} was restarted and holds no {role!r} yet; the call did not run",
+                role=role,
+                rank=self._place.rank,
+            )
         if epoch < self._epoch:
             raise StaleVersion(
                 f"{self!r} is in epoch {self._epoch}; a call of epoch {epoch} came too late and did not run"

@@ -63,11 +63,15 @@ class FeaturesService:
     def __init__(self, run: str, settings: ServeConfig):
         from nonet.deploy.serving.service import Follower
 
-        opened = OpenRun.of(run)
+        opened = OpenRun.of(run, address=settings.registry)
         store = settings.services.features.store if settings.services else None
-        self._features = Features.of(opened, settings.block, store=store)
+        self._features = Features.of(opened, settings.block, store=store, journal=settings.journal_options())
+        self._follower = None
         if settings.follow:
-            Follower(opened, self._features.renew).start()
+            self._follower = Follower(
+                opened, self._features.renew, mid_stage=settings.follow == "checkpoints"
+            )
+            self._follower.start()
 
     def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`."""
@@ -76,6 +80,10 @@ class FeaturesService:
     def scores_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.scores_of`."""
         return self._features.scores_of(*asked, **options)
+
+    def journal_facts(self) -> dict[str, Any]:
+        """`Features.journal_facts`."""
+        return self._features.journal_facts()
 
     async def post(
         self, user: str, events: list[dict[str, Any]], id: str | None
@@ -94,10 +102,10 @@ class EngineService:
 
         torch.set_num_threads(settings.threads)
         self._engines = Engines(
-            OpenRun.of(run),
+            OpenRun.of(run, address=settings.registry),
             follow=False,  # features publishes
             device=settings.device,
-            queue=settings.queue,
+            queue=settings.queue.model_dump(),
             state_bytes=settings.state_bytes,
         )
 
@@ -116,7 +124,7 @@ def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: 
     from nonet.deploy.serving.features import Fallback, Items
     from nonet.deploy.serving.service import Metrics, Service, make_app
 
-    opened = OpenRun.of(run)
+    opened = OpenRun.of(run, address=settings.registry)
     newest = opened.catalogues.newest()
     items = Items(newest, Items(opened.corpus))
     service = Service(
@@ -126,4 +134,4 @@ def app_of(run: str, settings: ServeConfig, local: bool, features: Any, engine: 
         settings.service(),
         Metrics(),
     )
-    return make_app(service, local=local)
+    return make_app(service, local=local, proxies=settings.proxies)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.scenario import yaml
+from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.service import Deployed, ServeConfig, Services
 from nonet.errors import ConfigError
 
@@ -81,7 +82,11 @@ def _group(name: str, deployed: list[Deployed], image: str) -> dict[str, Any]:
 
 
 def _pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
-    token = {"secretKeyRef": {"name": "nonet", "key": "token", "optional": True}}
+    keys = {WRITE_TOKEN: "token", READ_TOKEN: "read-token"}
+    tokens = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": "nonet", "key": key, "optional": True}}}
+        for name, key in keys.items()
+    ]
     return {
         "spec": {
             "containers": [
@@ -89,7 +94,7 @@ def _pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
                     "name": f"ray-{name}",
                     "image": image,
                     "resources": {"requests": dict(resources), "limits": dict(resources)},
-                    "env": [{"name": "NONET_TOKEN", "valueFrom": token}],
+                    "env": tokens,
                     "volumeMounts": [{"name": "runs", "mountPath": "/runs"}],
                 }
             ],

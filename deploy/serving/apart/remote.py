@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nonet.deploy.serving.features import Asked, Away, Items, OpenRun
@@ -13,8 +15,8 @@ from nonet.models.generation import Catalogue, Corpus
 from nonet.models.inference import Answer, Question
 from nonet.workers.registry import Serving
 
-_LOOK_S = 0.1
-_READ_S, _POST_S = 1.0, 5.0
+_LOOK_S, _FACTS_S = 0.05, 1.0
+_READ_S, _POST_S, _JOURNAL_S = 1.0, 5.0, 3.0
 
 
 class RemoteFeatures:
@@ -22,10 +24,26 @@ class RemoteFeatures:
 
     def __init__(self, handle: Any, items: Items):
         self._handle, self.items = handle, items
+        self._journal: dict[str, Any] = {}
+        threading.Thread(target=self._ask_for_facts, name="journal facts", daemon=True).start()
 
     def renew(self, catalogue: Catalogue) -> None:
         """Items of a later version of the catalogue; the other process looks by itself."""
         self.items = Items(catalogue, self.items)
+
+    def journal_facts(self) -> dict[str, Any]:
+        """`Features.journal_facts`, as the other process said a few seconds ago at most; empty before it has."""
+        return dict(self._journal)
+
+    def example_users(self, count: int) -> list[int | str]:
+        """Return nobody: users are known in the other process."""
+        return []
+
+    def _ask_for_facts(self) -> None:
+        while True:
+            with suppress(Exception):  # the service is away: the next look may find it
+                self._journal = self._handle.journal_facts.remote().result(timeout_s=5)
+            time.sleep(_JOURNAL_S)
 
     async def list_of(self, *asked: Any, **options: Any) -> Asked:
         """`Features.list_of`. Raises Refused, Away."""
@@ -55,6 +73,7 @@ class RemoteEngines:
         self._catalogue = run.catalogues.newest()
         self._renew: Callable[[Corpus], None] | None = None
         threading.Thread(target=self._watch, name="versions", daemon=True).start()
+        threading.Thread(target=self._ask_for_facts, name="facts", daemon=True).start()
 
     def watch_catalogue(self, renew: Callable[[Corpus], None]) -> None:
         """Tell `renew` of every later version of the catalogue."""
@@ -81,24 +100,35 @@ class RemoteEngines:
         """Questions that this process has asked and that are not answered."""
         return self._under_way
 
+    def unready(self) -> str | None:
+        """Return why no engine answers, as far as this process knows; None where one does."""
+        return self.problems.get("engine")
+
     def close(self) -> None:
         """Look no more."""
         self._stopped.set()
 
     def _watch(self) -> None:
-        turns = 0
         while not self._stopped.wait(_LOOK_S):
-            turns += 1
             try:
                 newest = self._run.catalogues.newest()
                 if newest is not self._catalogue and self._renew is not None:
                     self._renew(newest)
                     self._catalogue = newest
-                now = self._run.registry.serving
+                now = self._run.registry.announced
                 self.swaps += now.turn != self.serving.turn
                 self.serving = now
-                if turns % 10 == 0:
-                    self._facts, self.problems = self._handle.facts.remote().result(timeout_s=5)
+                self.problems.pop("registry", None)
+            except Exception as error:  # the next look may find it mended
+                self.problems["registry"] = " ".join(str(error).split())[:200]
+
+    def _ask_for_facts(self) -> None:
+        """Ask on a thread of its own: an engine that is busy must not hold up a withdrawal."""
+        while not self._stopped.wait(_FACTS_S):
+            try:
+                self._facts, problems = self._handle.facts.remote().result(timeout_s=5)
+                own = self.problems.get("registry")
+                self.problems = problems | ({"registry": own} if own else {})
             except Exception as error:  # the next look may find it mended
                 self.problems["engine"] = " ".join(str(error).split())[:200]
 

@@ -1,5 +1,7 @@
 from .appending import append_events as append_events
 from .artifacts import artifacts_of as artifacts_of
+from .artifacts import check_features as check_features
+from .artifacts import check_selected as check_selected
 from .fallback import Fallback as Fallback
 from .features import Asked as Asked
 from .features import Features as Features
@@ -7,4 +9,6 @@ from .histories import Histories as Histories
 from .items import Away as Away
 from .items import Items as Items
 from .items import Refused as Refused
+from .journal import JournalOptions as JournalOptions
+from .journal import StorageFull as StorageFull
 from .open_run import OpenRun as OpenRun

@@ -9,7 +9,7 @@ import numpy as np
 
 from nonet.deploy.serving.features.items import Items
 from nonet.models.generation import Corpus, VoteOptions, Voters
-from nonet.models.inference import Answer, Question, events_of_nobody, packed
+from nonet.models.inference import Answer, FilterCache, Question, events_of_nobody, packed
 from nonet.types import Jagged
 
 COUNTER, POPULARITY = "transition_counter", "popularity"
@@ -22,6 +22,7 @@ class Fallback:
         self._popular, self._trie = items.popular(), corpus.trie
         self._like = corpus.seq.part(0, 0)
         self._voters = None
+        self._filters = FilterCache(corpus.trie)
         if "transitions" in corpus.folders:
             self._voters = Voters(corpus.transitions, corpus.trie, VoteOptions())
 
@@ -37,6 +38,8 @@ class Fallback:
         hidden = np.zeros(self._trie.n_items, bool)
         hidden[question.hidden] = True
         hidden[voted] = True
+        if question.within is not None:
+            hidden |= ~question.within.allowed_of(len(hidden))
         rest = self._popular[~hidden[self._popular]][: max(0, question.top - len(voted))]
         item = np.concatenate([voted[: question.top], rest])
         return Answer(item, np.full(len(item), -np.inf, np.float32)), COUNTER if len(voted) else POPULARITY
@@ -46,7 +49,8 @@ class Fallback:
             return np.empty(0, np.int64)
         seq = packed([question], self._like)
         hidden = Jagged(question.hidden, np.array([0, len(question.hidden)]))
-        votes = self._voters.votes(seq, np.zeros(1, np.int64), seq.lengths - 1, hidden)
+        within = self._filters.within([question.within])
+        votes = self._voters.votes(seq, np.zeros(1, np.int64), seq.lengths - 1, hidden, within)
         leaf, weight = votes.leaf[0].numpy(), votes.weight[0].numpy()
         best = np.argsort(-weight, kind="stable")
         best = best[leaf[best] >= 0]

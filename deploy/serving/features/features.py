@@ -15,15 +15,16 @@ import numpy as np
 
 from nonet.deploy.serving.features.histories import Histories
 from nonet.deploy.serving.features.items import Items, Refused
+from nonet.deploy.serving.features.journal import JournalOptions
 from nonet.deploy.serving.features.open_run import OpenRun
+from nonet.deploy.serving.features.posted import check_event
 from nonet.models.generation import Catalogue, Corpus
-from nonet.models.inference import Events, Question
+from nonet.models.inference import Events, Question, beam_width
 from nonet.samples.sequences import ALLOW
 
 MOST = 1000
 """Items of an answer, of a request to score, and events of a post, at most."""
 _LONGEST_HISTORY = 10_000
-_LAST_TIME = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,34 @@ class Features:
         self._withdrawn: tuple[tuple[str, ...], Items | None, np.ndarray] = ((), None, np.empty(0, np.int64))
 
     @classmethod
-    def of(cls, run: OpenRun, block: int = 1, *, posts: bool = True, store: str | None = None) -> Features:
-        """Of a run, its posted events among its users'; posts: whether more may be posted, else what is there is read. store:
-        where users' events are read by key, by default where the run's scenario says."""
+    def of(
+        cls,
+        run: OpenRun,
+        block: int = 1,
+        *,
+        posts: bool = True,
+        store: str | None = None,
+        journal: JournalOptions | None = None,
+    ) -> Features:
+        """Open the features of a run, posted events included.
+
+        Args:
+            run: The run.
+            block: Events that a window moves by.
+            posts: Whether more events may be posted; else what is there is read, and nothing on disk changes.
+            store: Where users' events are read by key, by default where the run's scenario says.
+            journal: Size and age of the journal's segments.
+        """
         stored = run.events if store is None else run.events_in(store)
-        journal = run.beside / "events.jsonl"
-        histories = Histories(run.corpus, journal if posts or journal.exists() else None, stored=stored)
+        histories = Histories(
+            run.corpus,
+            run.beside / "events.jsonl",
+            stored=stored,
+            window=run.setup.history,
+            n_items=len(run.catalogues.newest().item_id),
+            options=journal,
+            read_only=not posts,
+        )
         features = cls(run.corpus, histories, run.setup.history, run.scenario.evaluate.width, block)
         features.renew(run.catalogues.newest())
         return features
@@ -75,19 +98,18 @@ class Features:
         most = min(MOST, self.items.legal)
         if not 1 <= k <= most:
             raise Refused("bad_k", f"k is {k}; this catalogue answers 1 to {most}")
-        events, key, cold, unknown = self._events(user, history)
+        events, seen, key, cold, unknown = self._events(user, history)
         excluded, not_known = self.items.places(exclude)
-        hidden = [excluded, self._hidden(events, withdrawn)]
-        if where:
-            hidden.append(self.items.without(where))
+        hidden = [excluded, self._hidden(seen, withdrawn)]
         question = Question(
             self._read(events),
             key,
             user or "",
             k,
-            self._beams(k),
+            beam_width(self._width, k),
             np.unique(np.concatenate(hidden)),
             explain=explain,
+            within=self.items.filter(where) if where else None,
         )
         return Asked(question, cold, [*unknown, *not_known], events.item.astype(np.int64))
 
@@ -106,12 +128,12 @@ class Features:
         """
         if not 1 <= len(items) <= MOST:
             raise Refused("bad_items", f"{len(items)} items to score; a request has 1 to {MOST}")
-        events, key, cold, _ = self._events(user, history)
+        events, seen, key, cold, _ = self._events(user, history)
         gone = {str(item) for item in (*withdrawn, *self.items.ids(self.items.gone))}
         asked, unknown = self.items.places([item for item in items if str(item) not in gone])
         unknown += [item for item in items if str(item) in gone]
         question = Question(
-            self._read(events), key, user or "", 0, 0, self._hidden(events, withdrawn), asked, explain
+            self._read(events), key, user or "", 0, 0, self._hidden(seen, withdrawn), asked, explain
         )
         return Asked(question, cold, unknown, events.item.astype(np.int64))
 
@@ -123,6 +145,14 @@ class Features:
         if not known:
             return 0, unknown, True
         return len(known), unknown, self.histories.post(user, known, id)
+
+    def example_users(self, count: int) -> list[int | str]:
+        """Return a few users of the data."""
+        return self.histories.examples(count)
+
+    def journal_facts(self) -> dict[str, Any]:
+        """Return what the journal of posted events holds, for how long, and what of it could not be read."""
+        return self.histories.facts()
 
     def posted(self, events: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
         """Events as `Histories.post` takes them, and items that are not known and left out. Raises Refused."""
@@ -137,64 +167,42 @@ class Features:
         return known, unknown
 
     def _posted(self, event: Mapping[str, Any], item: int) -> dict[str, Any]:
-        kind, values = event.get("event"), dict(event.get("values") or {})
-        if kind is not None and kind not in self.histories.kinds:
-            there = ", ".join(self.histories.kinds) or "none"
-            raise Refused("bad_event", f"there is no kind of event {kind!r}; there are: {there}")
-        for name, value in values.items():
-            usual = self.histories.usual.get(name)
-            if usual is None:
-                there = ", ".join(self.histories.usual) or "none"
-                raise Refused("bad_column", f"events have no column {name!r}; there are: {there}")
-            whole = usual.dtype.kind != "f"
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or (whole and value != int(value))
-            ):
-                raise Refused(
-                    "bad_value", f"{name}: {value!r} is not {'a whole number' if whole else 'a number'}"
-                )
-            if not np.isfinite(value) or abs(value) > 3e38:
-                raise Refused("bad_value", f"{name}: {value!r} is no finite number")
         moment = event.get("time")
-        moment = int(time.time()) if moment is None else int(moment)
-        if not 0 <= moment < _LAST_TIME:
-            raise Refused("bad_time", f"time {moment} is no moment in unix seconds")
-        return {"item": item, "time": moment, "event": kind, "values": values}
+        kept = {
+            "item": item,
+            "time": int(time.time()) if moment is None else moment,
+            "event": event.get("event"),
+            "values": dict(event.get("values") or {}),
+        }
+        check_event(kept, self.histories.usual, self.histories.kinds)
+        return kept
 
     def _events(
         self, user: str | None, history: Sequence[Any] | None
-    ) -> tuple[Events, int, bool, list[int | str]]:
-        """A user's events, its key, whether there is nothing known of it, and ids that are not known."""
+    ) -> tuple[Events, np.ndarray, int, bool, list[int | str]]:
+        """A user's events, the items seen, its key, whether there is nothing known of it, and ids that are not known."""
         if user is None and history is None:
             raise Refused("bad_request", "say who asks: `user`, or a `history` of item ids")
         key = self.histories.key(user or "")
         if history is None:
             events = self.histories.of(user or "")
-            return events, key, not len(events), []
+            return events, self.histories.seen(user or "", events), key, not len(events), []
         if len(history) > _LONGEST_HISTORY:
             raise Refused("bad_history", f"a history of {len(history)} items; at most {_LONGEST_HISTORY}")
         places, unknown = self.items.places(history)
         start = int(time.time()) - len(places)
         made = [{"item": item, "time": start + place} for place, item in enumerate(places.tolist())]
-        return self.histories.made(made), key, not len(places), unknown
+        return self.histories.made(made), places, key, not len(places), unknown
 
     def _read(self, events: Events) -> Events:
         """The window that the model reads: its start moves in blocks, so it has between window - block + 1 and window events."""
-        over = max(0, len(events) - self._window)
-        return events.last(len(events) - -(-over // self._block) * self._block)
+        total = events.start + len(events)
+        over = max(0, total - self._window)
+        return events.last(total - -(-over // self._block) * self._block)
 
-    def _beams(self, k: int) -> int:
-        """Beams for k items: few different widths, so that requests merge."""
-        width = self._width
-        while width < k:
-            width *= 2
-        return width
-
-    def _hidden(self, events: Events, withdrawn: tuple[str, ...]) -> np.ndarray:
+    def _hidden(self, seen: np.ndarray, withdrawn: tuple[str, ...]) -> np.ndarray:
         items = self.items
         if self._withdrawn[:2] != (withdrawn, items):
             self._withdrawn = withdrawn, items, np.concatenate([items.places(withdrawn)[0], items.gone])
-        seen = np.empty(0, np.int64) if self._allow else events.item.astype(np.int64)
-        return np.unique(np.concatenate([seen, self._withdrawn[2]]))
+        masked = np.empty(0, np.int64) if self._allow else seen
+        return np.unique(np.concatenate([masked, self._withdrawn[2]]))

@@ -1,13 +1,14 @@
-"""Histories: the events of users: those of the run's data, and those that came after, each on disk before it is acknowledged.
+"""Histories: the events of users: those of the run's data, and those that were posted since.
 
-Posted events go to one file of JSON lines, synced; a process that starts reads it again, so what was acknowledged survives a
-kill, and half a line that was not is dropped. A post with an id is taken once. `Features` asks this class alone for events.
+Posted events are on disk before they are acknowledged (`journal.py`); a process that starts reads them again. In memory a user
+keeps the newest events that a model can read, and the items of the older ones, which `repeats: mask` hides. What the journal
+holds and this run cannot read is quarantined: it is listed in a file beside the journal, and nobody's answer depends on it.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,22 +16,34 @@ from typing import Any
 
 import numpy as np
 
-from nonet.atomic import make_folder
-from nonet.deploy.serving.features.items import Away
+from nonet.atomic import write_whole
+from nonet.deploy.serving.features.items import Away, Refused
+from nonet.deploy.serving.features.journal import EventJournal, JournalOptions
+from nonet.deploy.serving.features.posted import PostedEvents, check_event
 from nonet.errors import ConfigError, StoreError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Events, usual_columns
+from nonet.samples.sequences import ALLOW
 from nonet.samples.tables import as_numbers, keys_in
 from nonet.samples.tokenised import UserEvents
 
 _KEPT_IDS = 1 << 17  # posts whose ids are remembered
+_SHOWN = 20  # newest events that an explained answer lists
+_log = logging.getLogger(__name__)
 
 
 class Histories:
-    """Of the users of a corpus and of those that post events; `journal`: the file of posted events, without it none are taken.
+    """The users of a corpus and those that events were posted of.
 
-    stored: a store of users' events, which are read there by key instead.
-    usual: what columns of an event hold when nobody says, by default what the events of the corpus say.
+    Args:
+        corpus: The run's items and events.
+        journal: The file of posted events; without it none are taken.
+        usual: The default of each column of an event, by default what the events of the corpus say.
+        stored: A store of users' events, which are read there by key instead of from the corpus.
+        window: Events that a model reads at most; memory keeps that many posted events per user. None keeps all.
+        n_items: Items of the newest catalogue, by default those of the corpus; posted events of others are quarantined.
+        options: Size and age of the journal's segments.
+        read_only: Whether to read the journal without changing it, since a server may be writing to it.
     """
 
     def __init__(
@@ -39,20 +52,27 @@ class Histories:
         journal: Path | None,
         usual: Mapping[str, Any] | None = None,
         stored: UserEvents | None = None,
+        *,
+        window: int | None = None,
+        n_items: int | None = None,
+        options: JournalOptions | None = None,
+        read_only: bool = False,
     ):
         self._stored = stored
         self._seq = corpus.seq
         self._rows = {str(user): row for row, user in enumerate(self._seq.user_id.tolist())}
         self.usual = usual_columns(self._seq) if usual is None else dict(usual)
         self.kinds = {name: place for place, name in enumerate(self._seq.event_names)}
-        self._posted: dict[str, list[dict[str, Any]]] = {}
+        self._kept = None if window is None else max(window, _SHOWN)
+        self._masks = self._seq.repeats != ALLOW
+        self._posted: dict[str, PostedEvents] = {}
         self._ids: dict[str, None] = {}
         self._lock = threading.Lock()
-        self._file = -1
+        self._journal: EventJournal | None = None
+        self.quarantined = 0
         if journal is not None:
-            make_folder(journal.parent)
-            self._replay(journal)
-            self._file = os.open(journal, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
+            self._journal = EventJournal(journal, options, read_only=read_only)
+            self._replay(self._journal, len(corpus.item_id) if n_items is None else n_items, read_only)
 
     def __contains__(self, user: str) -> bool:
         return user in self._rows or user in self._posted or self._in_store(user) is not None
@@ -65,7 +85,10 @@ class Histories:
         return int(keys_in("user", as_numbers(np.array([user or "nobody"])))[0])
 
     def of(self, user: str) -> Events:
-        """All events of a user, in order of time; none of one who is not known."""
+        """Return a user's events in order of time; of one who is not known, none.
+
+        `start` counts older posted events that memory does not keep, because no model reads them.
+        """
         row = self._rows.get(user)
         found = self._in_store(user)
         if found is not None:
@@ -77,9 +100,28 @@ class Histories:
             columns = {name: values[cut] for name, values in self._seq.columns.items()}
             own = Events(self._seq.item[cut], self._seq.time[cut], self._seq.event[cut], columns)
         posted = self._posted.get(user)
-        if not posted:
+        if posted is None:
             return own
-        return _sorted(_after(own, self.made(posted)))
+        merged = _sorted(_after(own, self.made(posted.events)))
+        return Events(merged.item, merged.time, merged.event, merged.columns, posted.older)
+
+    def seen(self, user: str, events: Events) -> np.ndarray:
+        """Return the distinct dense items of a user's events: of `events`, which `of` returned, and of older posted ones."""
+        posted = self._posted.get(user)
+        older = () if posted is None else posted.older_items
+        return np.unique(np.concatenate([events.item.astype(np.int64), np.fromiter(older, np.int64)]))
+
+    def examples(self, count: int) -> list[int | str]:
+        """Return a few users of the data, those with the most usual numbers of events."""
+        if not len(self._seq):
+            return []
+        lengths = np.diff(self._seq.offsets)
+        near = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")[:count]
+        return self._seq.user_id[np.sort(near)].tolist()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the journal holds and what of it could not be read; empty without a journal."""
+        return {} if self._journal is None else self._journal.facts() | {"quarantined": self.quarantined}
 
     def _in_store(self, user: str) -> dict[str, Any] | None:
         try:
@@ -92,7 +134,7 @@ class Histories:
         count = len(posted)
         columns = {}
         for name, usual in self.usual.items():
-            values = [each.get("values", {}).get(name, usual) for each in posted]
+            values = [(each.get("values") or {}).get(name, usual) for each in posted]
             columns[name] = np.array(values, usual.dtype).reshape(count)
         return Events(
             np.array([each["item"] for each in posted], np.int32).reshape(count),
@@ -106,48 +148,80 @@ class Histories:
     def post(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None = None) -> bool:
         """Take events; when this returns they are on disk and in the next answer. False for an id that was taken before.
 
-        Raises ConfigError without a journal.
+        Raises ConfigError without a journal, StorageFull where the disk is full.
         """
-        if self._file < 0:
+        if self._journal is None:
             raise ConfigError("these histories are read only: they were opened without a journal")
         with self._lock:
             if id is not None and id in self._ids:
                 return False
             line = json.dumps({"user": user, "id": id, "events": list(events)}, allow_nan=False)
-            os.write(self._file, f"{line}\n".encode())
-            os.fdatasync(self._file)
-            self._take(user, events, id)
+            self._journal.append(line.encode())
+            self._remember(user, events, id)
         return True
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Close the journal."""
+        if self._journal is not None:
+            self._journal.close()
 
-    def _take(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
-        self._posted[user] = [
-            *self._posted.get(user, ()),
-            *map(dict, events),
-        ]  # a reader has the list before or after
+    def _remember(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None) -> None:
+        """Add events to a user's in memory; a reader has those before or those after."""
+        before = self._posted.get(user) or PostedEvents([])
+        after = before.extended([dict(event) for event in events], self._kept)
+        if not self._masks:
+            after.older_items = frozenset()
+        self._posted[user] = after
         if id is not None:
             self._ids[id] = None
             while len(self._ids) > _KEPT_IDS:
                 self._ids.pop(next(iter(self._ids)))
 
-    def _replay(self, journal: Path) -> None:
-        if not journal.exists():
-            return
-        content = journal.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):  # killed while it wrote: nobody was told that this line is there
-            os.truncate(journal, len(whole))
-        for line in whole.splitlines():
+    def _replay(self, journal: EventJournal, n_items: int, read_only: bool) -> None:
+        """Read the journal; lines and events that do not fit this run are quarantined."""
+        refused: list[dict[str, Any]] = []
+        for place, line in journal.lines():
             try:
                 body = json.loads(line)
-                self._take(body["user"], body["events"], body["id"])
-            except (ValueError, KeyError, TypeError):
+                user, events, id = body["user"], list(body["events"]), body["id"]
+                if not isinstance(user, str) or not isinstance(id, str | None):
+                    raise TypeError("user and id are text")
+                user.encode()
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                text = line.decode(errors="replace")
+                refused.append({"place": place, "reason": f"no post: {error}", "line": text})
                 continue
+            readable = []
+            for event in events:
+                problem = _unreadable(event, self.usual, self.kinds, n_items)
+                if problem is None:
+                    readable.append(event)
+                else:
+                    refused.append({"place": place, "user": user, "reason": problem, "event": event})
+            if readable or id is not None:
+                self._remember(user, readable, id)
+        self.quarantined = len(refused)
+        if refused:
+            at = journal.path.with_suffix(".quarantined.jsonl")
+            _log.warning(
+                "%s: %d posted lines or events cannot be read; see %s", journal.path, len(refused), at.name
+            )
+            if not read_only:
+                write_whole(at, "".join(f"{json.dumps(each)}\n" for each in refused).encode())
+
+
+def _unreadable(event: Any, usual: Mapping[str, Any], kinds: Mapping[str, int], n_items: int) -> str | None:
+    """Return why an event of the journal cannot be read; None where it can."""
+    if not isinstance(event, dict) or not isinstance(event.get("values", {}), dict | None):
+        return "no event: an object with item, time, event and values"
+    item = event.get("item")
+    if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < n_items:
+        return f"item {str(item)[:40]} is no place in a catalogue of {n_items} items"
+    try:
+        check_event({"time": None, **event}, usual, kinds)
+    except Refused as error:
+        return str(error)
+    return None
 
 
 def _after(events: Events, later: Events) -> Events:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import Catalogue
+from nonet.models.inference import ItemFilter
 from nonet.samples.tables import matches
 
+pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
+
 # Shapes: I items.
-_KEPT_FILTERS = 256
+_FILTER_BYTES = 64 << 20  # of filters that are kept
 _LONGEST_FILTER = 1000
 
 
@@ -35,14 +42,15 @@ class Items:
     """The items of a run. gone: dense indices of those that an earlier version of the catalogue had and this one has not."""
 
     def __init__(self, corpus: Catalogue, before: Items | None = None):
-        self._table, self._ids = corpus.items, corpus.item_id
+        self._table, self._ids, self._version = corpus.items, corpus.item_id, corpus.trie.version
         self._place = {str(item): place for place, item in enumerate(self._ids.tolist())}
         self._legal = np.asarray(corpus.trie.leaf_of_item) >= 0
         self._ever = self._legal.copy()
         if before is not None:
             self._ever[: len(before)] |= before._ever
         self.gone = np.flatnonzero(self._ever & ~self._legal)
-        self._filters: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._filters: OrderedDict[str, ItemFilter] = OrderedDict()
+        self._lock = threading.Lock()  # filters are made on other threads than the event loop's
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -69,21 +77,44 @@ class Items:
         name = "title" if "title" in self._table.column_names else "item_id"
         return [str(text) for text in self._table[name].take(places).to_pylist()]
 
-    def without(self, where: str) -> np.ndarray:
-        """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
+    def filter(self, where: str) -> ItemFilter:
+        """Return the filter of a condition over item columns; the newest ones are kept, bounded in bytes. Raises Refused."""
         if len(where) > _LONGEST_FILTER:
             raise Refused(
                 "bad_filter", f"where: {len(where)} characters; a filter has at most {_LONGEST_FILTER}"
             )
-        if where not in self._filters:
-            try:
-                chosen = matches(where, self._table, name="where")
-            except ConfigError as error:
-                raise Refused("bad_filter", str(error)) from None
-            self._filters[where] = np.flatnonzero(~chosen)
-            while len(self._filters) > _KEPT_FILTERS:
+        with self._lock:
+            if where in self._filters:
+                self._filters.move_to_end(where)
+                return self._filters[where]
+        try:
+            allowed = matches(where, self._table, name="where")
+        except ConfigError as error:
+            raise Refused("bad_filter", str(error)) from None
+        made = ItemFilter(where, self._version, allowed)
+        with self._lock:
+            self._filters[where] = made
+            while len(self._filters) > 1 and self.filter_bytes > _FILTER_BYTES:
                 self._filters.popitem(last=False)
-        return self._filters[where]
+        return made
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of the filters that are kept."""
+        return sum(each.allowed.nbytes for each in self._filters.values())
+
+    def without(self, where: str) -> np.ndarray:
+        """Dense indices of items that a condition over item columns leaves out. Raises Refused."""
+        return np.flatnonzero(~self.filter(where).allowed)
+
+    def search(self, words: str, count: int) -> np.ndarray:
+        """Return dense indices of legal items whose title has these words, in either case, the most popular first."""
+        name = "title" if "title" in self._table.column_names else "item_id"
+        titles = pc.cast(self._table[name].combine_chunks(), pa.string())
+        found = pc.fill_null(pc.match_substring(titles, words, ignore_case=True), False)
+        places = np.flatnonzero(found.to_numpy(zero_copy_only=False) & self._legal)
+        events = self._table["events"].to_numpy()[places]
+        return places[np.argsort(-events, kind="stable")[:count]]
 
     def popular(self) -> np.ndarray:
         """Legal items, the one with the most events first."""

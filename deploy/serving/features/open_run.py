@@ -10,7 +10,7 @@ from typing import Any
 
 from nonet.controller.record import Checkpoints, Manifest, RunFolder, find_run
 from nonet.controller.scenario import Scenario, load_scenario
-from nonet.deploy.serving.features.artifacts import artifacts_of
+from nonet.deploy.serving.features.artifacts import artifacts_of, check_features, check_selected
 from nonet.deploy.serving.features.catalogues import Catalogues
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
@@ -21,20 +21,44 @@ from nonet.workers.roles import RunSetup
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that has tokenised its data. `beside`: where its versions and posted events lie."""
+    """A run that has tokenised its data.
+
+    Attributes:
+        folder: The run's folder.
+        scenario: Its scenario.
+        folders: Its artifacts' folders by kind.
+        beside: Where its versions and posted events lie.
+        address: The address of its versions, None for the one that it had last, or a folder of the run.
+    """
 
     folder: RunFolder
     scenario: Scenario
     folders: dict[str, str]
     beside: Path
+    address: str | None = None
 
     @classmethod
-    def of(cls, run: str | Path, beside: Path | None = None) -> OpenRun:
-        """Raises ConfigError where there is no such run, or nothing in it to recommend from. `beside`: RUN/serving by default."""
+    def of(cls, run: str | Path, beside: Path | None = None, *, address: str | None = None) -> OpenRun:
+        """Open a run; `beside` is RUN/serving by default.
+
+        Raises:
+            ConfigError: There is no such run, or nothing in it to recommend from.
+        """
         folder = find_run(run)
         folders = artifacts_of(folder)
         scenario, _ = load_scenario(folder.scenario)
-        return cls(folder, scenario, folders, beside or folder.path / "serving")
+        return cls(folder, scenario, folders, beside or folder.path / "serving", address)
+
+    def check_servable(self, verb: str) -> None:
+        """Check that the model's features are there where it answers.
+
+        Args:
+            verb: What is asked of the run, for the error.
+
+        Raises:
+            ConfigError: The model reads columns that are joined from a store.
+        """
+        check_features(self.scenario, self.folder.id, verb)
 
     @cached_property
     def setup(self) -> RunSetup:
@@ -67,15 +91,31 @@ class OpenRun:
 
     @cached_property
     def registry(self) -> Registry:
-        """Its published versions."""
-        return registry_beside(self.beside)
+        """Its published versions. Raises ConfigError for an address that no filesystem is behind."""
+        return registry_beside(self.beside, self.address)
 
-    def newest_commit(self) -> tuple[Path, Manifest]:
-        """The newest whole commit. Raises ConfigError where there is none."""
-        newest = Checkpoints(self.folder.checkpoints).newest()
-        if newest is None:
+    def newest_commit(self, *, mid_stage: bool = False) -> tuple[Path, Manifest]:
+        """Return the newest checkpoint that a stage selected; with `mid_stage` the newest of all.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        checkpoints = Checkpoints(self.folder.checkpoints)
+        found = checkpoints.newest() if mid_stage else checkpoints.newest_selected()
+        if found is None:
+            check_selected(self.folder)
             raise ConfigError(f"{self.folder.id} has no commit yet: there is no model to serve")
-        return newest
+        return found
+
+    @property
+    def has_version(self) -> bool:
+        """Whether a version answers somebody."""
+        return self.registry.serving.default is not None
+
+    @property
+    def has_ended_stage(self) -> bool:
+        """Whether a stage has selected the checkpoint that it ends with."""
+        return Checkpoints(self.folder.checkpoints).newest_selected() is not None
 
     def contents(self, commit: Path, manifest: Manifest) -> Contents:
         """What a commit would publish."""
@@ -99,21 +139,31 @@ class OpenRun:
         rows = self.registry.rows(version.number, self.setup.specs())
         return model_of(dense, counts, rows, self.setup, corpus, device)
 
-    def publish_newest(self) -> Version:
-        """Publish the newest commit, unless it was; the version. The first of a run is full, the next are made from the one
-        before. Raises StaleVersion where that was rolled back, ConfigError where there is no commit."""
-        commit, manifest = self.newest_commit()
+    def publish_newest(self, *, mid_stage: bool = False) -> Version:
+        """Publish the newest checkpoint that a stage selected, unless it was published, and serve it.
+
+        The first version of a run is full, the next are made from the one that was followed before.
+
+        Args:
+            mid_stage: Whether checkpoints from the middle of a stage count too.
+
+        Raises:
+            StaleVersion: The version before was rolled back.
+            ConfigError: There is no such checkpoint.
+        """
+        commit, manifest = self.newest_commit(mid_stage=mid_stage)
         versions = [self.registry.version(number) for number in self.registry.numbers()]
-        for version in versions:
-            if version.source.get("commit") == _name(manifest):
-                return version
-        line = [
-            v.number
-            for v in versions
-            if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
+        name = _name(manifest)
+        before = [
+            v for v in versions if v.source.get("step", 0) < manifest.step and not v.source.get("asked")
         ]
-        base = line[-1] if line else None
-        return self.registry.publish(self.contents(commit, manifest), base=base)
+        followed = self.registry.serving.followed
+        published = [version for version in versions if version.source.get("commit") == name]
+        if published and followed == name:
+            return published[-1]
+        base = next((v for v in reversed(before) if followed and v.source.get("commit") == followed), None)
+        base = base or (before[-1] if before else None)
+        return self.registry.publish(self.contents(commit, manifest), base=base.number if base else None)
 
     def publish_commit(self, step: int) -> Version:
         """Publish the commit after a step, made from what is served; nobody is answered by it yet. Raises ConfigError."""

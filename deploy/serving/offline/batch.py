@@ -68,6 +68,7 @@ def recommend_all(
     Raises DataError for a file without that column, ConfigError for a run without a commit.
     """
     opened = OpenRun.of(run)
+    opened.check_servable("recommend --users")
     version = opened.registry.serving.default or opened.publish_newest().number
     chunks = _chunks(users, chunk)
     arguments = (str(opened.folder.path), version, top)

@@ -51,6 +51,7 @@ def export_run(run: str, target: Path, version: int | None = None) -> dict[str, 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already; choose a new folder to export to")
     opened = OpenRun.of(run)
+    opened.check_servable("export")
     number = version or opened.registry.serving.default or opened.publish_newest().number
     published = opened.registry.version(number)
     dense, counts = opened.registry.files(published)

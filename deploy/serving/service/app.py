@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import math
-import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +14,99 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from nonet.deploy.serving.features import Refused
+from nonet.deploy.serving.access import Access, Callers
+from nonet.deploy.serving.features import Refused, StorageFull
 from nonet.deploy.serving.service.requests import (
+    Event,
     EventsRequest,
     Failure,
     Listed,
     Posted,
     RecommendRequest,
     ScoreRequest,
+    Text,
 )
 from nonet.deploy.serving.service.service import Service, TooMany, refused_status
 from nonet.errors import NonetError
+from nonet.suggest import did_you_mean
 
 MOST_BYTES = 2 << 20
 """Of a request's body."""
+_EXAMPLES, _LONGEST_SEARCH, _MOST_FOUND = 6, 200, 100
+_BODIES = {"/recommend": RecommendRequest, "/score": ScoreRequest, "/events": EventsRequest}
 _FAILURES: dict[int | str, dict[str, Any]] = {
-    code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503)
+    code: {"model": Failure} for code in (400, 401, 413, 422, 429, 503, 507)
 }
 
 
-def make_app(service: Service, *, local: bool = True) -> FastAPI:
-    """The app. local: bound to this machine alone; else what changes things wants NONET_TOKEN."""
+def make_app(service: Service, *, local: bool = True, proxies: Sequence[str] = ()) -> FastAPI:
+    """Make the app.
+
+    Args:
+        service: What answers.
+        local: Whether it is bound to this machine alone; else what changes things wants NONET_TOKEN.
+        proxies: Addresses or networks of proxies that say whom they forward.
+    """
     app = FastAPI(title="Nonet", description="Recommendations of a finished run.", responses=_FAILURES)
     app.state.service = service
-    token = os.environ.get("NONET_TOKEN", "")
+    access, callers = Access.from_environment(local), Callers(proxies)
 
     def may_change(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token and hmac.compare_digest(given.encode(), token.encode()):
-            return
-        if token or not local:
+        if not access.may_change(_token(request)):
             raise HTTPException(401, "this changes things: send NONET_TOKEN as `Authorization: Bearer ...`")
 
-    @app.post("/recommend")
+    def may_read(request: Request) -> None:
+        if not access.may_read(_token(request)):
+            raise HTTPException(
+                401, "questions want a token here: send NONET_READ_TOKEN as `Authorization: Bearer ...`"
+            )
+
+    def caller(request: Request) -> str:
+        peer = request.client.host if request.client else "unknown"
+        return callers.key(peer, request.headers, access.is_known(_token(request)))
+
+    def hidden_history(request: Request, body: RecommendRequest | ScoreRequest, listed: Listed) -> Listed:
+        """Leave out what a user did, where the caller may not see it; a history that came with the request is its own."""
+        if body.history is None and not access.may_see_histories(_token(request)):
+            listed.history = None
+        return listed
+
+    reads = [Depends(may_read)]
+
+    @app.post("/recommend", dependencies=reads)
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
         """The best items for a user or a history."""
-        return _named(await service.recommend(body, _caller(request), _spent(request)), response)
+        answer = await service.recommend(body, caller(request), _spent(request), named=_name_of(request))
+        return _named(hidden_history(request, body, answer), response)
 
-    @app.post("/score")
+    @app.post("/score", dependencies=reads)
     async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
         """Log-probabilities of named items."""
-        return _named(await service.score(body, _caller(request), _spent(request)), response)
+        answer = await service.score(body, caller(request), _spent(request), named=_name_of(request))
+        return _named(hidden_history(request, body, answer), response)
 
     @app.post("/events", dependencies=[Depends(may_change)])
     async def events(body: EventsRequest, request: Request) -> Posted:
         """New events of a user: on disk when this answers, and in the next answer."""
-        return await service.post(body, _caller(request))
+        return await service.post(body, caller(request))
+
+    @app.get("/items", dependencies=reads)
+    async def items(title: Text, k: int = 10) -> dict[str, Any]:
+        """Items whose title has these words, the most popular first."""
+        if not 1 <= len(title) <= _LONGEST_SEARCH or not 1 <= k <= _MOST_FOUND:
+            raise Refused(
+                "bad_search", f"title has 1 to {_LONGEST_SEARCH} characters, k is 1 to {_MOST_FOUND}"
+            )
+        known = service.features.items
+        places = await asyncio.to_thread(known.search, title, k)
+        pairs = zip(known.ids(places), known.titles(places), strict=True)
+        return {"items": [{"item": item, "title": text} for item, text in pairs]}
+
+    @app.get("/examples", dependencies=reads)
+    async def examples(request: Request) -> dict[str, Any]:
+        """A few users of the data, where the caller may see what users did."""
+        seen = access.may_see_histories(_token(request))
+        return {"users": service.features.example_users(_EXAMPLES) if seen else []}
 
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:
@@ -68,11 +114,14 @@ def make_app(service: Service, *, local: bool = True) -> FastAPI:
         return {"ok": True}
 
     @app.get("/readyz")
-    async def readyz() -> dict[str, Any]:
-        """Whether a version is there to answer."""
-        return {"ready": True, "version": service.engines.serving.default}
+    async def readyz(response: Response) -> dict[str, Any]:
+        """Whether a version is there to answer, and its queue computes; 503 with the reason where not."""
+        reason = service.engines.unready()
+        response.status_code = 200 if reason is None else 503
+        answer = {"ready": reason is None, "version": service.engines.serving.default}
+        return answer if reason is None else answer | {"reason": reason}
 
-    @app.get("/versions")
+    @app.get("/versions", dependencies=reads)
     async def versions() -> dict[str, Any]:
         """Which versions answer whom."""
         return service.versions()
@@ -117,14 +166,24 @@ def _handle_failures(app: FastAPI) -> None:
     async def too_many(_: Request, error: TooMany) -> JSONResponse:
         return _failure(429, "too_many", str(error), {"Retry-After": str(max(1, math.ceil(error.retry_s)))})
 
+    @app.exception_handler(StorageFull)
+    async def storage_full(_: Request, error: StorageFull) -> JSONResponse:
+        return _failure(507, "storage_full", str(error))
+
     @app.exception_handler(NonetError)
     async def nonet_error(_: Request, error: NonetError) -> JSONResponse:
         return _failure(503, type(error).__name__, " ".join(str(error).split()), {"Retry-After": "1"})
 
     @app.exception_handler(RequestValidationError)
-    async def not_valid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first.get("loc", ())[1:])
+    async def not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
+        errors = error.errors()
+        first = next((each for each in errors if each.get("type") == "extra_forbidden"), errors[0])
+        where = first.get("loc", ())[1:]
+        place = ".".join(str(part) for part in where)
+        if first.get("type") == "extra_forbidden":
+            return _failure(422, "bad_request", _unknown_field(request.url.path, where, place)[:500])
+        if not where and first.get("type") == "model_attributes_type":
+            return _failure(422, "bad_request", "send a JSON object, with Content-Type: application/json")
         return _failure(422, "bad_request", f"{place}: {first.get('msg', 'not valid')}"[:500])
 
     @app.exception_handler(HTTPException)
@@ -134,6 +193,15 @@ def _handle_failures(app: FastAPI) -> None:
             {401: "no_token", 404: "no_such_page"}.get(error.status_code, "refused"),
             str(error.detail),
         )
+
+
+def _unknown_field(path: str, where: Sequence[Any], place: str) -> str:
+    """Name the fields that there are in the place of one that there is not."""
+    model: Any = _BODIES.get(path.rstrip("/"))
+    if model is EventsRequest and len(where) > 1 and where[0] == "events":
+        model = Event
+    known = list(model.model_fields) if model is not None else []
+    return f"{place}: there is no such field; there are: {', '.join(known)}.{did_you_mean(str(where[-1]), known)}"
 
 
 def _failure(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -146,10 +214,14 @@ def _named(listed: Listed, response: Response) -> Listed:
     return listed
 
 
-def _caller(request: Request) -> str:
-    """Who asks, for limits: a name that the caller gives, or its address."""
-    named = request.headers.get("x-caller", "")[:128]
-    return named or (request.client.host if request.client else "unknown")
+def _token(request: Request) -> str:
+    """Return the bearer token of a request; empty where it has none."""
+    return request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def _name_of(request: Request) -> str:
+    """Return the name that a caller gives itself; empty where it gives none."""
+    return request.headers.get("x-caller", "")[:128]
 
 
 def _spent(request: Request) -> float:

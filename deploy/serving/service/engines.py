@@ -1,8 +1,9 @@
 """Engines: the versions that answer, each built aside and swapped in whole, and those before them, kept to go back to.
 
-A thread looks at the registry (and at the run's newest commit); what it finds is built beside what answers. A question holds
-the version that it was given to until it is answered, so no answer is of two versions. A version that cannot be built is named
-in `problems` and never served.
+One thread looks at the registry and does nothing that takes time, so a rollback, a promotion and a withdrawal count at once.
+What the registry names and is not there yet is built on a thread of its own; when it is done, the registry decides again who is
+answered by what, so a version that was rolled back while it was built answers nobody. A question holds the version that it was
+given to until it is answered, so no answer is of two versions. A version that cannot be built is named in `problems`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.features import Away, OpenRun
 from nonet.deploy.serving.service.follower import Follower
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import Answer, Engine, Question, States, TensorBatch
 from nonet.workers.registry import Serving
 
 _KEPT = 3  # versions that no longer answer and are kept built
-_LOOK_S = 0.1
+_LOOK_S = 0.05
+CHECKPOINTS = "checkpoints"
+"""Of `follow`: checkpoints from the middle of a stage are served too."""
+
+
+class Building(Away):
+    """What answered was rolled back, and the version to go back to is still being built."""
 
 
 class Lane:
@@ -34,37 +42,72 @@ class Lane:
 
 
 class Engines:
-    """Of a run. `follow`: publish and serve the run's newer commits; `queue`: options of every `TensorBatch`; `state_bytes`:
-    kept of users by each version, 0 for none."""
+    """The versions of a run that answer.
+
+    Args:
+        run: The run.
+        follow: Whether to publish and serve what the run's stages select; "checkpoints" for every checkpoint.
+        device: Where the models compute.
+        queue: Options of every `TensorBatch`.
+        state_bytes: Memory for states of users, of each version; 0 for none.
+        look_s: Seconds between two looks at the registry.
+
+    Raises:
+        ConfigError: There is no version to serve, or the served one cannot be built.
+    """
 
     def __init__(
         self,
         run: OpenRun,
         *,
-        follow: bool = True,
+        follow: bool | str = True,
         device: str = "cpu",
         queue: Mapping[str, Any] | None = None,
-        state_bytes: int = 256 << 20,
+        state_bytes: int = 0,
         look_s: float = _LOOK_S,
     ):
         self._run, self._device, self._look_s = run, device, look_s
-        self._follower = Follower(run) if follow else None
         self._queue_options = dict(queue or {})
         self._turn, self._state_bytes = threading.Lock(), state_bytes
         self._lanes: dict[int, Lane] = {}
         self._now: tuple[Serving, Mapping[int, Lane]] = (Serving(), MappingProxyType({}))
+        self._wanted = Serving()
         self._used: dict[int, float] = {}
+        self._building: dict[int, threading.Thread] = {}
+        self._failed: dict[
+            int, int
+        ] = {}  # version -> the turn of the registry at which it could not be built
+        self._changing = threading.RLock()
         self.problems: dict[str, str] = {}
         self.swaps = 0
         self._stopped = threading.Event()
-        self._catalogue = run.catalogues.newest()
+        self._catalogue, self._renewing = run.catalogues.newest(), threading.Lock()
         self._renew: Callable[[Corpus], None] | None = None
-        self._look()
+        self._follower = Follower(run, mid_stage=follow == CHECKPOINTS) if follow else None
+        self._open()
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(look, name), name=name, daemon=True)
+            for look, name in ((self._look, "registry"), (self._look_at_catalogue, "catalogue"))
+        ]
+        for thread in self._threads:
+            thread.start()
+        if self._follower is not None:
+            self._follower.start()
+
+    def _open(self) -> None:
+        """Publish where there is no version yet, and build what is served. Raises ConfigError."""
+        if self._follower is not None:
+            self._follower.look()
+            self._note(self._follower.problem)
+        elif not self._run.has_version:
+            self._run.publish_newest()  # served until a person publishes another
+        self._wanted = self._run.registry.serving
+        for version in self._wanted.versions:
+            self._build(version)
+        self._activate()
         if not self._now[1]:
             problem = next(iter(self.problems.values()), "it has no version")
-            raise ConfigError(f"{run.folder.id} cannot be served: {problem}")
-        self._thread = threading.Thread(target=self._watch, name="versions", daemon=True)
-        self._thread.start()
+            raise ConfigError(f"{self._run.folder.id} cannot be served: {problem}")
 
     @property
     def serving(self) -> Serving:
@@ -77,10 +120,19 @@ class Engines:
         return self._now[1]
 
     def submit(self, question: Question, within_s: float) -> tuple[Future[Answer], int]:
-        """The answer to be, and the version that gives it: all of it."""
+        """Give a question to the version that answers its user, caller or request.
+
+        Returns:
+            The answer to be, and the version that gives it: all of it.
+
+        Raises:
+            Building: What answered was rolled back, and the version to go back to is still being built.
+        """
         serving, lanes = self._now
-        version = serving.version_of(question.user)
-        lane = lanes.get(version if version is not None else -1) or next(iter(lanes.values()))
+        version = serving.version_of(question.user or question.traffic)
+        lane = lanes.get(version if version is not None else -1) or next(iter(lanes.values()), None)
+        if lane is None:
+            raise Building(f"version {serving.default} is being built after a rollback")
         return lane.queue.submit(question, within_s), lane.engine.version
 
     async def ask(self, question: Question, within_s: float) -> tuple[Answer, int]:
@@ -115,58 +167,119 @@ class Engines:
         """Questions in all queues."""
         return sum(len(lane.queue) for lane in list(self._lanes.values()))
 
+    def unready(self) -> str | None:
+        """Return why questions would get no answer of a model; None where all queues compute."""
+        lanes = self.lanes
+        if not lanes:
+            return f"version {self.serving.default} is being built"
+        dead = [version for version, lane in lanes.items() if not lane.queue.alive]
+        return f"the queue of version {dead[0]} has died" if dead else None
+
     def close(self) -> None:
         """Answer what waits, then end."""
         self._stopped.set()
-        self._thread.join()
+        if self._follower is not None:
+            self._follower.stop()
+        for thread in (*self._threads, *list(self._building.values())):
+            thread.join()
         for lane in self._lanes.values():
             lane.queue.close()
 
-    def _watch(self) -> None:
+    def _repeat(self, look: Callable[[], None], name: str) -> None:
         while not self._stopped.wait(self._look_s):
             try:
-                self._look()
+                look()
+                self.problems.pop(name, None)
             except Exception as error:  # the versions at hand go on; the next look may find it mended
-                self._problem("registry", error)
+                self._note(error, name)
 
     def _look(self) -> None:
-        newest = self._run.catalogues.newest()
-        if newest is not self._catalogue and self._renew is not None:
-            self._renew(newest)
-            self._catalogue = newest
+        """Take over who is served by what, and begin to build what is missing. Nothing here takes time."""
         if self._follower is not None:
-            self._follower.look()
-            self._noted(self._follower.problem)
-        serving = self._run.registry.serving
-        if serving.turn == self._now[0].turn and self._now[1]:
+            self._note(self._follower.problem)
+        wanted = self._run.registry.announced
+        if wanted.turn == self._wanted.turn:
             return
-        wanted = serving.versions
-        lanes = {version: lane for version in wanted if (lane := self._lane(version)) is not None}
-        if not lanes or (serving.default not in lanes and self._now[1]):
-            self._now = (_moved(self._now[0], serving), self._now[1])  # what answers goes on
-            return
-        self._now = (serving, MappingProxyType(lanes))
-        self.swaps += 1
-        self._retire(set(lanes))
-
-    def _lane(self, version: int) -> Lane | None:
-        if version not in self._lanes:
-            try:
-                recommender = self._run.recommender(self._run.registry.version(version), self._device)
-                engine = Engine(
-                    recommender, version, States(self._state_bytes) if self._state_bytes else None
+        with self._changing:
+            self._wanted = wanted
+            for version in wanted.versions:
+                if (
+                    version in self._lanes
+                    or version in self._building
+                    or self._failed.get(version) == wanted.turn
+                ):
+                    continue
+                thread = threading.Thread(
+                    target=self._build_aside, args=(version,), name="build", daemon=True
                 )
-                engine.warm()
-            except (ConfigError, CheckpointError) as error:
-                self._problem(f"version {version}", error)
-                return None
-            queue = TensorBatch[Question, Answer](
-                engine.answer, engine.cost, turn=self._turn, **self._queue_options
+                self._building[version] = thread
+                thread.start()
+        self._activate()
+
+    def _look_at_catalogue(self) -> None:
+        """Tell of a newer catalogue. A version over it is built after this, so features know the items that it lists."""
+        with self._renewing:
+            newest = self._run.catalogues.newest()
+            if newest is not self._catalogue and self._renew is not None:
+                self._renew(newest)
+                self._catalogue = newest
+
+    def _activate(self) -> None:
+        """Let the versions that are built answer as the registry says; what it refuses or withdraws counts in any case."""
+        with self._changing:
+            wanted, (old, _) = self._wanted, self._now
+            shares = wanted.shares
+            if wanted.default not in self._lanes:
+                going_on = old.default in self._lanes and old.default not in wanted.refused
+                shares = {
+                    version: share for version, share in old.shares.items() if version not in wanted.refused
+                }
+                shown = replace(wanted, default=old.default if going_on else wanted.default, salts=old.salts)
+            else:
+                shown = wanted
+            shown = replace(
+                shown, shares={version: share for version, share in shares.items() if version in self._lanes}
             )
+            lanes = {version: self._lanes[version] for version in shown.versions if version in self._lanes}
+            self._now = (shown, MappingProxyType(lanes))
+            now = time.monotonic()
+            self._used.update(dict.fromkeys(lanes, now))
+            self.swaps += (shown.default, shown.shares) != (old.default, old.shares)
+            self._retire(set(lanes))
+
+    def _build_aside(self, version: int) -> None:
+        try:
+            self._look_at_catalogue()
+            self._build(version)
+        finally:
+            with self._changing:
+                self._building.pop(version, None)
+            self._activate()
+
+    def _build(self, version: int) -> None:
+        """Build a version that does not answer yet; why it cannot be built is in `problems`."""
+        turn = self._wanted.turn
+        try:
+            recommender = self._run.recommender(self._run.registry.version(version), self._device)
+            engine = Engine(recommender, version, States(self._state_bytes) if self._state_bytes else None)
+            if self._state_bytes and engine.states is None:
+                raise ConfigError(
+                    f"state_bytes is {self._state_bytes}, but this model keeps no states of users between requests; "
+                    "leave state_bytes out"
+                )
+            engine.warm()
+        except Exception as error:
+            with self._changing:
+                self._failed[version] = turn
+            self._note(error, f"version {version}")
+            return
+        queue = TensorBatch[Question, Answer](
+            engine.answer, engine.cost, turn=self._turn, **self._queue_options
+        )
+        with self._changing:
             self._lanes[version] = Lane(engine, queue)
+            self._used[version] = time.monotonic()
             self.problems.pop(f"version {version}", None)
-        self._used[version] = time.monotonic()
-        return self._lanes[version]
 
     def _retire(self, answering: set[int]) -> None:
         """Let go of all but the newest of those that answer nobody. What waits in their queues is answered first."""
@@ -175,16 +288,9 @@ class Engines:
             lane = self._lanes.pop(version)
             threading.Thread(target=lane.queue.close, daemon=True).start()
 
-    def _noted(self, problem: str | None) -> None:
+    def _note(self, problem: Exception | str | None, what: str = "commit") -> None:
+        """Keep a problem under the name of what has it, or forget the one before."""
         if problem is None:
-            self.problems.pop("commit", None)
+            self.problems.pop(what, None)
         else:
-            self.problems["commit"] = problem
-
-    def _problem(self, what: str, error: Exception) -> None:
-        self.problems[what] = " ".join(str(error).split())
-
-
-def _moved(old: Serving, new: Serving) -> Serving:
-    """What was served goes on, but for items that are withdrawn; the new state is not looked at again."""
-    return Serving(old.default, old.shares, new.refused, new.withdrawn, new.turn)
+            self.problems[what] = " ".join(str(problem).split())

@@ -1,4 +1,4 @@
-"""Follower: publishes a run's newest commit once it is whole, and newer versions of its catalogue."""
+"""Follower: publishes the checkpoint that a stage of a run selected, and newer versions of its catalogue."""
 
 from __future__ import annotations
 
@@ -14,10 +14,19 @@ _LOOK_S = 0.1
 
 
 class Follower:
-    """Of a run. `look` looks once; `start` looks in a thread from now on. renew: told of every later version of the catalogue."""
+    """Looks at a run once (`look`), or in a thread from now on (`start`).
 
-    def __init__(self, run: OpenRun, renew: Callable[[Corpus], None] | None = None):
-        self._run, self._renew = run, renew
+    Args:
+        run: The run.
+        renew: Called with every later version of the catalogue.
+        mid_stage: Whether checkpoints from the middle of a stage are published too.
+    """
+
+    def __init__(
+        self, run: OpenRun, renew: Callable[[Corpus], None] | None = None, *, mid_stage: bool = False
+    ):
+        self._run, self._renew, self._mid_stage = run, renew, mid_stage
+        self._stopped = threading.Event()
         self._catalogue = run.catalogues.newest()
         self._seen: Any = None
         self.problem: str | None = None
@@ -34,8 +43,11 @@ class Follower:
             if seen is None or seen == self._seen:
                 return
             self._run.publish_catalogue()
+            if not self._mid_stage and self._run.has_version and not self._run.has_ended_stage:
+                self._seen, self.problem = seen, None  # a person chose what is served until a stage ends
+                return
             try:
-                self._run.publish_newest()
+                self._run.publish_newest(mid_stage=self._mid_stage)
             except (
                 StaleVersion
             ) as error:  # made from a version that was rolled back: it is not looked at again
@@ -46,14 +58,17 @@ class Follower:
             self.problem = _line(error)
 
     def start(self) -> None:
-        """Look until the process ends."""
-        stopped = threading.Event()
+        """Look until `stop`, or until the process ends."""
 
         def watch() -> None:
-            while not stopped.wait(_LOOK_S):
+            while not self._stopped.wait(_LOOK_S):
                 self.look()
 
-        threading.Thread(target=watch, name="commits", daemon=True).start()
+        threading.Thread(target=watch, name="checkpoints", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
 
 
 def _line(error: Exception) -> str:

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-Id = StrictInt | Annotated[StrictStr, Field(max_length=512)]
+
+def _is_text(text: str) -> str:
+    """Return text that UTF-8 can hold: stores, hashes and answers are made of its bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("is not text that UTF-8 can hold") from None
+    return text
+
+
+Text = Annotated[StrictStr, AfterValidator(_is_text)]
+Id = Annotated[StrictInt, Field(ge=-(1 << 63), lt=1 << 63)] | Annotated[Text, Field(max_length=512)]
 
 
 class _Strict(BaseModel):
@@ -20,7 +31,7 @@ class _Asking(_Strict):
     history: list[Id] | None = Field(
         None, description="Item ids, the newest last, in place of the user's events."
     )
-    scene: Annotated[str, Field(max_length=64)] | None = Field(
+    scene: Annotated[Text, Field(max_length=64)] | None = Field(
         None, description="Where it is asked; it comes back."
     )
     deadline_ms: float | None = Field(default=None, gt=0, le=60_000, description="Then a fall-back answers.")
@@ -36,7 +47,7 @@ class RecommendRequest(_Asking):
     exclude: list[Id] = Field(
         default_factory=list, max_length=10_000, description="Items that are not listed."
     )
-    where: str | None = Field(default=None, description="A condition over item columns, such as price < 20.")
+    where: Text | None = Field(default=None, description="A condition over item columns, such as price < 20.")
 
 
 class ScoreRequest(_Asking):
@@ -50,8 +61,8 @@ class Event(_Strict):
 
     item: Id
     time: int | None = None
-    event: str | None = None
-    values: dict[str, Any] | None = None
+    event: Text | None = None
+    values: dict[Text, Any] | None = None
 
 
 class EventsRequest(_Strict):
@@ -59,7 +70,7 @@ class EventsRequest(_Strict):
 
     user: Id
     events: list[Event]
-    id: Annotated[str, Field(max_length=128)] | None = None
+    id: Annotated[Text, Field(max_length=128)] | None = None
 
 
 class Scored(BaseModel):

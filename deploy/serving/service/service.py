@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from nonet.deploy.serving.access import Breaker, Limits
 from nonet.deploy.serving.features import Asked, Away, Fallback, Items, Refused
+from nonet.deploy.serving.service.engines import Building
 from nonet.deploy.serving.service.metrics import Metrics
 from nonet.deploy.serving.service.requests import (
     EventsRequest,
@@ -74,8 +76,21 @@ class Service:
         self._fallback = Fallback(corpus, items)  # first: what is asked may name items that came
         self.features.renew(corpus)
 
-    async def recommend(self, request: RecommendRequest, caller: str, spent_s: float = 0.0) -> Listed:
-        """Items for a user. Raises Refused, TooMany."""
+    async def recommend(
+        self, request: RecommendRequest, caller: str, spent_s: float = 0.0, *, named: str = ""
+    ) -> Listed:
+        """List items for a user.
+
+        Args:
+            request: What is asked.
+            caller: Who asks, for limits.
+            spent_s: Seconds of the deadline that have passed.
+            named: The name that the caller gave itself: without a user, shares of traffic are drawn by it.
+
+        Raises:
+            Refused: The request cannot be answered as it is.
+            TooMany: The caller's limit or the queue's is reached.
+        """
         self._admit(caller)
         question = partial(
             self.features.list_of,
@@ -86,10 +101,12 @@ class Service:
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answered("recommend", request, question, spent_s)
+        return await self._answered("recommend", request, question, spent_s, named)
 
-    async def score(self, request: ScoreRequest, caller: str, spent_s: float = 0.0) -> Listed:
-        """Scores of items, in their order. Raises Refused, TooMany."""
+    async def score(
+        self, request: ScoreRequest, caller: str, spent_s: float = 0.0, *, named: str = ""
+    ) -> Listed:
+        """Score items, in their order; arguments and errors are those of `recommend`."""
         self._admit(caller)
         question = partial(
             self.features.scores_of,
@@ -98,7 +115,7 @@ class Service:
             withdrawn=self.engines.serving.withdrawn,
             explain=request.explain,
         )
-        return await self._answered("score", request, question, spent_s)
+        return await self._answered("score", request, question, spent_s, named)
 
     async def post(self, request: EventsRequest, caller: str) -> Posted:
         """Take events of a user; they are on disk when this returns. Raises Refused, TooMany, Away."""
@@ -122,6 +139,7 @@ class Service:
             "withdrawn": list(serving.withdrawn),
             "answering": sorted(self.engines.lanes),
             "problems": dict(self.engines.problems),
+            "journal": self.features.journal_facts(),
         }
 
     def _admit(self, caller: str) -> None:
@@ -139,19 +157,23 @@ class Service:
         request: RecommendRequest | ScoreRequest,
         question: Callable[[], Asked | Awaitable[Asked]],
         spent_s: float,
+        named: str,
     ) -> Listed:
-        began, away = time.perf_counter(), False
+        began, unread = time.perf_counter(), ""
+        deadline_s = self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
+        deadline_s -= spent_s
         try:
-            asked = question()
-            asked = asked if isinstance(asked, Asked) else await asked
-        except Away:
-            asked, away = self._unread(request), True
-        within_s = (
-            self.settings.deadline_s if request.deadline_ms is None else request.deadline_ms / 1e3
-        ) - spent_s
-        answer, version, reason = (
-            (None, None, "features are away") if away else await self._by_engine(asked, within_s)
-        )
+            asked = await self._ask_features(request, question, deadline_s)
+        except (Away, TimeoutError) as error:
+            asked, unread = (
+                self._unread(request),
+                "deadline" if isinstance(error, TimeoutError) else "features are away",
+            )
+        if not asked.question.user:  # a share of traffic is drawn by the caller's name, else by the request
+            asked = replace(asked, question=replace(asked.question, traffic=named or secrets.token_hex(8)))
+        took_s = time.perf_counter() - began  # the features' time is the caller's too
+        within_s = deadline_s - took_s
+        answer, version, reason = (None, None, unread) if unread else await self._by_engine(asked, within_s)
         what = None
         if answer is None:
             answer, what = self._fallback.answer(asked.question)
@@ -169,6 +191,19 @@ class Service:
             history=self.features.items.titles(asked.history[-_SHOWN:]) if request.explain else None,
         )
 
+    async def _ask_features(
+        self,
+        request: RecommendRequest | ScoreRequest,
+        question: Callable[[], Asked | Awaitable[Asked]],
+        within_s: float,
+    ) -> Asked:
+        """Make the question. A filter reads every item, so it does not run on the event loop. Raises Away, TimeoutError."""
+        where = request.where if isinstance(request, RecommendRequest) else None
+        if where is not None and not inspect.iscoroutinefunction(self.features.list_of):
+            return await asyncio.to_thread(cast("Callable[[], Asked]", question))
+        asked = question()
+        return asked if isinstance(asked, Asked) else await asyncio.wait_for(asked, max(0.0, within_s))
+
     async def _by_engine(self, asked: Asked, within_s: float) -> tuple[Answer | None, int | None, str]:
         """The engine's answer and its version, or why there is none."""
         if within_s <= 0:
@@ -181,6 +216,8 @@ class Service:
             if within_s >= _FAIR * self.settings.deadline_s:  # a caller in a hurry says nothing of the engine
                 self.breaker.went(well=False)
             return None, None, "deadline"
+        except Building:  # no engine was asked
+            return None, None, "the version is being built"
         except Exception as error:  # whatever it is, the caller gets an answer, and the reason is counted
             self.breaker.went(well=False)
             return None, None, type(error).__name__

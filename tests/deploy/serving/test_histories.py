@@ -95,6 +95,9 @@ def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_ans
     events.append(["100"], new, corpus.sids)
     assert histories.of("100").item.tolist() == [3, *before.item.tolist()]
     assert not len(histories.of("nobody"))
+    for user in (str(2**70), str(-(2**63) - 1), "é" * 512, "", "1.5", "\0"):
+        assert not len(histories.of(user)), "no key of the store, and nobody it knows"
+        assert isinstance(histories.key(user), int)
 
 
 def test_events_are_appended_to_the_store_that_serving_reads_them_from(served, tmp_path):

@@ -280,3 +280,32 @@ def test_a_reader_that_is_refreshed_while_others_read_answers_every_one(shards):
         thread.join()
     reader.close()
     assert errors == []
+
+
+def test_after_an_eviction_between_two_versions_a_replica_holds_exactly_the_live_keys():
+    """An update says which keys went: else a replica answers for ever with rows that training has forgotten."""
+    specs = {"item": TableSpec(4, "sgd", lr=0.1, ttl_steps=4)}
+    world, replica = ShardedTables(specs, seed=7), ReplicaReader(specs)
+    publisher = Publisher(world)
+    old, new = torch.arange(50), torch.arange(100, 130)
+
+    def train(keys, step):
+        rows = world.tables["item"].lookup(keys, train=True)
+        world._apply("item", keys.numpy(), torch.sin(rows) + 0.1, step, None)
+
+    train(old, 1)
+    publisher.publish(1)
+    replica.apply(publisher.update())
+    for step in range(2, 20):
+        train(new, step)
+    publisher.publish(2)
+    update = publisher.update(1)
+    assert update["base"] == 1, "a delta, which says what changed"
+    replica.apply(update)
+    keys = torch.cat([old, new])
+    live = world.tables["item"].lookup(keys, train=False)
+    there = replica.known("item", keys.numpy(), 2)[1]
+    held = world.histories["item"].open().rows(keys.numpy())[1]
+    assert not held[: len(old)].any(), "all old rows were evicted"
+    np.testing.assert_array_equal(there, held)
+    torch.testing.assert_close(replica.rows("item", keys)[len(old) :], live[len(old) :])

@@ -1,4 +1,6 @@
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -330,3 +332,24 @@ def test_a_row_that_was_made_and_not_trained_does_not_move_the_step_on(tmp_path,
     snapshot = again.histories["item"].open()
     again.push("item", keys, torch.ones(10, 4), 6)
     snapshot.close()
+
+
+def test_a_disk_that_loses_what_was_not_synced_keeps_every_segment(tmp_path, monkeypatch):
+    """As after a power cut: of each file there is what it held when it was synced last."""
+    kept: dict[Path, bytes] = {}
+    right = os.fsync
+
+    def fsync(handle):
+        right(handle)
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path.is_file():
+            kept[path] = path.read_bytes()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    world = trained()
+    written = save(world, tmp_path).wait()
+    assert written
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= len(SPECS)
+    for path in files:
+        assert kept.get(path) == path.read_bytes(), path.name

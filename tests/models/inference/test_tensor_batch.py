@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
-from nonet.models.inference.tensor_batch import Closed, TensorBatch, TooLate
+from nonet.models.inference.tensor_batch import Closed, QueueDied, TensorBatch, TooLate
 
 
 class Held:
@@ -140,3 +142,83 @@ def test_a_batch_is_cut_to_what_the_most_urgent_can_afford():
     assert max(slept) < 200  # 200 at once take 0.4 s, and nobody would be in time
     assert answered > 0
     queue.close()
+
+
+def test_callers_who_give_up_at_any_moment_never_end_the_queue():
+    """A cancellation between a look at a future and its result used to end the thread for good."""
+
+    class Awkward(Future):
+        """A future whose caller gives up right after the queue has looked whether it did."""
+
+        def cancelled(self):
+            gone = super().cancelled()
+            self.cancel()
+            return gone
+
+    queue = TensorBatch(lambda questions: [0] * len(questions), lambda question: 1.0)
+    for _ in range(50):
+        futures = [queue.submit(0, 5) for _ in range(16)]
+        for future in futures:
+            future.cancel()
+    for waits in (5, -1):  # in time, and too late
+        awkward = TensorBatch(lambda questions: [0] * len(questions), lambda question: 1.0)
+        with awkward._change:  # nothing is taken before the future is in its place
+            future = awkward.submit(0, waits)
+            awkward._waiting[-1].future = future = Awkward()
+        with contextlib.suppress(TooLate):
+            assert future.result(5) == 0
+        assert awkward.submit(1, 5).result(5) == 0
+        assert awkward.alive
+        awkward.close()
+    assert queue.submit(1, 5).result(5) == 0
+    assert queue.alive
+    queue.close()
+
+
+def test_one_bad_question_of_many_costs_few_batches_and_fails_alone():
+    batches = []
+    gate = threading.Event()
+
+    def answer(questions):
+        gate.wait(5)
+        batches.append(len(questions))
+        if -7 in questions:
+            raise ValueError("bad")
+        return questions
+
+    queue = TensorBatch(answer, lambda question: 1.0)
+    first = queue.submit(0, 5)
+    time.sleep(0.05)
+    futures = [queue.submit(-7 if number == 40 else number, 5) for number in range(64)]
+    gate.set()
+    failed = [number for number, future in enumerate(futures) if future.exception(5) is not None]
+    assert failed == [40]
+    assert first.result(5) == 0
+    assert len(batches) <= 1 + 2 * 6 + 1  # halves of halves, not one after the other
+    queue.close()
+
+
+def test_an_answer_too_few_is_an_error_of_these_questions_alone():
+    queue = TensorBatch(lambda questions: [], lambda question: 1.0)
+    with pytest.raises(RuntimeError, match="1 questions got 0 answers"):
+        queue.submit(0, 5).result(5)
+    assert queue.alive
+    queue.close()
+
+
+def test_a_queue_whose_thread_ends_says_so_to_everybody():
+    gate = threading.Event()
+
+    def answer(questions):
+        gate.wait(5)
+        raise SystemExit("the process is told to end")
+
+    queue = TensorBatch(answer, lambda question: 1.0, most=1)
+    futures = [queue.submit(number, 5) for number in range(3)]
+    gate.set()
+    for future in futures:
+        with pytest.raises(QueueDied, match="has died: SystemExit"):
+            future.result(5)
+    assert not queue.alive
+    with pytest.raises(QueueDied):
+        queue.submit(1, 5)

@@ -96,3 +96,50 @@ def test_layers_of_a_model_that_names_no_blocks_are_found(tmp_path):
     model = Backbone()
     assert blocks_of(model) == list(model.model.layers)
     assert blocks_of(nn.Linear(2, 2)) == []
+
+
+def backbone_counts(lengths, **options):
+    from backbones import batch_of, catalogue, recommender
+
+    sids, _ = catalogue()
+    model, meter = recommender(**options), Meter()
+    model.train()
+    meter.watch(model)
+    batch, rows = batch_of(sids, lengths=lengths)
+    model.states(batch, rows)
+    counts = meter.taken()
+    return model, counts["positions"], counts["flops"]
+
+
+def test_padding_is_no_work():
+    """Events of eight users, evenly and unevenly: the same positions and products, and attention over what is visible."""
+    pytest.importorskip("transformers")
+    even, uneven = (8,) * 8, (57, *(1,) * 7)
+    model, positions, flops = backbone_counts(even)
+    _, same, others = backbone_counts(uneven)
+    expected = sum(int(model.layout.length(n)) for n in even)
+    assert positions == same == expected
+    pairs = [
+        sum(int(model.layout.length(n)) * (int(model.layout.length(n)) + 1) / 2 for n in all_)
+        for all_ in (even, uneven)
+    ]
+    assert others - flops == pytest.approx(2 * 12 * 32 * (pairs[1] - pairs[0]))
+
+
+def test_lora_counts_what_it_trains_and_a_frozen_base_what_gradients_pass_through():
+    pytest.importorskip("transformers")
+    plain, positions, flops = backbone_counts((8,) * 8)
+    lora, _, less = backbone_counts((8,) * 8, lora={"rank": 4, "alpha": 8.0})
+    base = sum(
+        m.weight.numel() for block in blocks_of(plain) for m in block.modules() if isinstance(m, nn.Linear)
+    )
+    trained = sum(p.numel() for name, p in lora.named_parameters() if name.endswith((".a", ".b")))
+    assert trained > 0
+    assert flops - less == pytest.approx(positions * (2 * base - 6 * trained))
+
+
+def test_conv1d_layers_of_gpt2_are_counted():
+    pytest.importorskip("transformers")
+    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4}
+    _, positions, flops = backbone_counts((8,) * 8, config=config)
+    assert flops > 6.0 * positions * 2 * 12 * 32 * 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
@@ -134,3 +135,116 @@ def test_equal_contents_are_stored_once(registry, tmp_path):
     again = registry.publish(contents(tmp_path), base=1)
     assert again.touched == {"item": 0}
     assert again.written < 500  # two empty arrays
+
+
+def published(registry, tmp_path, count):
+    """Versions 1 to count, each made from the one before; the first is served."""
+    for number in range(count):
+        registry.publish(contents(tmp_path, rows=[number]), base=number or None, serve=number == 0)
+
+
+def test_a_rollback_without_a_version_refuses_open_shares_first_and_the_default_stays(registry, tmp_path):
+    published(registry, tmp_path, 4)
+    registry.promote(2)
+    registry.promote(3, 0.3)
+    serving = registry.rollback()
+    assert (serving.default, serving.shares, serving.refused) == (2, {}, (3, 4))
+    with pytest.raises(ConfigError, match="version 3 was rolled back"):
+        registry.promote(3)
+    serving = registry.rollback()
+    assert (serving.default, serving.refused) == (1, (2, 3, 4)), "a second call goes back from the default"
+    with pytest.raises(ConfigError, match="is the first"):
+        registry.rollback()
+
+
+def test_a_canary_of_the_first_version_s_successor_rolls_back(registry, tmp_path):
+    published(registry, tmp_path, 2)
+    registry.promote(2, 0.1)
+    serving = registry.rollback()
+    assert (serving.default, serving.shares, serving.refused) == (1, {}, (2,))
+
+
+def test_a_rollback_to_a_version_refuses_what_is_served_or_shared_and_no_ancestor_of_it(registry, tmp_path):
+    published(registry, tmp_path, 5)
+    registry.promote(2)
+    registry.promote(4, 0.3)
+    registry.promote(1, 0.1)
+    serving = registry.rollback(2)
+    assert (serving.default, serving.shares, serving.refused) == (2, {}, (4, 5))
+    with pytest.raises(ConfigError, match="version 4 was rolled back"):
+        registry.promote(4)
+    assert registry.promote(3, 0.2).shares == {3: 0.2}, "nobody was answered by 3"
+    serving = registry.rollback(1)
+    assert (serving.default, serving.refused) == (1, (2, 3, 4, 5))
+
+
+def test_a_share_of_an_ancestor_of_the_default_goes_and_the_default_stays(registry, tmp_path):
+    published(registry, tmp_path, 3)
+    registry.promote(3)
+    registry.promote(2, 0.2)
+    serving = registry.rollback()
+    assert (serving.default, serving.shares, serving.refused) == (3, {}, (2,))
+    assert registry.rollback().default == 1, "2 was rolled back: it is passed over"
+
+
+def test_shares_of_versions_are_drawn_independently_and_keep_their_users(registry, tmp_path):
+    """Without a salt, the same tenth of the users would get every canary first."""
+    published(registry, tmp_path, 4)
+    users = [f"user {number}" for number in range(20_000)]
+
+    def answered(version, share):
+        registry.promote(1)
+        serving = registry.promote(version, share)
+        return {user for user in users if serving.version_of(user) == version}
+
+    second, third = answered(2, 0.2), answered(3, 0.2)
+    assert abs(len(second & third) / len(users) - 0.04) < 0.01
+    serving = registry.promote(2, 0.3)
+    counts = {version: [serving.version_of(user) for user in users].count(version) for version in (1, 2, 3)}
+    for version, share in ((1, 0.5), (2, 0.3), (3, 0.2)):
+        assert abs(counts[version] / len(users) - share) < 0.01
+    renewed = registry.renew(1, "another trie", {})
+    assert [renewed.number if v == 1 else v for v in map(serving.version_of, users)] == list(
+        map(registry.serving.version_of, users)
+    )
+
+
+def test_a_file_of_an_older_nonet_says_who_is_served_and_keeps_its_users(registry, tmp_path):
+    published(registry, tmp_path, 2)
+    text = '{"default": 1, "shares": {"2": 0.2}, "refused": [], "withdrawn": ["9"], "turn": 7}'
+    (registry.root / "serving.json").write_text(text)
+    serving = registry.serving
+    assert (serving.withdrawn, serving.turn, serving.followed, serving.salts) == (("9",), 7, None, {})
+    users = [f"user {number}" for number in range(2_000)]
+    before = [
+        2
+        if int.from_bytes(hashlib.blake2b(user.encode(), digest_size=8).digest(), "big") / 2**64 < 0.2
+        else 1
+        for user in users
+    ]
+    assert list(map(serving.version_of, users)) == before
+    grown = registry.promote(2, 0.3)
+    assert all(
+        grown.version_of(user) == 2 for user, version in zip(users, before, strict=True) if version == 2
+    )
+
+
+def test_what_is_followed_is_promoted_once_and_a_person_s_choice_stays(registry, tmp_path):
+    def publish(commit, step, serve=True, base=None):
+        body = contents(tmp_path, rows=[step], step=step)
+        body.source["commit"] = commit
+        return registry.publish(body, base=base, serve=serve).number
+
+    assert publish("a", 1) == 1
+    assert publish("b", 2, base=1) == 2
+    assert publish("a", 1) == 1, "the stage selected the earlier step"
+    assert registry.serving.default == 1
+    registry.promote(2)
+    assert publish("a", 1) == 1
+    assert registry.serving.default == 2, "nothing new was selected since"
+    assert publish("c", 3, serve=False, base=1) == 3
+    assert registry.serving.default == 2
+    assert publish("c", 3, base=1) == 3
+    assert registry.serving.default == 3, (
+        "a version that a person had published is followed when it is selected"
+    )

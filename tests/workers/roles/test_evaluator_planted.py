@@ -148,6 +148,33 @@ def test_a_beam_counts_by_its_place_and_what_is_in_no_beam_is_a_miss(evaluator, 
     assert beam["ndcg@2"] == pytest.approx(0.5 / np.log2(3))
 
 
+def test_a_target_just_behind_the_beam_is_a_miss_by_beam_and_a_hit_in_the_whole_catalogue(evaluator, planted):
+    """The target is at place `width` + 1; coverage counts `width` places of each beam."""
+    listed: set[int] = set()
+
+    def behind(seq):
+        def scores(users, positions):
+            target = seq.item[event_at(seq, users, positions)]
+            values = np.zeros((len(users), seq.item.max() + 1))
+            for row, history in enumerate(map(seen(seq, users, positions).__getitem__, range(len(users)))):
+                values[row, history] = -1.0
+                others = np.setdiff1d(np.arange(values.shape[1]), [*history, target[row]])[:4]
+                values[row, others] = 4.0 - np.arange(4) / 10
+                values[row, target[row]] = 2.0
+                listed.update(others.tolist())
+            return values
+
+        return scores
+
+    asked = ("recall@4", "recall@5", "coverage")
+    test = planted(evaluator(metrics=asked, width=4), behind)["test"]
+    assert test["exhaustive"]["all"]["recall@4"] == 0.0
+    assert test["exhaustive"]["all"]["recall@5"] == 1.0
+    assert test["beam"]["all"]["recall@5"] == 0.0
+    assert len(listed) < 20
+    assert 0 < test["beam"]["all"]["coverage"] <= len(listed) / 40
+
+
 def test_the_target_column_is_of_the_events_that_match_and_all_is_of_all(evaluator, planted):
     there = evaluator(target="finetune")
     detail = planted(there, right_where_liked)["test"]

@@ -1,0 +1,53 @@
+"""What a filter costs that leaves out half of a catalogue of a million items, for 16 merged requests."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from nonet.bench.serving.load import median
+from nonet.models import build_model
+from nonet.models.generation import Trie, beam_search
+from nonet.models.inference import FilterCache, ItemFilter
+from nonet.models.sid_decoder import Cache
+
+_ITEMS, _CODES, _WIDTH, _MERGED, _BEAMS = 1_000_000, 256, 64, 16, 20
+
+
+def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Seconds of the beams of 16 requests: without a filter, with the same, with one each; new ones and those that are kept."""
+    draw = np.random.default_rng(0)
+    flat = draw.choice(_CODES**3, _ITEMS, replace=False)
+    sids = np.stack([flat // _CODES**2, flat // _CODES % _CODES, flat % _CODES], 1)
+    trie = Trie.build(sids, (_CODES,) * 3)
+    model = build_model({"use": "sid_decoder", "width": _WIDTH}, (_CODES,) * 3, {}, 0).eval()
+
+    def half(name: str) -> ItemFilter:
+        return ItemFilter(name, trie.version, draw.random(_ITEMS) < 0.5)
+
+    kinds = {
+        "none": [None] * _MERGED,
+        "the same": [half("same")] * _MERGED,
+        "one each": [half(str(number)) for number in range(_MERGED)],
+    }
+    rows, seconds = [], {}
+    for kind, chosen in kinds.items():
+        kept, new = FilterCache(trie), []
+        taken = []
+        for _ in range(5 * rounds):
+            new.append(_seconds(model, trie, FilterCache(trie), chosen))
+            taken.append(_seconds(model, trie, kept, chosen))
+        seconds[kind] = median(taken[1:])
+        rows.append({"filters": kind, "s new": median(new), "s kept": seconds[kind], "MB": kept.nbytes / 1e6})
+    return rows, {"filters: seconds of 16 merged, one each": seconds["one each"]}
+
+
+@torch.no_grad()
+def _seconds(model: Any, trie: Trie, cache: FilterCache, chosen: list[ItemFilter | None]) -> float:
+    prompts = Cache(torch.randn(len(chosen), _WIDTH))
+    began = time.perf_counter()
+    beam_search(model, prompts, trie, _BEAMS, within=cache.within(chosen))
+    return time.perf_counter() - began

@@ -1,0 +1,193 @@
+"""EventJournal: posted events on disk, one JSON line per post, appended to a file that is sealed when it is full.
+
+    events.jsonl             the segment that is appended to
+    events/000001.jsonl      sealed segments, oldest first; they are never rewritten
+
+A line counts when all of it is on disk. A write that fails is cut off again, so the next line starts on a line of its own.
+Several processes may append to the same journal: each write holds a lock on the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nonet.atomic import make_folder, sync
+from nonet.errors import ConfigError, NonetError
+
+SEGMENT_BYTES = 64 << 20
+_DAY_S = 86_400.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_log = logging.getLogger(__name__)
+
+
+class StorageFull(NonetError):
+    """The disk cannot hold what was posted: nothing of it was kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """Size and age of a journal's segments.
+
+    Attributes:
+        segment_bytes: Size at which the file is sealed and a new one begins.
+        retention_days: Age at which sealed segments are deleted, counted from their last write; None keeps all.
+    """
+
+    segment_bytes: int = SEGMENT_BYTES
+    retention_days: float | None = None
+
+
+class EventJournal:
+    """The journal at a path such as RUN/serving/events.jsonl.
+
+    Args:
+        path: The segment that is appended to; sealed segments are in the folder of the same name without its suffix.
+        options: Size and age of segments.
+        read_only: Whether to change nothing on disk, because another process may be writing.
+    """
+
+    def __init__(self, path: Path, options: JournalOptions | None = None, *, read_only: bool = False):
+        self.path, self.options, self._read_only = path, options or JournalOptions(), read_only
+        self._sealed_folder = path.with_suffix("")
+        self._file = -1
+        self.cut_bytes = 0  # of a torn line that was cut off at this start
+        self.dropped_segments = 0
+        if not read_only:
+            make_folder(path.parent)
+            self._open()
+            with self._locked():
+                self._cut_torn_line()
+                self._drop_old_segments()
+
+    def lines(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the place (`file:line`) and the content of each complete line, oldest first."""
+        for path in (*self.sealed_segments(), self.path):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            *complete, _ = content.split(b"\n")
+            for number, line in enumerate(complete, 1):
+                yield f"{path.relative_to(self.path.parent)}:{number}", line
+
+    def append(self, line: bytes) -> None:
+        """Append a line; when this returns, all of it is on disk.
+
+        Raises:
+            StorageFull: The disk is full. The journal is as it was before.
+            ConfigError: The journal was opened read only.
+        """
+        if self._file < 0:
+            raise ConfigError("these histories are read only: they were opened without a journal")
+        with self._locked():
+            before = os.fstat(self._file).st_size
+            if before and before + len(line) + 1 > self.options.segment_bytes:
+                self._seal()
+                before = 0
+            try:
+                _write_all(self._file, line + b"\n")
+                os.fdatasync(self._file)
+            except OSError as error:
+                os.ftruncate(self._file, before)
+                if error.errno in _FULL:
+                    raise StorageFull(
+                        f"the disk of {self.path} is full ({error.strerror}): these events were not kept; "
+                        "free some space and post them again"
+                    ) from None
+                raise
+
+    def sealed_segments(self) -> list[Path]:
+        """Return the sealed segments, oldest first."""
+        paths = self._sealed_folder.glob("*.jsonl") if self._sealed_folder.is_dir() else ()
+        return sorted((path for path in paths if path.stem.isdecimal()), key=lambda path: int(path.stem))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the journal holds, for how long it is kept, and what was cut or dropped."""
+        paths = [path for path in (*self.sealed_segments(), self.path) if path.exists()]
+        return {
+            "segments": len(paths),
+            "bytes": sum(path.stat().st_size for path in paths),
+            "retention_days": self.options.retention_days,
+            "cut_bytes": self.cut_bytes,
+            "dropped_segments": self.dropped_segments,
+        }
+
+    def close(self) -> None:
+        """Close the file; nothing can be appended afterwards."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> None:
+        self.close()
+        new = not self.path.exists()
+        self._file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
+        if new:
+            sync(self.path.parent)  # the name must survive a power cut too
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the file that is appended to, opened anew where another process sealed it."""
+        while True:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                if os.stat(self.path).st_ino == os.fstat(self._file).st_ino:
+                    break
+            except FileNotFoundError:
+                pass
+            self._open()
+        try:
+            yield
+        finally:
+            if self._file >= 0:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _seal(self) -> None:
+        """Give the file a number among the sealed segments, and begin a new one under its lock."""
+        make_folder(self._sealed_folder)
+        there = self.sealed_segments()
+        number = int(there[-1].stem) + 1 if there else 1
+        os.replace(self.path, self._sealed_folder / f"{number:06d}.jsonl")
+        sync(self._sealed_folder)
+        self._open()
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._drop_old_segments()
+
+    def _cut_torn_line(self) -> None:
+        """Remove an incomplete last line: its sender got no acknowledgement."""
+        size = os.fstat(self._file).st_size
+        content = os.pread(self._file, size, 0) if size else b""
+        complete = content.rfind(b"\n") + 1
+        if complete < size:
+            self.cut_bytes = size - complete
+            os.ftruncate(self._file, complete)
+            os.fsync(self._file)
+            _log.warning(
+                "%s: cut a torn line of %d bytes, which nobody was told is there", self.path, self.cut_bytes
+            )
+
+    def _drop_old_segments(self) -> None:
+        if self.options.retention_days is None:
+            return
+        oldest = time.time() - self.options.retention_days * _DAY_S
+        for path in self.sealed_segments():
+            if path.stat().st_mtime >= oldest:
+                break
+            path.unlink()
+            self.dropped_segments += 1
+
+
+def _write_all(file: int, content: bytes) -> None:
+    """Write all bytes: `os.write` may write fewer than it was given, for example on a full disk."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(file, left) :]

@@ -1,0 +1,130 @@
+"""Who may ask, who may see what a user did, and by what a caller's limit is counted."""
+
+from __future__ import annotations
+
+import pytest
+from served_run import ServedRun
+from starlette.testclient import TestClient
+
+from nonet.deploy.serving.access import Access, Callers
+from nonet.deploy.serving.service import ServeConfig
+from nonet.deploy.serving.start import one_process
+from nonet.errors import ConfigError
+
+WRITE, READ = {"authorization": "Bearer write"}, {"authorization": "Bearer read"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    made = ServedRun(tmp_path_factory.mktemp("served"), memory=False)
+    made.commit(2)
+    return made
+
+
+@pytest.fixture
+def opened(served, monkeypatch):
+    apps = []
+
+    def make(local=True, write="", read="", peer="127.0.0.1", **settings):
+        monkeypatch.setenv("NONET_TOKEN", write)
+        monkeypatch.setenv("NONET_READ_TOKEN", read)
+        app = one_process(
+            str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False, **settings), local
+        )
+        apps.append(app)
+        return TestClient(app, client=(peer, 1), raise_server_exceptions=False)
+
+    yield make
+    for app in apps:
+        app.state.service.engines.close()
+
+
+def test_a_read_token_is_wanted_by_questions_where_it_is_set(opened):
+    client = opened(write="write", read="read")
+    for path, body in (("/recommend", {"user": 103, "k": 2}), ("/score", {"user": 103, "items": [1001]})):
+        refused = client.post(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (401, "no_token")
+        for token in (READ, WRITE):
+            assert client.post(path, json=body, headers=token).status_code == 200
+    assert client.get("/versions").status_code == 401
+    assert client.get("/versions", headers=READ).status_code == 200
+    post = {"user": 103, "events": [{"item": 1001}]}
+    assert client.post("/events", json=post, headers=READ).status_code == 401, "reading is no writing"
+    assert client.post("/events", json=post, headers=WRITE).status_code == 200
+    assert client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "headers", "told"),
+    [
+        ({}, {}, True),  # this machine alone, no tokens
+        ({"local": False}, {}, False),
+        ({"write": "write"}, {}, False),
+        ({"write": "write"}, {"authorization": "Bearer wrong"}, False),
+        ({"write": "write"}, WRITE, True),
+        ({"local": False, "read": "read"}, READ, True),
+    ],
+)
+def test_what_a_user_did_is_told_to_nobody_without_a_token(opened, options, headers, told):
+    client = opened(**options)
+    for path, more in (("/recommend", {"k": 2}), ("/score", {"items": [1001]})):
+        answer = client.post(path, json={"user": 103, "explain": True, **more}, headers=headers).json()
+        assert bool(answer["history"]) == told
+        assert answer["items"][0]["title"]
+        own = client.post(path, json={"history": [1002], "explain": True, **more}, headers=headers).json()
+        assert len(own["history"]) == 1, "a history that came with the request is the caller's"
+
+
+def test_a_limit_is_not_evaded_by_other_names(opened):
+    client = opened(rate=1.0, burst=2.0)
+    codes = [
+        client.post("/recommend", json={"user": 103, "k": 1}, headers={"X-Caller": f"c{number}"}).status_code
+        for number in range(5)
+    ]
+    assert codes == [200, 200, 429, 429, 429]
+    forged = {"X-Forwarded-For": "9.9.9.9"}
+    assert client.post("/recommend", json={"user": 103, "k": 1}, headers=forged).status_code == 429
+
+
+def test_names_count_for_limits_beside_a_token(opened):
+    client = opened(write="write", rate=1.0, burst=2.0)
+    codes = [
+        client.post("/recommend", json={"user": 103, "k": 1}, headers={"X-Caller": name, **WRITE}).status_code
+        for name in ("a", "a", "a", "b")
+    ]
+    assert codes == [200, 200, 429, 200]
+
+
+def test_behind_a_trusted_proxy_each_address_has_its_own_limit(opened):
+    client = opened(peer="10.1.2.3", rate=1.0, burst=1.0, proxies=("10.0.0.0/8",))
+
+    def code(forwarded):
+        return client.post(
+            "/recommend", json={"user": 103, "k": 1}, headers={"X-Forwarded-For": forwarded}
+        ).status_code
+
+    assert [code("1.1.1.1"), code("2.2.2.2"), code("1.1.1.1")] == [200, 200, 429]
+    assert code("8.8.8.8, 1.1.1.1") == 429, (
+        "what a caller writes in front of its own address counts for nothing"
+    )
+    assert code("8.8.8.8, 3.3.3.3, 10.9.9.9") == 200
+
+
+def test_addresses_are_taken_from_the_last_untrusted_one():
+    callers = Callers(["10.0.0.0/8", "::1"])
+    assert callers.address("5.5.5.5", "1.1.1.1") == "5.5.5.5"
+    assert callers.address("10.0.0.1", "") == "10.0.0.1"
+    assert callers.address("10.0.0.1", "1.1.1.1, 2.2.2.2, 10.0.0.7") == "2.2.2.2"
+    assert callers.address("::1", "10.0.0.7") == "10.0.0.7"
+    assert callers.address("10.0.0.1", "not an address, 10.0.0.2") == "not an address"
+    with pytest.raises(ConfigError, match="proxies"):
+        Callers(["somewhere"])
+    with pytest.raises(Exception, match="proxies"):
+        ServeConfig(proxies=["10.0.0.0/99"])
+
+
+def test_an_empty_token_allows_nothing():
+    access = Access("", "read", local=False)
+    assert not access.may_change("")
+    assert not access.may_read("")
+    assert not access.may_see_histories("")

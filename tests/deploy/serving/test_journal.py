@@ -1,0 +1,295 @@
+"""Posted events on disk: whole lines or none, sealed segments, a bounded memory, and events that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+
+import numpy as np
+import pytest
+from served_run import ServedRun, ask, items
+from starlette.testclient import TestClient
+
+from nonet.deploy.serving.features import Features, Histories, JournalOptions, StorageFull
+from nonet.deploy.serving.service import ServeConfig
+from nonet.deploy.serving.start import one_process
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    made = ServedRun(tmp_path_factory.mktemp("served"))
+    made.commit(2)
+    return made
+
+
+def event(item, time=0, **values):
+    return {"item": item, "time": time, "event": None, "values": values}
+
+
+def fill_disk(monkeypatch, room):
+    """Let the disk take `room` more bytes, as a full one does: a short write, then an error."""
+    left, write = [room], os.write
+
+    def limited(file, content):
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        written = write(file, bytes(content)[: left[0]])
+        left[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", limited)
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_post_on_a_full_disk_is_refused_and_leaves_no_half_a_line(served, tmp_path, monkeypatch, room):
+    journal = tmp_path / "events.jsonl"
+    histories = Histories(served.ring.corpus(), journal)
+    histories.post("first", [event(1)], "a")
+    before = journal.read_bytes()
+    with monkeypatch.context() as full:
+        fill_disk(full, room)
+        with pytest.raises(StorageFull, match="is full"):
+            histories.post("second", [event(2)], "b")
+    assert journal.read_bytes() == before
+    assert not len(histories.of("second"))
+    assert histories.post("second", [event(2)], "b"), "the id of a refused post may be sent again"
+    assert histories.post("third", [event(3)], "c")
+    again = Histories(served.ring.corpus(), journal)
+    assert [again.of(user).item.tolist() for user in ("first", "second", "third")] == [[1], [2], [3]]
+
+
+def test_an_acknowledged_event_is_on_a_disk_that_loses_what_was_not_synced(served, tmp_path, monkeypatch):
+    journal, kept = tmp_path / "events.jsonl", {}
+    sync = os.fdatasync
+
+    def fdatasync(handle):
+        sync(handle)
+        kept["content"] = journal.read_bytes()
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    histories = Histories(served.ring.corpus(), journal)
+    for number in range(3):
+        histories.post("new", [event(number)])
+        assert kept["content"] == journal.read_bytes()
+        assert kept["content"].count(b"\n") == number + 1
+
+
+def test_a_short_write_is_continued_until_all_of_the_line_is_on_disk(served, tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, content: write(file, bytes(content)[:7]))
+    histories = Histories(served.ring.corpus(), tmp_path / "events.jsonl")
+    histories.post("new", [event(1), event(2)])
+    assert Histories(served.ring.corpus(), tmp_path / "events.jsonl").of("new").item.tolist() == [1, 2]
+
+
+def test_a_torn_line_is_cut_and_reported_and_a_reader_changes_nothing(served, tmp_path, caplog):
+    journal = tmp_path / "events.jsonl"
+    Histories(served.ring.corpus(), journal).post("new", [event(1)])
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"user": "ne')
+    reader = Histories(served.ring.corpus(), journal, read_only=True)
+    assert reader.of("new").item.tolist() == [1]
+    assert journal.read_bytes() != whole, "another process may be writing that line"
+    with caplog.at_level(logging.WARNING):
+        writer = Histories(served.ring.corpus(), journal)
+    assert writer.facts()["cut_bytes"] == 12
+    assert "cut a torn line of 12 bytes" in caplog.text
+    assert journal.read_bytes() == whole
+
+
+def test_what_reads_a_journal_leaves_it_as_it_is(served):
+    """A table of users is answered while a server writes half a line."""
+    run = served.open()
+    run.beside.mkdir(exist_ok=True)
+    journal = run.beside / "events.jsonl"
+    before = journal.read_bytes() if journal.exists() else b""
+    journal.write_bytes(before + b'{"user": "103", "id"')
+    Features.of(run, posts=False)
+    assert journal.read_bytes() == before + b'{"user": "103", "id"'
+    journal.write_bytes(before)
+
+
+def test_segments_are_sealed_numbered_and_never_rewritten(served, tmp_path):
+    journal, options = tmp_path / "events.jsonl", JournalOptions(segment_bytes=200)
+    histories = Histories(served.ring.corpus(), journal, options=options)
+    for number in range(9):
+        histories.post("new", [event(number)], f"post {number}")
+    sealed = {path.name: path.read_bytes() for path in sorted((tmp_path / "events").iterdir())}
+    assert list(sealed) == [f"{number:06d}.jsonl" for number in range(1, len(sealed) + 1)]
+    assert len(sealed) >= 3
+    assert histories.facts()["segments"] == len(sealed) + 1
+    again = Histories(served.ring.corpus(), journal, options=options)
+    assert again.of("new").item.tolist() == list(range(9))
+    for number in range(9, 20):
+        again.post("new", [event(number)], f"post {number}")
+    histories.post(
+        "new", [event(20)], "post 20"
+    )  # a process that has the sealed file open appends to the new one
+    for name, content in sealed.items():
+        assert (tmp_path / "events" / name).read_bytes() == content
+    assert Histories(served.ring.corpus(), journal, read_only=True).of("new").item.tolist() == list(range(21))
+
+
+def test_sealed_segments_beyond_the_retention_are_dropped_and_reported(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    histories = Histories(served.ring.corpus(), journal, options=JournalOptions(segment_bytes=1))
+    for number in range(4):
+        histories.post("new", [event(number)])
+    old = time.time() - 3 * 86_400
+    os.utime(tmp_path / "events" / "000001.jsonl", (old, old))
+    assert Histories(served.ring.corpus(), journal).facts()["segments"] == 4, (
+        "without a retention all are kept"
+    )
+    kept = Histories(served.ring.corpus(), journal, options=JournalOptions(1, retention_days=2))
+    assert kept.facts() | {"bytes": 0} == {
+        "segments": 3,
+        "bytes": 0,
+        "retention_days": 2,
+        "cut_bytes": 0,
+        "dropped_segments": 1,
+        "quarantined": 0,
+    }
+    assert kept.of("new").item.tolist() == [1, 2, 3]
+
+
+def test_memory_keeps_the_newest_events_and_the_items_of_all(served, tmp_path):
+    """A bounded history reads and hides what one that keeps everything does, whatever the order of arrival."""
+    corpus = served.ring.corpus()
+    every = Histories(corpus, tmp_path / "all" / "events.jsonl")
+    bounded = Histories(corpus, tmp_path / "bounded" / "events.jsonl", window=20)
+    times = np.random.default_rng(0).permutation(200)
+    base = int(every.of("100").time[-2])
+    for number, place in enumerate(times.tolist()):
+        for histories in (every, bounded):
+            for user, start in (("100", base), ("new", 0)):
+                histories.post(user, [event(number % 30, start + place)], None)
+    for histories in (bounded, Histories(corpus, tmp_path / "bounded" / "events.jsonl", window=20)):
+        for user in ("100", "new"):
+            assert len(histories.of(user)) <= 20 + len(Histories(corpus, None).of(user))
+            for block in (1, 8):
+                asked = [
+                    Features(corpus, each, 20, 20, block).list_of(user, None, 3)
+                    for each in (every, histories)
+                ]
+                read = [
+                    (q.events.item.tolist(), q.events.time.tolist(), q.events.start)
+                    for q in (a.question for a in asked)
+                ]
+                assert read[0] == read[1]
+                assert asked[0].question.hidden.tolist() == asked[1].question.hidden.tolist()
+
+
+UNREADABLE = [
+    json.dumps({"user": "103", "id": None, "events": [event(1, 5, rating=10**400)]}),
+    json.dumps({"user": "103", "id": None, "events": [event(1, 5, rating="five"), event(2, 6, rating=4.0)]}),
+    json.dumps({"user": "103", "id": None, "events": [event(10**9, 5)]}),
+    json.dumps({"user": "103", "id": None, "events": [event(1, 2**70)]}),
+    json.dumps({"user": "103", "id": None, "events": [event(1, 5, colour=1)]}),
+    json.dumps({"user": "103", "id": None, "events": [{"item": 1}, 7]}),
+    json.dumps({"user": "103", "id": None, "events": [event(1, 5) | {"values": [1]}]}),
+    '{"user": "103", "id": null, "ev{"user": "104", "id": null, "events": []}',
+    '{"user": 103, "id": null, "events": []}',
+    '{"user": "\\ud800", "id": null, "events": []}',
+    "[" * 100_000,
+]
+
+
+def test_events_already_written_that_cannot_be_read_are_quarantined_and_lock_nobody_out(served):
+    """A journal of an older server holds what no type can: its users are answered, before and after a restart."""
+    home = served.open().beside
+    home.mkdir(exist_ok=True)
+    (home / "events.jsonl").write_text("".join(f"{line}\n" for line in UNREADABLE))
+    for _ in range(2):
+        app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+        with TestClient(app, raise_server_exceptions=False) as client:
+            assert ask(client, user=103, k=5, explain=True)["fallback"] is None
+            assert ask(client, user=104, k=5)["fallback"] is None
+            journal = client.get("/versions").json()["journal"]
+        app.state.service.engines.close()
+        assert journal["quarantined"] == 12
+        kept = [json.loads(line) for line in (home / "events.quarantined.jsonl").read_text().splitlines()]
+        assert len(kept) == 12
+        assert kept[0]["place"] == "events.jsonl:1"
+        assert "does not fit a number of 32 bits" in kept[0]["reason"]
+    history = Features.of(served.open(), posts=False).histories
+    own = Histories(served.ring.corpus(), None).of("103")
+    assert len(history.of("103")) == len(own) + 1, "the readable event of a post is read"
+
+
+def test_a_full_disk_is_507_over_http_and_the_event_is_in_no_answer(served, monkeypatch):
+    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        with monkeypatch.context() as full:
+            fill_disk(full, 10)
+            error = ask(client, "/events", 507, user="a new one", events=[{"item": 1001}])["error"]
+        assert error["kind"] == "storage_full"
+        assert ask(client, user="a new one", k=3)["cold_start"]
+        ask(client, "/events", user="a new one", events=[{"item": 1001}])
+        assert 1001 not in items(ask(client, user="a new one", k=10))
+    app.state.service.engines.close()
+
+
+BAD_POSTS = [
+    ("bad_value", '{"rating": 1e400}'),
+    ("bad_value", '{"rating": -1e400}'),
+    ("bad_value", '{"rating": NaN}'),
+    ("bad_value", f'{{"rating": {10**400}}}'),
+    ("bad_value", '{"rating": 3.5e38}'),
+    ("bad_value", '{"rating": true}'),
+    ("bad_value", '{"rating": null}'),
+    ("bad_value", '{"rating": [1]}'),
+]
+
+
+def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(served):
+    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    journal = served.open().beside / "events.jsonl"
+    before = journal.read_bytes()
+    header = {"content-type": "application/json"}
+    with TestClient(app, raise_server_exceptions=False) as client:
+
+        def refused(path, body):
+            answer = client.post(path, content=body.encode(), headers=header)
+            assert answer.status_code == 422, (body[:80], answer.text)
+            return answer.json()["error"]["kind"]
+
+        for kind, values in BAD_POSTS:
+            assert (
+                refused("/events", f'{{"user": "x", "events": [{{"item": 1001, "values": {values}}}]}}')
+                == kind
+            )
+        for moment in ("-1", str(2**70), "1.5", "1e400", "NaN", '"now"'):
+            kind = refused("/events", f'{{"user": "x", "events": [{{"item": 1001, "time": {moment}}}]}}')
+            assert kind in ("bad_time", "bad_request")
+        lone = '"\\ud800"'
+        for user in (str(2**70), str(-(2**63) - 1), "1e400", "NaN", "true", lone, "[1]"):
+            refused("/events", f'{{"user": {user}, "events": [{{"item": 1001}}]}}')
+            refused("/recommend", f'{{"user": {user}, "k": 2}}')
+            refused("/recommend", f'{{"history": [{user}], "k": 2}}')
+            refused("/recommend", f'{{"user": 103, "k": 2, "exclude": [{user}]}}')
+            refused("/score", f'{{"user": 103, "items": [{user}]}}')
+        for field, value in (("id", lone), ("events", f'[{{"item": 1001, "event": {lone}}}]')):
+            body = {"user": '"x"', "events": '[{"item": 1001}]'} | {field: value}
+            text = ", ".join(f'"{name}": {value}' for name, value in body.items())
+            refused("/events", f"{{{text}}}")
+        for field, value in (
+            ("where", lone),
+            ("scene", lone),
+            ("k", str(2**70)),
+            ("k", "1.5"),
+            ("deadline_ms", "NaN"),
+            ("deadline_ms", str(10**400)),
+        ):
+            refused("/recommend", f'{{"user": 103, "{field}": {value}}}')
+        for user in (str(2**63 - 1), str(-(2**63)), f'"{2**70}"', '"\\u0000"', '""'):
+            answer = client.post("/recommend", content=f'{{"user": {user}, "k": 2}}'.encode(), headers=header)
+            assert answer.status_code == 200, (user, answer.text)
+            assert answer.json()["fallback"] is None
+        ask(client, "/events", user="large", events=[{"item": 1001, "values": {"rating": 3e38}}])
+        answer = ask(client, user="large", k=3)
+        assert answer["fallback"] is None
+        assert all(row["score"] is not None for row in answer["items"])
+    app.state.service.engines.close()
+    assert journal.read_bytes().count(b"\n") == before.count(b"\n") + 1

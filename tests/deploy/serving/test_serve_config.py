@@ -1,0 +1,43 @@
+"""Keys of `serve.yaml`: what has no effect is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from nonet.deploy.serving.service import ServeConfig, read_config
+from nonet.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("queue: {most_costs: 1}", "queue.most_costs"),
+        ("queue: {most: '0'}", "queue.most"),
+        ("queue: {most: 0}", "queue.most"),
+        ("device: gpu9000", "there is no device 'gpu9000'; known: cpu"),
+        ("{device: cpu, services: {engine: {gpus: 1}}}", "the GPUs would stay idle"),
+        ("services: {access: {gpus: 1}}", "only engine computes on a GPU"),
+        (
+            "services: {engine: {replicas: 2, autoscaling: {max: 4}}}",
+            "replicas has no effect beside autoscaling",
+        ),
+        ("{cpus: 2, services: {}}", "cpus has no effect beside services"),
+        ("burst: 5.0", "burst has no effect without rate"),
+        ("follow: sometimes", "follow"),
+        ("journal: {retention_days: 0.0}", "retention_days"),
+    ],
+)
+def test_what_would_change_nothing_is_refused_in_one_line(tmp_path, text, said):
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_config(path)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_engine_computes_on_the_device_that_it_reserves():
+    assert ServeConfig(services={"engine": {"gpus": 1.0}}).device == "cuda"
+    assert ServeConfig(services={"engine": {"resources": {"NPU": 1.0}}}).device == "npu"
+    assert ServeConfig(services={}).device == "cpu"
+    assert ServeConfig().device == "cpu"

@@ -1,0 +1,309 @@
+"""Which version answers: what a stage selected, at once after a rollback, and never one rolled back while it was built."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from served_run import ServedRun, ask, items
+from starlette.testclient import TestClient
+
+from nonet.controller.record import Checkpoints
+from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.service import Engines, ServeConfig
+from nonet.deploy.serving.start import one_process, serve_run
+from nonet.errors import ConfigError
+from nonet.workers.registry import RemoteRegistry
+
+AT_ONCE_S = 0.2
+
+
+@pytest.fixture
+def served(tmp_path):
+    return ServedRun(tmp_path, memory=False)
+
+
+def until(true, within_s=10.0):
+    ends = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.005)
+
+
+def seconds_until(true):
+    began = time.monotonic()
+    until(true)
+    return time.monotonic() - began
+
+
+class SlowBuilds:
+    """Builds of some versions wait until they are let go on."""
+
+    def __init__(self, monkeypatch, *versions):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        build = OpenRun.recommender
+
+        def recommender(run, version, device="cpu"):
+            if version.number in versions:
+                self.begun.set()
+                assert self.go_on.wait(20)
+            return build(run, version, device)
+
+        monkeypatch.setattr(OpenRun, "recommender", recommender)
+
+
+def test_what_a_stage_selected_is_served_and_never_a_checkpoint_from_its_middle(served):
+    served.commit(2)
+    engines = Engines(served.open())
+    assert engines.serving.default == 1
+    best = served.commit(1, last=False)
+    served.commit(1, last=False)
+    time.sleep(0.5)
+    assert engines.serving.default == 1, "the stage has not ended"
+    checkpoints = Checkpoints(served.folder.checkpoints)
+    checkpoints.mark_last(best)  # as the controller ends a stage whose best step is not the last
+    checkpoints.drop_after(best)
+    until(lambda: engines.serving.default == 2)
+    registry = served.open().registry
+    assert registry.version(2).source["step"] == best
+    engines.close()
+
+
+def test_a_server_that_follows_checkpoints_ends_on_what_the_stage_selected(served):
+    best = served.commit(1, last=False)
+    run = served.open()
+    engines = Engines(run, follow="checkpoints")
+    served.commit(1, last=False)
+    until(lambda: engines.serving.default == 2)
+    checkpoints = Checkpoints(served.folder.checkpoints)
+    checkpoints.mark_last(best)
+    checkpoints.drop_after(best)
+    until(lambda: engines.serving.default == 1)
+    assert run.registry.version(1).source["step"] == best
+    run.registry.promote(2)  # what a person chooses later stays
+    until(lambda: engines.serving.default == 2)
+    time.sleep(0.3)
+    assert engines.serving.default == 2
+    engines.close()
+
+
+def test_a_registry_of_a_server_that_followed_every_checkpoint_is_put_right(served):
+    """Older servers stayed on the last checkpoint of a stage whose best step was an earlier one."""
+    best = served.commit(1, last=False)
+    run = served.open()
+    run.publish_newest(mid_stage=True)
+    served.commit(1, last=False)
+    run.publish_newest(mid_stage=True)
+    path = run.registry.root / "serving.json"
+    replace(run.registry.serving, followed=None).write(path)
+    assert run.registry.serving.default == 2
+    checkpoints = Checkpoints(served.folder.checkpoints)
+    checkpoints.mark_last(best)
+    checkpoints.drop_after(best)
+    assert served.open().publish_newest().number == run.registry.serving.default == 1
+    replace(run.registry.rollback(1), followed=None).write(path)
+    assert served.open().publish_newest().number == 1
+    assert run.registry.serving.default == 1
+
+
+def test_a_run_in_the_middle_of_its_first_stage_says_how_to_serve_it(served):
+    step = served.commit(1, last=False)
+    with pytest.raises(
+        ConfigError, match=rf"no stage has ended yet.*nonet publish --step {step} run, then nonet promote"
+    ):
+        Engines(served.open())
+    version = served.open().publish_commit(step).number
+    served.open().registry.promote(version)
+    engines = Engines(served.open())
+    assert engines.serving.default == version
+    served.commit(1)
+    until(lambda: engines.serving.default == version + 1)
+    engines.close()
+
+
+def test_a_run_without_versions_is_served_where_it_is_not_followed(served):
+    served.commit(1)
+    engines = Engines(served.open(), follow=False)
+    assert engines.serving.default == 1
+    served.commit(1)
+    time.sleep(0.3)
+    assert engines.serving.default == 1
+    engines.close()
+
+
+def test_a_rollback_during_a_build_counts_at_once_and_the_build_is_not_activated(served, monkeypatch):
+    served.commit(1)
+    run = served.open()
+    engines = Engines(run)
+    slow = SlowBuilds(monkeypatch, 2)
+    served.commit(1)
+    assert slow.begun.wait(10)
+    assert engines.serving.default == 1, "what answers goes on while the next one is built"
+    run.registry.rollback(1)
+    assert seconds_until(lambda: engines.serving.refused == (2,)) < AT_ONCE_S
+    run.registry.withdraw({"1001"})
+    assert seconds_until(lambda: engines.serving.withdrawn == ("1001",)) < AT_ONCE_S
+    slow.go_on.set()
+    until(lambda: not engines._building)
+    assert engines.serving.default == 1
+    assert list(engines.lanes) == [1]
+    engines.close()
+
+
+def test_promotions_and_rollbacks_between_built_versions_do_not_wait_for_a_build(served, monkeypatch):
+    served.commit(1)
+    run = served.open()
+    engines = Engines(run)
+    for number in (2, 3):
+        served.commit(1)
+        until(lambda number=number: engines.serving.default == number)
+    slow = SlowBuilds(monkeypatch, 4)
+    served.commit(1)
+    assert slow.begun.wait(10)
+    run.registry.promote(1)
+    assert seconds_until(lambda: engines.serving.default == 1) < AT_ONCE_S
+    run.registry.promote(2, 0.5)
+    assert seconds_until(lambda: sorted(engines.lanes) == [1, 2]) < AT_ONCE_S
+    run.registry.rollback()
+    assert seconds_until(lambda: list(engines.lanes) == [1]) < AT_ONCE_S
+    assert engines.serving.refused == (2, 3, 4), "2, and what was made from it"
+    slow.go_on.set()
+    until(lambda: not engines._building)
+    assert list(engines.lanes) == [1]
+    engines.close()
+
+
+def test_a_version_that_was_rolled_back_answers_nobody_while_the_one_before_is_built(served, monkeypatch):
+    served.commit(1)
+    served.open().publish_newest()
+    served.commit(1)
+    served.open().publish_newest()
+    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    slow = SlowBuilds(monkeypatch, 1)
+    with TestClient(app) as client:
+        assert ask(client, user=103, k=3)["version"] == 2
+        served.open().registry.rollback(1)
+        until(lambda: client.get("/readyz").status_code == 503)
+        assert "being built" in client.get("/readyz").json()["reason"]
+        answer = ask(client, user=103, k=3)
+        assert (answer["version"], answer["reason"]) == (None, "the version is being built")
+        assert len(items(answer)) == 3
+        slow.go_on.set()
+        until(lambda: client.get("/readyz").status_code == 200)
+        assert ask(client, user=103, k=3)["version"] == 1
+    app.state.service.engines.close()
+
+
+def test_a_rollback_does_not_wait_for_a_publisher_that_writes_files(served, monkeypatch):
+    served.commit(1)
+    run = served.open()
+    run.publish_newest()
+    served.commit(1)
+    run.publish_newest()
+    prepare, begun, go_on = type(run.registry)._prepare, threading.Event(), threading.Event()
+
+    def slow(registry, *arguments):
+        begun.set()
+        assert go_on.wait(10)
+        return prepare(registry, *arguments)
+
+    monkeypatch.setattr(type(run.registry), "_prepare", slow)
+    served.commit(1)
+    failed = []
+
+    def publish():
+        try:
+            served.open().publish_newest()
+        except Exception as error:
+            failed.append(str(error))
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    assert begun.wait(10)
+    began = time.monotonic()
+    served.open().registry.rollback(1)
+    assert time.monotonic() - began < AT_ONCE_S
+    go_on.set()
+    publisher.join()
+    assert "was rolled back" in failed[0]
+    assert served.open().registry.numbers() == [1, 2], "what is made from a refused version leaves none"
+
+
+def test_an_anonymous_share_is_drawn_by_the_caller_s_name_else_by_the_request(served):
+    served.commit(1)
+    run = served.open()
+    run.publish_newest()
+    second = served.commit(1, last=False)
+    run.publish_commit(second)
+    run.registry.promote(2, 0.5)
+    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
+    with TestClient(app) as client:
+
+        def versions(count, **options):
+            return [
+                client.post("/recommend", json={"history": [1001], "k": 1}, **options).json()["version"]
+                for _ in range(count)
+            ]
+
+        assert set(versions(24)) == {1, 2}
+        named = [versions(2, headers={"X-Caller": f"shop {number}"}) for number in range(16)]
+        assert all(first == again for first, again in named)
+        assert {first for first, _ in named} == {1, 2}
+        by_user = [{ask(client, user=user, k=1)["version"] for _ in range(2)} for user in range(100, 116)]
+        assert all(len(each) == 1 for each in by_user)
+        assert set.union(*by_user) == {1, 2}
+    app.state.service.engines.close()
+
+
+def test_the_address_of_versions_is_used_by_the_server_and_remembered(served, tmp_path):
+    (tmp_path / "bucket").mkdir()
+    address = f"file://{tmp_path}/bucket/versions"
+    served.commit(1)
+    app = one_process(str(served.folder.path), ServeConfig(deadline_s=20.0, registry=address), True)
+    with TestClient(app) as client:
+        assert ask(client, user=103, k=3)["version"] == 1
+        assert (tmp_path / "bucket" / "versions" / "serving.json").exists()
+        other = RemoteRegistry(tmp_path / "another host", address, look_s=0)
+        assert other.serving.default == 1
+        other.withdraw({"1001"})
+        until(lambda: client.get("/versions").json()["withdrawn"] == ["1001"])
+    app.state.service.engines.close()
+    assert isinstance(served.open().registry, RemoteRegistry)
+    with pytest.raises(ConfigError, match="no address of a filesystem"):
+        serve_run(str(served.folder.path), config=_written(tmp_path, "registry: gopher://x/y\n"))
+
+
+def test_versions_published_before_an_address_was_named_are_pushed_there(served, tmp_path):
+    served.commit(1)
+    served.open().publish_newest()
+    (tmp_path / "bucket").mkdir()
+    address = f"file://{tmp_path}/bucket/versions"
+    assert OpenRun.of(served.folder.path, address=address).registry.serving.default == 1
+    assert RemoteRegistry(tmp_path / "another host", address).serving.default == 1
+    other = ServedRun(_folder(tmp_path, "other"), memory=False)
+    other.commit(2)
+    other.open().publish_newest()
+    with pytest.raises(ConfigError, match="has another version 1"):
+        _ = OpenRun.of(other.folder.path, address=address).registry
+
+
+def test_states_of_users_are_refused_where_the_model_keeps_none(served, monkeypatch):
+    served.commit(1)
+    from nonet.models.sid_decoder.decoder import SidDecoder
+
+    monkeypatch.setattr(SidDecoder, "extends", False)
+    with pytest.raises(ConfigError, match="state_bytes is 100, but this model keeps no states"):
+        Engines(served.open(), state_bytes=100)
+
+
+def _written(folder, text):
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return path
+
+
+def _folder(parent, name):
+    (parent / name).mkdir()
+    return parent / name

@@ -1,0 +1,64 @@
+"""Whether keys and values of histories are kept is judged in the backbone's own precision, and said where they are not."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from backbones import QWEN3, recommender
+
+from nonet.models.hf.model import HfRecommender
+
+
+def rounded(monkeypatch, units):
+    """Let steps from a cache differ by so many units of the precision's epsilon, as rounding through many layers does."""
+    step = HfRecommender.step
+
+    def differing(model, cache, codes, level):
+        answer = step(model, cache, codes, level)
+        if cache.kept is None:
+            return answer
+        signs = 1.0 - 2.0 * (torch.arange(answer.shape[-1]) % 2)
+        return answer + units * torch.finfo(model.backbone.dtype).eps * answer.abs().mean() * signs
+
+    monkeypatch.setattr(HfRecommender, "step", differing)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_rounding_in_reduced_precision_keeps_the_cache(monkeypatch, precision):
+    rounded(monkeypatch, 4.0)
+    model = recommender(precision=precision)
+    assert model.caches
+    assert model.no_cache is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_cache_that_says_something_else_is_dropped_and_that_is_reported(monkeypatch, caplog, precision):
+    epsilon = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    rounded(monkeypatch, max(12.0, 0.01 / torch.finfo(epsilon).eps))
+    with caplog.at_level(logging.WARNING):
+        model = recommender(precision=precision)
+    assert not model.caches
+    assert "steps from kept keys and values differ by" in model.no_cache
+    assert "beams read every history again at each code" in caplog.text
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_backbone_that_cannot_use_one_is_seen_in_every_precision(precision):
+    """MPT biases attention by distances that a prefix behind a history does not have."""
+    config = {"model_type": "mpt", "d_model": 64, "n_layers": 4, "n_heads": 4, "initializer_range": 0.2}
+    model = recommender(config, precision=precision)
+    assert not model.caches
+    assert "differ by" in model.no_cache
+
+
+@pytest.mark.parametrize("layers", [8, 16])
+def test_deep_backbones_keep_theirs(layers):
+    config = QWEN3 | {
+        "hidden_size": 64,
+        "num_hidden_layers": layers,
+        "head_dim": 16,
+        "initializer_range": 0.02,
+    }
+    assert recommender(config, precision="bf16").caches

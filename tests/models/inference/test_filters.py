@@ -1,0 +1,125 @@
+"""Filters of many questions: the lists of leaving items out by name, whatever they are merged with, in bounded memory."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from served_run import ServedRun
+
+from nonet.deploy.serving.features import Fallback, Features, Histories, Items, Refused
+from nonet.models.inference import Engine, FilterCache, ItemFilter
+
+WHERES = ["title != 'item a0'", "title >= 'item p'", "title < 'item c'", "events > 17", "title == 'item d3'"]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["memory", "model alone"])
+def world(request, tmp_path_factory):
+    served = ServedRun(tmp_path_factory.mktemp("served"), memory=request.param)
+    served.commit(6)
+    run = served.open()
+    engine = Engine(run.recommender(run.publish_newest()), 1)
+    features = Features(
+        run.corpus, Histories(run.corpus, None), run.setup.history, run.scenario.evaluate.width
+    )
+    return engine, features
+
+
+def asked(features, where, user="103", k=8):
+    return features.list_of(user, None, k, where=where).question
+
+
+def by_name(features, where, user="103", k=8):
+    """The same question, with what the filter leaves out hidden by name."""
+    question = asked(features, where, user, k)
+    hidden = np.union1d(question.hidden, features.items.without(where))
+    return replace(question, within=None, hidden=hidden)
+
+
+@pytest.mark.parametrize("where", WHERES)
+def test_a_filter_gives_the_list_of_hiding_what_it_leaves_out(world, where):
+    engine, features = world
+    filtered, named = engine.answer([asked(features, where)]), engine.answer([by_name(features, where)])
+    np.testing.assert_array_equal(filtered[0].item, named[0].item)
+    np.testing.assert_allclose(filtered[0].score, named[0].score, atol=1e-6)
+    allowed = features.items.filter(where).allowed
+    assert allowed[filtered[0].item].all()
+
+
+def test_questions_with_other_filters_and_without_one_merge(world):
+    engine, features = world
+    users = ["103", "105", "nobody", "110", "111", "103"]
+    questions = [asked(features, where, user) for where, user in zip([*WHERES, None], users, strict=True)]
+    together = engine.answer(questions)
+    for question, answer in zip(questions, together, strict=True):
+        alone = engine.answer([question])[0]
+        np.testing.assert_array_equal(answer.item, alone.item)
+        np.testing.assert_allclose(answer.score, alone.score, atol=1e-5)
+
+
+def test_a_fall_back_keeps_to_the_filter(world):
+    _, features = world
+    fallback = Fallback(_corpus(world), features.items)
+    for where in WHERES:
+        answer, _ = fallback.answer(asked(features, where))
+        assert features.items.filter(where).allowed[answer.item].all()
+        expected = min(
+            8,
+            int(
+                features.items.filter(where)
+                .allowed[~np.isin(np.arange(40), asked(features, where).hidden)]
+                .sum()
+            ),
+        )
+        assert len(answer.item) == expected
+
+
+def _corpus(world):
+    return world[0]._recommender.corpus
+
+
+def test_filters_count_in_the_queue_s_cost_and_hidden_items_do(world):
+    _, features = world
+    plain, filtered = asked(features, None), asked(features, WHERES[0])
+    assert Engine.cost(filtered) > Engine.cost(plain)
+    many = replace(plain, hidden=np.arange(500_000))
+    assert Engine.cost(many) > Engine.cost(plain) + 5_000
+    large = replace(plain, within=ItemFilter("x", "c", np.ones(1_000_000, bool)))
+    assert Engine.cost(plain) + 50 < Engine.cost(large) < Engine.cost(plain) + 500
+
+
+def test_masks_are_bounded_in_bytes_and_shared_by_condition(world):
+    engine, features = world
+    one = FilterCache(engine._recommender.corpus.trie)
+    questions = [asked(features, WHERES[0], user) for user in ("103", "104", "105")]
+    within = one.within([question.within for question in questions])
+    assert len(within._masks) == 1
+    size = one.nbytes
+    small = FilterCache(engine._recommender.corpus.trie, most_bytes=2 * size)
+    for number in range(20):
+        small.within([ItemFilter(f"filter {number}", "c", np.arange(40) % 20 == number)])
+        assert small.nbytes <= 3 * size
+    assert one.within([None, None]) is None
+
+
+def test_filters_of_features_are_bounded_in_bytes(world, monkeypatch):
+    monkeypatch.setattr("nonet.deploy.serving.features.items._FILTER_BYTES", 100)
+    items = Items(_corpus(world))
+    for number in range(20):
+        items.filter(f"events > {number}")
+        assert items.filter_bytes <= 100
+    with pytest.raises(Refused, match="where"):
+        items.filter("colour == 1")
+
+
+def test_a_filter_travels_as_bits_and_fits_catalogues_of_other_sizes():
+    allowed = np.random.default_rng(0).random(1_000_003) < 0.5
+    content = pickle.dumps(ItemFilter("price < 5", "c", allowed))
+    assert len(content) < 130_000
+    again = pickle.loads(content)
+    np.testing.assert_array_equal(again.allowed, allowed)
+    assert again.key == ("c", "price < 5")
+    np.testing.assert_array_equal(again.allowed_of(10), allowed[:10])
+    assert not again.allowed_of(1_000_010)[1_000_003:].any()
