@@ -49,7 +49,7 @@ def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
         if options.get("path"):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model, loaded = AutoModelForCausalLM.from_pretrained(
+                found: Any = AutoModelForCausalLM.from_pretrained(
                     options["path"],
                     config=config,
                     local_files_only=True,
@@ -57,6 +57,7 @@ def causal_lm(options: Mapping[str, Any], seed: int) -> Any:
                     ignore_mismatched_sizes=True,  # they are told below, all of them
                     **chosen,
                 )
+            model, loaded = found
             _check_loaded(model, loaded, options["path"])
             return model
         with torch.random.fork_rng(devices=[]):

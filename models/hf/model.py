@@ -67,6 +67,7 @@ class HfRecommender(nn.Module):
         self.gap, self.rating = nn.Embedding(GAPS, width), nn.Embedding(RATINGS, width)
         self.kind = nn.Embedding(TYPES, width)
         self.options: Mapping[str, Any] = {}
+        self.base_sha256: str | None = None  # of the folder that the backbone came from
         self.tokenizer: Any = None
         self._first = [sum(self.codes[:level]) for level in range(self.levels)]
         self.caches = True

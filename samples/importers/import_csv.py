@@ -61,7 +61,7 @@ def import_csv(
     """
     path, items_path = _files(Path(src), items)
     forms = {path: text_schema(path, "csv")}
-    roles_of = {path: OF_INTERACTIONS}
+    roles_of: dict[Path, tuple[str, ...]] = {path: OF_INTERACTIONS}
     if items_path is not None:
         forms[items_path], roles_of[items_path] = text_schema(items_path, "csv"), OF_ITEMS
     there: dict[Path, list[str]] = {}

@@ -117,7 +117,7 @@ def test_a_commit_is_a_reward_that_scores_every_beam(whole):
 
 def test_the_reward_says_what_the_model_says_of_the_same_question(whole):
     _, finished = whole
-    artifacts = finished.folder.read_json("results/tokenise.json")["artifacts"]
+    artifacts = finished.folder.read_facts()["artifacts"]
     folders = {"sequences": artifacts["sequences"]["path"]}
     seq, model = Sequences.load(folders["sequences"]), ClickModel(newest(finished))
     rows = Clicks.of(
