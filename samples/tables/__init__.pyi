@@ -30,7 +30,7 @@ from .paths import write_parquet as write_parquet  # pyright: ignore[reportUnkno
 from .retries import CorruptDataError as CorruptDataError
 from .retries import UnreachableDataError as UnreachableDataError
 from .retries import read_with_retries as read_with_retries
-from .retries import says_corrupt as says_corrupt
+from .retries import says_corrupt as says_corrupt  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import ROLES as ROLES
 from .tables import check_columns as check_columns
 from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
