@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +32,7 @@ def test_a_machine_that_runs_these_tests_is_ready(capsys):
 
 def test_each_lack_is_named_with_its_way_out(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor, "version", lambda name: "0.0.1")
     (tmp_path / "file").write_text("")
