@@ -57,6 +57,10 @@ BENCHES = {
         "rl.gradient:gradient",
         "policy gradients of every estimator beside the exact one, and exact ascent as a ceiling",
     ),
+    "fairness": (
+        "rl.fairness:fairness",
+        "what RL has to beat: finetuning continued at several rates, and re-ranking by the same rewards",
+    ),
     "memory": ("runs.memory:memory", "steps of the quickstart with its memory on and off"),
     "offline": (
         "attention.offline:offline",

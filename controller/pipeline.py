@@ -150,7 +150,8 @@ class Pipeline:
     def _rerank(self, name: str) -> None:
         """Re-rank the lists of before an RL stage by its rewards, where that is not done yet."""
         subject = rerank_name(name)
-        if getattr(self.session.scenario.stages[name], "control", False):
+        control = getattr(self.session.scenario.stages[name], "control", False)
+        if control and getattr(control, "rerank", None) is not False:
             if (self.session.run.results / f"{subject}.npz").exists():
                 return
             began = time.time()

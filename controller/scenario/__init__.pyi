@@ -35,8 +35,10 @@ from .table_options import ttl_steps as ttl_steps
 from .unsupported import check_runnable as check_runnable
 from .unsupported import joined_features as joined_features
 from .unsupported import roles_not_run as roles_not_run
+from .validation import PREFERRED as PREFERRED
 from .validation import REWARD as REWARD
 from .validation import ValidationRule as ValidationRule
+from .validation import best_metric as best_metric
 from .validation import check_every as check_every
 from .validation import check_validation as check_validation
 from .validation import validation_rule as validation_rule

@@ -111,6 +111,12 @@ class Control(StrictModel):
         Rate | None,
         Field(description="its peak rate, tuned as RL's was; by default that of the stage before RL"),
     ] = None
+    rerank: Annotated[
+        bool | None,
+        Field(
+            description="whether lists are re-ranked by the rewards; by default where that takes less than a minute"
+        ),
+    ] = None
 
 
 class Reinforced(StageOptions):

@@ -2,13 +2,14 @@
 
 It is what a trained policy has to beat. Candidates are the likeliest items; their order is by log-probability plus a multiple
 of the weighted rewards, which do not see what the user took next. One multiplier is chosen on validation prompts, by the rule
-that chooses RL's step: the highest trained reward among those that keep `best.least` of recall. Then test events are ranked and
-held-out users' rewards are taken by it.
+that chooses RL's step: the highest trained reward among those that keep `best.least` of the metric. Then test events are ranked
+and held-out users' rewards are taken by it. Where the rewards would take longer than a minute for that, it is left out.
 """
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,13 +18,16 @@ import numpy as np
 from nonet.atomic import write_whole
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder, rerank_name
-from nonet.controller.scenario import Best
+from nonet.controller.scenario import PREFERRED, Best, best_metric
 from nonet.controller.session import Session
 from nonet.controller.stages._looks import probe_prompts, prompt_weights, trained_reward
+from nonet.models.ranking import of_events, per_event
 from nonet.workers.runtime import GroupFuture, Shard
 
 _CANDIDATES = 4  # times as many as a list has
-_VALIDATED = 256  # validation prompts that the multiplier is chosen on
+_VALIDATED = 512  # validation prompts that the multiplier is chosen on
+_AT_ONCE = 256  # prompts that are asked at once, where a step has fewer
+_LONGEST_S = 60.0  # that scoring may take, where the scenario does not ask for it
 _SHARES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
 """Multipliers that are tried, in units of the spread of log-probabilities over that of rewards among a prompt's candidates."""
 
@@ -44,10 +48,15 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     users, positions = session.rollout.group.validation_prompts(_VALIDATED).get(session.deadlines.step)
     if not len(users):
         return
+    began = time.monotonic()
     chosen = list(_candidates(session, stage, users, positions))
+    if not _is_quick(session, stage, (time.monotonic() - began) / len(users), recorder):
+        return
     unit = _unit(session, chosen)
     rule = getattr(session.scenario.stages[stage], "best", None)
     least = rule.least if isinstance(rule, Best) else 0.0
+    metric = best_metric(session.scenario)
+    metric = metric if of_events([metric]) else PREFERRED
     found = []
     for share in _SHARES:
         total, hits = [], []
@@ -58,10 +67,8 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
             total.append(trained_reward(session, stage, means, prompts.users, prompts.positions))
             hits.append(session.rollout.group.places(lists).get(session.deadlines.step))
         place = np.concatenate(hits)
-        found.append(
-            (float(np.nanmean(np.concatenate(total))), float((place < _width(session, stage)).mean()))
-        )
-    allowed = [index for index, (_, recall) in enumerate(found) if recall >= least * found[0][1]]
+        found.append((float(np.nanmean(np.concatenate(total))), float(per_event(metric, place).mean())))
+    allowed = [index for index, (_, value) in enumerate(found) if value >= least * found[0][1]]
     best = max(allowed, key=lambda index: (found[index][0], -index))
     multiplier = _SHARES[best] * unit
     _rank_test(session, stage, multiplier)
@@ -72,6 +79,18 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     )
 
 
+def _is_quick(session: Session, stage: str, prompt_s: float, recorder: Recorder) -> bool:
+    """Return whether to go on, from the seconds that candidates of one prompt took; say so where not."""
+    test, _ = session.evaluator.test_prompts().get(session.deadlines.evaluate)
+    expected_s = prompt_s * (len(test) + len(_SHARES) * _VALIDATED / _CANDIDATES)
+    asked = getattr(session.scenario.stages[stage], "control", None)
+    if getattr(asked, "rerank", None) or expected_s <= _LONGEST_S:
+        return True
+    text = f"re-ranking by the rewards of {stage} is left out: it would take {expected_s:.0f} s"
+    recorder.event("note", text=f"{text}; stages.{stage}.control: {{rerank: true}} has it")
+    return False
+
+
 def _width(session: Session, stage: str) -> int:
     return int(session.scenario.stages[stage].kind.width(session.scenario.stages[stage]))
 
@@ -79,8 +98,8 @@ def _width(session: Session, stage: str) -> int:
 def _candidates(
     session: Session, stage: str, users: np.ndarray, positions: np.ndarray
 ) -> Iterator[Candidates]:
-    """Yield prompts, no more at once than a step has, with their candidates, blind scores and weights of rewards."""
-    size, rewards = session.stages[stage].users, session.rewards_of(stage)
+    """Yield prompts, some at once, with their candidates, blind scores and weights of rewards."""
+    size, rewards = max(_AT_ONCE, session.stages[stage].users), session.rewards_of(stage)
     for start in range(0, len(users), size):
         part = slice(start, start + size)
         width = _CANDIDATES * _width(session, stage)
@@ -132,7 +151,7 @@ def _rank_test(session: Session, stage: str, multiplier: float) -> None:
 def _keep_rewards(session: Session, stage: str, multiplier: float) -> None:
     """Keep what the rewards say of the lists of users whom RL never trains on."""
     rewards, parts = session.rewards_of(stage), []
-    for prompts in probe_prompts(session, stage, session.stages[stage].users):
+    for prompts in probe_prompts(session, stage, max(_AT_ONCE, session.stages[stage].users)):
         if prompts.users is None or prompts.positions is None or not len(prompts.users):
             return
         for each in _candidates(session, stage, prompts.users, prompts.positions):

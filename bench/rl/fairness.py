@@ -1,0 +1,198 @@
+"""What RL has to beat, from finished runs: finetuning continued at several rates, and re-ranking by the same rewards.
+
+Everything starts from the checkpoint that RL began with and is looked at on the lists of users whom RL never trains on. A hash
+splits these users: one third chooses a rate or a multiplier, by the highest trained reward that keeps 98 % of NDCG@10, and two
+thirds report. RL itself is read from the run. The rewards must be functions or classes of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nonet.random import key
+
+# Shapes: U prompts, W items of a list, C candidates.
+
+RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+MULTIPLIERS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+_LEAST = 0.98
+_CANDIDATES = 4
+
+Found = dict[
+    str, tuple[float, float]
+]  # trained reward and NDCG@10 of the users that choose, and of those that report
+
+
+def fairness(runs: str, stage: str = "rl", rates: str = "") -> dict[str, Any]:
+    """Compare RL with its controls and with re-ranking.
+
+    Args:
+        runs: A run's folder, or a folder of runs `seed-*` as `nonet run --seeds` makes it.
+        stage: The RL stage.
+        rates: Learning rates of the controls, such as "1e-5,3e-5".
+
+    Returns:
+        A row for each run, method and point: trained reward and NDCG@10 of the users that report, as multiples of the start's,
+        and whether the other users chose it. As ratios the medians over runs of what was chosen.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    top = Path(runs)
+    folders = [top] if (top / "scenario.yaml").exists() else sorted(top.glob("seed-*"))
+    tried = [float(rate) for rate in rates.split(",")] if rates else list(RATES)
+    rows = [row for folder in folders for row in _rows(folder, stage, tried)]
+    ratio = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method and row["chosen"]]
+        for name in ("reward", "ndcg@10"):
+            ratio[f"{method}: {name} over the start's, median of {len(own)}"] = float(
+                np.median([row[name] for row in own])
+            )
+    return {"rows": rows, "ratio": ratio}
+
+
+def _rows(folder: Path, stage: str, rates: list[float]) -> list[dict[str, Any]]:
+    """Return the rows of one run: the curve of each method, and which point of it was chosen."""
+    world, rows = _World(folder, stage), []
+    start = world.rerank(0.0)
+    for method, points in _curves(world, rates).items():
+        found = [(title, look()) for title, look in points.items()]
+        allowed = [each for each in found if each[1]["choose"][1] >= _LEAST * start["choose"][1]] or found[:1]
+        best = max(allowed, key=lambda each: each[1]["choose"][0])[0]
+        for title, each in found:
+            reward, ndcg = (round(each["report"][place] / start["report"][place], 4) for place in (0, 1))
+            rows.append(
+                {
+                    "run": folder.name,
+                    "method": method,
+                    "point": title,
+                    "reward": reward,
+                    "ndcg@10": ndcg,
+                    "chosen": title == best,
+                }
+            )
+    return rows
+
+
+def _curves(world: _World, rates: list[float]) -> dict[str, dict[str, Callable[[], Found]]]:
+    """Return by method its points: a title, and what looks at it."""
+    curves: dict[str, dict[str, Callable[[], Found]]] = {
+        "re-ranking": {f"{each:g} nats": (lambda each=each: world.rerank(each)) for each in MULTIPLIERS}
+    }
+    for measure, steps in world.steps.items():
+        points: dict[str, Callable[[], Found]] = {"start": lambda: world.rerank(0.0)}
+        for rate in rates:
+            points[f"lr {rate:g}"] = lambda rate=rate, steps=steps: world.finetune(rate, steps)
+        curves[f"finetuning, as much {measure}"] = points
+    return curves | {"RL": {"the run's": world.load_end}}
+
+
+class _World:
+    """The roles of a run in this process, at the checkpoint that its RL stage began from."""
+
+    def __init__(self, folder: Path, stage: str):
+        from nonet.controller.record import Checkpoints, RunFolder
+        from nonet.controller.scenario import load_scenario
+        from nonet.controller.setup import read_copies, reward_options, run_setup, stage_setups
+        from nonet.workers.roles import EmbeddingShard, RewardWorker, Rollout, Trainer
+        from nonet.workers.runtime import Place
+
+        run = RunFolder(folder.absolute())
+        scenario, _ = load_scenario(run.scenario)
+        files, facts, artifacts = read_copies(run), run.read_facts()["data"], run.artifacts()
+        setup = run_setup(scenario)
+        self.shard, self.trainer, self.rollout = EmbeddingShard(setup), Trainer(setup), Rollout(setup)
+        self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
+        self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
+        self.trainer.open(artifacts)
+        self.rollout.open(artifacts)
+        stages = stage_setups(scenario, facts["users"], facts["trained_events"])
+        names, ends, rl = list(stages), Checkpoints(run.checkpoints), stages[stage]
+        before = stages[names[names.index(stage) - 1]]
+        self.stage, self.start, self.end = stage, ends.end_of(before.name), ends.end_of(stage)
+        self.width = scenario.stages[stage].kind.width(scenario.stages[stage])
+        self.weights = dict(rl.weights)
+        self.rewards: dict[str, Any] = {}
+        for own, name, options in reward_options(scenario):
+            if own == stage:
+                worker = RewardWorker(
+                    name, files.address(options.use or name), files.folder, options.options()
+                )
+                worker.setup()
+                worker.open(artifacts)
+                self.rewards[name] = worker
+        self.users, self.positions = self.rollout.heldout_prompts()
+        third = np.array([key(11, int(user)) % 3 for user in self.users])
+        self.parts = {"choose": third == 0, "report": third != 0}
+        users = min(max(before.users, rl.users), facts["users"])
+        self.control = replace(
+            before, users=users, target=None, rl_targets=True, frozen_rows=rl.sparse_lr is None
+        )
+        passes = max(1, round(rl.steps * rl.users / users))
+        self.steps = {"passes": passes, "compute": max(passes, _last_step(run.metrics, f"{stage}_control"))}
+        self._version = 0
+        self._candidates: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
+
+    def _load(self, folder: Path) -> None:
+        self.trainer.load(str(folder), None)
+        self.shard.load(str(folder))
+        self._publish()
+
+    def _publish(self) -> None:
+        self._version += 1
+        self.rollout.apply(self._version)
+
+    def _beams(self, width: int, *, blind: bool) -> dict[str, Any]:
+        how = {"stage": self.stage, "step": 0, "width": width, "version": self._version, "chunk": 64}
+        return self.rollout.generate(self.users, self.positions, **how, blind=blind)
+
+    def _measure(self, lists: Mapping[str, Any]) -> Found:
+        from nonet.models.ranking import per_event
+
+        total = np.zeros(len(self.users))
+        for name, reward in self.rewards.items():
+            total = total + self.weights[name] * np.asarray(reward.score(lists), np.float64).mean(1)
+        ndcg = per_event("ndcg@10", self.rollout.places(lists))
+        return {
+            part: (float(total[rows].mean()), float(ndcg[rows].mean())) for part, rows in self.parts.items()
+        }
+
+    def rerank(self, multiplier: float) -> Found:
+        """Look at the start's lists, re-ranked by the rewards."""
+        if self._candidates is None:
+            self._load(self.start)
+            beams = self._beams(_CANDIDATES * self.width, blind=True)
+            self._candidates = beams, {name: np.array(r.score(beams)) for name, r in self.rewards.items()}
+        weights = {name: np.full(len(self.users), self.weights[name]) for name in self.rewards}
+        return self._measure(
+            self.rollout.rerank(*self._candidates, weights, multiplier=multiplier, width=self.width)
+        )
+
+    def finetune(self, rate: float, steps: int) -> Found:
+        """Look at the lists after finetuning was continued at a rate."""
+        lr = {**self.control.lr, "peak": rate}
+        setup = replace(self.control, name=f"continued-{steps}", steps=steps, lr=lr, epochs=1.0)
+        self._load(self.start)
+        self.trainer.begin(setup)
+        self.trainer.train(setup, 0, steps)
+        self.trainer.fit_memory()
+        self._publish()
+        return self._measure(self._beams(self.width, blind=False))
+
+    def load_end(self) -> Found:
+        """Look at the lists of the run's own RL."""
+        self._load(self.end)
+        return self._measure(self._beams(self.width, blind=False))
+
+
+def _last_step(metrics: Path, stage: str) -> int:
+    """Return the last step that a run's metrics have of a stage, 0 for none."""
+    records = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    return max((int(record["step"]) for record in records if record["stage"] == stage), default=0)
