@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.errors import ConfigError
 from nonet.random import key
 
 # Shapes: U prompts, W items of a list, C candidates.
@@ -29,7 +30,7 @@ Found = dict[
 ]  # trained reward and NDCG@10 of the users that choose, and of those that report
 
 
-def fairness(runs: str, stage: str = "rl", rates: str = "") -> dict[str, Any]:
+def fairness(*, runs: str = "", stage: str = "rl", rates: str = "") -> dict[str, Any]:
     """Compare RL with its controls and with re-ranking.
 
     Args:
@@ -40,9 +41,16 @@ def fairness(runs: str, stage: str = "rl", rates: str = "") -> dict[str, Any]:
     Returns:
         A row for each run, method and point: trained reward and NDCG@10 of the users that report, as multiples of the start's,
         and whether the other users chose it. As ratios the medians over runs of what was chosen.
+
+    Raises:
+        ConfigError: No runs are named.
     """
     import torch
 
+    if not runs:
+        raise ConfigError(
+            "fairness compares finished runs: --set runs=FOLDER, of a run or of `nonet run --seeds`"
+        )
     torch.set_num_threads(1)
     top = Path(runs)
     folders = [top] if (top / "scenario.yaml").exists() else sorted(top.glob("seed-*"))
