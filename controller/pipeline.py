@@ -152,7 +152,7 @@ class Pipeline:
         subject = rerank_name(name)
         control = getattr(self.session.scenario.stages[name], "control", False)
         if control and getattr(control, "rerank", None) is not False:
-            if (self.session.run.results / f"{subject}.npz").exists():
+            if self.session.run.read_json(f"results/{subject}.json") is not None:
                 return
             began = time.time()
             with self.session.trace.span(subject):
@@ -162,8 +162,8 @@ class Pipeline:
     def _evaluate_aside(self, subject: str) -> None:
         """Rank a checkpoint that nothing goes on from: a stage's control, or its best step where its start was selected."""
         folders = list((self.session.run.path / "controls" / subject).glob("step-*"))
-        done = (self.session.run.results / f"{subject}.npz").exists()
-        if done or len(folders) == 1:  # the training of a control keeps the best one alone
+        known = self.session.run.read_json(f"results/{subject}.json") is not None
+        if known or len(folders) == 1:  # the training of a control keeps the best one alone
             self._evaluate(subject, lambda: self.session.evaluator.evaluate(subject, str(folders[0])))
 
     def _rebind(self, name: str) -> None:

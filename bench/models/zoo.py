@@ -116,13 +116,14 @@ def _finetunes(animal: _Animal) -> str:
     if said := _falls(animal.learned(animal.engine(), 6)):
         return said
     try:
-        said = _lora(animal)
+        said = _try_lora(animal)
     except Exception as error:  # of whatever kind an architecture raises
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return f"with LoRA: {said}" if said else ""
 
 
-def _lora(animal: _Animal) -> str:
+def _try_lora(animal: _Animal) -> str:
+    """Train with LoRA by an engine. Returns what went wrong, "" where the loss fell and the backbone stayed."""
     engine = animal.engine(lora=_LORA)
     frozen = [buffer.clone() for buffer in _frozen(engine.model)]
     said = _falls(animal.learned(engine, 6, 3 * _LR))

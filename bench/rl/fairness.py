@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.bench.rl.small_world import SmallWorld
 from nonet.errors import ConfigError
 from nonet.random import key
 
@@ -24,18 +25,18 @@ RATES = (1e-5, 3e-5, 1e-4, 3e-4)
 MULTIPLIERS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 _LEAST = 0.98
 _CANDIDATES = 4
+_STAGE = "rl"
 
 Found = dict[
     str, tuple[float, float]
 ]  # trained reward and NDCG@10 of the users that choose, and of those that report
 
 
-def fairness(*, runs: str = "", stage: str = "rl", rates: str = "") -> dict[str, Any]:
+def fairness(*, runs: str = "", rates: str = "") -> dict[str, Any]:
     """Compare RL with its controls and with re-ranking.
 
     Args:
         runs: A run's folder, or a folder of runs `seed-*` as `nonet run --seeds` makes it.
-        stage: The RL stage.
         rates: Learning rates of the controls, such as "1e-5,3e-5".
 
     Returns:
@@ -55,7 +56,7 @@ def fairness(*, runs: str = "", stage: str = "rl", rates: str = "") -> dict[str,
     top = Path(runs)
     folders = [top] if (top / "scenario.yaml").exists() else sorted(top.glob("seed-*"))
     tried = [float(rate) for rate in rates.split(",")] if rates else list(RATES)
-    rows = [row for folder in folders for row in _rows(folder, stage, tried)]
+    rows = [row for folder in folders for row in _rows(folder, tried)]
     ratio = {}
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method and row["chosen"]]
@@ -66,10 +67,10 @@ def fairness(*, runs: str = "", stage: str = "rl", rates: str = "") -> dict[str,
     return {"rows": rows, "ratio": ratio}
 
 
-def _rows(folder: Path, stage: str, rates: list[float]) -> list[dict[str, Any]]:
+def _rows(folder: Path, rates: list[float]) -> list[dict[str, Any]]:
     """Return the rows of one run: the curve of each method, and which point of it was chosen."""
-    world, rows = _World(folder, stage), []
-    start = world.rerank(0.0)
+    world, rows = _World(folder), []
+    start = world.measure_reranked(0.0)
     for method, points in _curves(world, rates).items():
         found = [(title, look()) for title, look in points.items()]
         allowed = [each for each in found if each[1]["choose"][1] >= _LEAST * start["choose"][1]] or found[:1]
@@ -92,65 +93,63 @@ def _rows(folder: Path, stage: str, rates: list[float]) -> list[dict[str, Any]]:
 def _curves(world: _World, rates: list[float]) -> dict[str, dict[str, Callable[[], Found]]]:
     """Return by method its points: a title, and what looks at it."""
     curves: dict[str, dict[str, Callable[[], Found]]] = {
-        "re-ranking": {f"{each:g} nats": (lambda each=each: world.rerank(each)) for each in MULTIPLIERS}
+        "re-ranking": {
+            f"{each:g} nats": (lambda each=each: world.measure_reranked(each)) for each in MULTIPLIERS
+        }
     }
     for measure, steps in world.steps.items():
-        points: dict[str, Callable[[], Found]] = {"start": lambda: world.rerank(0.0)}
+        points: dict[str, Callable[[], Found]] = {"start": lambda: world.measure_reranked(0.0)}
         for rate in rates:
-            points[f"lr {rate:g}"] = lambda rate=rate, steps=steps: world.finetune(rate, steps)
+            points[f"lr {rate:g}"] = lambda rate=rate, steps=steps: world.measure_finetuned(rate, steps)
         curves[f"finetuning, as much {measure}"] = points
-    return curves | {"RL": {"the run's": world.load_end}}
+    return curves | {"RL": {"the run's": world.measure_trained}}
 
 
 class _World:
     """The roles of a run in this process, at the checkpoint that its RL stage began from."""
 
-    def __init__(self, folder: Path, stage: str):
-        from nonet.controller.record import Checkpoints, RunFolder
+    def __init__(self, folder: Path):
+        from nonet.controller.record import Checkpoints, RunFolder, control_name
         from nonet.controller.scenario import load_scenario
-        from nonet.controller.setup import read_copies, reward_options, run_setup, stage_setups
-        from nonet.workers.roles import EmbeddingShard, RewardWorker, Rollout, Trainer
-        from nonet.workers.runtime import Place
+        from nonet.controller.setup import read_copies, reward_options
+        from nonet.workers.roles import RewardWorker
 
         run = RunFolder(folder.absolute())
         scenario, _ = load_scenario(run.scenario)
-        files, facts, artifacts = read_copies(run), run.read_facts()["data"], run.artifacts()
-        setup = run_setup(scenario)
-        self.shard, self.trainer, self.rollout = EmbeddingShard(setup), Trainer(setup), Rollout(setup)
-        self.trainer.place = Place(role="trainer", peers={"embedding": self.shard})
-        self.rollout.place = Place(role="rollout", peers={"trainer": self.trainer, "embedding": self.shard})
-        self.trainer.open(artifacts)
-        self.rollout.open(artifacts)
-        stages = stage_setups(scenario, facts["users"], facts["trained_events"])
-        names, ends, rl = list(stages), Checkpoints(run.checkpoints), stages[stage]
-        before = stages[names[names.index(stage) - 1]]
-        self.stage, self.start, self.end = stage, ends.end_of(before.name), ends.end_of(stage)
-        self.width = scenario.stages[stage].kind.width(scenario.stages[stage])
+        files, artifacts = read_copies(run), run.artifacts()
+        names, ends = list(scenario.stages), Checkpoints(run.checkpoints)
+        before = names[names.index(_STAGE) - 1]
+        self.start, self.end = ends.end_of(before), ends.end_of(_STAGE)
+        self.roles = SmallWorld(run.scenario, artifacts, [], self.start)
+        self.trainer, self.rollout, rl = self.roles.trainer, self.roles.rollout, self.roles.stages[_STAGE]
+        self.width = scenario.stages[_STAGE].kind.width(scenario.stages[_STAGE])
         self.weights = dict(rl.weights)
         self.rewards: dict[str, Any] = {}
-        for own, name, options in reward_options(scenario):
-            if own == stage:
-                worker = RewardWorker(
-                    name, files.address(options.use or name), files.folder, options.options()
-                )
+        for stage, name, options in reward_options(scenario):
+            if stage == _STAGE:
+                use = files.address(options.use or name)
+                worker = RewardWorker(name, use, files.folder, options.options())
                 worker.setup()
                 worker.open(artifacts)
                 self.rewards[name] = worker
         self.users, self.positions = self.rollout.heldout_prompts()
         third = np.array([key(11, int(user)) % 3 for user in self.users])
         self.parts = {"choose": third == 0, "report": third != 0}
-        users = min(max(before.users, rl.users), facts["users"])
-        self.control = replace(
-            before, users=users, target=None, rl_targets=True, frozen_rows=rl.sparse_lr is None
-        )
+        supervised = self.roles.stages[before]
+        users = min(max(supervised.users, rl.users), len(self.trainer.corpus.seq))
+        frozen = rl.sparse_lr is None
+        self.control = replace(supervised, users=users, target=None, rl_targets=True, frozen_rows=frozen)
         passes = max(1, round(rl.steps * rl.users / users))
-        self.steps = {"passes": passes, "compute": max(passes, _last_step(run.metrics, f"{stage}_control"))}
+        self.steps = {
+            "passes": passes,
+            "compute": max(passes, _last_step(run.metrics, control_name(_STAGE))),
+        }
         self._version = 0
         self._candidates: tuple[dict[str, Any], dict[str, np.ndarray]] | None = None
 
     def _load(self, folder: Path) -> None:
         self.trainer.load(str(folder), None)
-        self.shard.load(str(folder))
+        self.roles.shard.load(str(folder))
         self._publish()
 
     def _publish(self) -> None:
@@ -158,10 +157,11 @@ class _World:
         self.rollout.apply(self._version)
 
     def _beams(self, width: int, *, blind: bool) -> dict[str, Any]:
-        how = {"stage": self.stage, "step": 0, "width": width, "version": self._version, "chunk": 64}
+        how = {"stage": _STAGE, "step": 0, "width": width, "version": self._version, "chunk": 64}
         return self.rollout.generate(self.users, self.positions, **how, blind=blind)
 
     def _measure(self, lists: Mapping[str, Any]) -> Found:
+        """Return trained reward and NDCG@10 of lists, of both parts of the users."""
         from nonet.models.ranking import per_event
 
         total = np.zeros(len(self.users))
@@ -172,8 +172,8 @@ class _World:
             part: (float(total[rows].mean()), float(ndcg[rows].mean())) for part, rows in self.parts.items()
         }
 
-    def rerank(self, multiplier: float) -> Found:
-        """Look at the start's lists, re-ranked by the rewards."""
+    def measure_reranked(self, multiplier: float) -> Found:
+        """Return what the start's lists come to, re-ranked by the rewards with a multiplier in nats."""
         if self._candidates is None:
             self._load(self.start)
             beams = self._beams(_CANDIDATES * self.width, blind=True)
@@ -183,8 +183,8 @@ class _World:
             self.rollout.rerank(*self._candidates, weights, multiplier=multiplier, width=self.width)
         )
 
-    def finetune(self, rate: float, steps: int) -> Found:
-        """Look at the lists after finetuning was continued at a rate."""
+    def measure_finetuned(self, rate: float, steps: int) -> Found:
+        """Return what lists come to after finetuning was continued for so many steps at a rate."""
         lr = {**self.control.lr, "peak": rate}
         setup = replace(self.control, name=f"continued-{steps}", steps=steps, lr=lr, epochs=1.0)
         self._load(self.start)
@@ -194,8 +194,8 @@ class _World:
         self._publish()
         return self._measure(self._beams(self.width, blind=False))
 
-    def load_end(self) -> Found:
-        """Look at the lists of the run's own RL."""
+    def measure_trained(self) -> Found:
+        """Return what the lists of the run's own RL come to."""
         self._load(self.end)
         return self._measure(self._beams(self.width, blind=False))
 

@@ -13,7 +13,7 @@ from typing import Any
 from nonet.background import Written
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.journal import Journal, cut_journal, read_journal
-from nonet.controller.record.run_folder import RunFolder, subjects_beside
+from nonet.controller.record.run_folder import RunFolder, rerank_name, subjects_beside
 from nonet.controller.record.validations import Validations
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles import StageSetup
@@ -134,9 +134,12 @@ class CommitLog:
         """Drop commits, results and journal records that the restored commit does not know of."""
         self.checkpoints.drop_after(manifest.step)
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
-            subjects = (name, *subjects_beside(name))
-            files = [f"{subject}.{ending}" for subject in subjects for ending in ("json", "npz")]
-            for file in (*files, f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"):
+            subjects = [name, *subjects_beside(name)]
+            rewards = [f"{name}.rewards.after.npz", f"{name}.rewards.rerank.npz"]
+            if name == manifest.stage:  # of what came before its first step, and cannot be made again
+                subjects.remove(rerank_name(name))
+                rewards.pop()
+            for file in (*rewards, *(f"{subject}.{end}" for subject in subjects for end in ("json", "npz"))):
                 (self._run.results / file).unlink(missing_ok=True)
         for name in stages[stages.index(manifest.stage) :]:
             if (name, manifest.last) != (manifest.stage, True):

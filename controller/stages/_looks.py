@@ -87,8 +87,13 @@ def trained_reward(
 ) -> np.ndarray:
     """Return the trained reward of each prompt [P] by the rewards and weights in force, from its mean rewards [P]."""
     count = len(next(iter(means.values())))
-    total = np.zeros(count)
-    for name, weight in prompt_weights(session, stage, users, positions, count).items():
+    return weighted_total(means, prompt_weights(session, stage, users, positions, count))
+
+
+def weighted_total(means: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the weighted sum [P] of each prompt's mean rewards; a reward without a mean counts nothing."""
+    total = np.zeros(len(next(iter(means.values()))))
+    for name, weight in weights.items():
         if name in means:
             total = total + weight * means[name]
     return total

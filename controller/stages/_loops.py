@@ -18,9 +18,9 @@ from nonet.controller.stages._looks import (
     probe_prompts,
     prompt_weights,
     rescore_candidates,
-    trained_reward,
     validated,
     validated_reward,
+    weighted_total,
 )
 from nonet.controller.stages._machine import of_the_machine, without_machine
 from nonet.controller.stages.supervised import CHUNK_STEPS
@@ -155,8 +155,8 @@ def probe_rewards(session: Session, name: str) -> dict[str, np.ndarray]:
         positions.append(np.asarray(prompts.positions))
     means = {reward: np.concatenate([part[reward] for part in parts]) for reward in rewards.groups}
     user, position = np.concatenate(users), np.concatenate(positions)
-    total = trained_reward(session, name, means, user, position)
     weights = prompt_weights(session, name, user, position, len(user))
+    total = weighted_total(means, weights)
     of = session.rollout.group.probes().get(session.deadlines.step)
     shown = {f"weight.{reward}": weight for reward, weight in weights.items()}
     return means | shown | {"total": total, "user": user, "of": np.array(of)}

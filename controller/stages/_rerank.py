@@ -121,17 +121,12 @@ def _lists(session: Session, candidates: Candidates, multiplier: float) -> Group
 
 def _unit(session: Session, chosen: list[Candidates]) -> float:
     """Return the nats that one spread of the rewards is worth where it counts as much as one of log-probabilities."""
-    logp, total = [], []
-    for _, beams, scores, weights in chosen[:2]:
-        wire = beams.get(session.deadlines.step)
-        valid = np.asarray(wire["valid"])
-        reward = np.zeros(valid.shape)
-        for name, future in scores.items():
-            reward = reward + weights[name][:, None] * np.nan_to_num(future.get(session.deadlines.step))
-        logp.append(np.where(valid, np.asarray(wire["logp"]).sum(-1), np.nan))
-        total.append(np.where(valid, reward, np.nan))
-    spreads = [float(np.nanmean(np.nanstd(np.concatenate(part), axis=1))) for part in (logp, total)]
-    return spreads[0] / spreads[1] if spreads[1] > 0 else 0.0
+    sums = np.zeros(2)
+    for _, beams, scores, weights in chosen:
+        given: Mapping[str, Any] = {name: weights[name] for name in scores}
+        asked = session.rollout.group.sum_spreads(beams, scores, Shard(given))
+        sums = sums + asked.get(session.deadlines.step)
+    return float(sums[0] / sums[1]) if sums[1] > 0 else 0.0
 
 
 def _rank_test(session: Session, stage: str, multiplier: float) -> None:

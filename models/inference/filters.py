@@ -50,10 +50,11 @@ class ItemFilter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as bits."""
-        return _unpacked, (self.text, self.catalogue, np.packbits(self.allowed), len(self.allowed))
+        return _unpack_filter, (self.text, self.catalogue, np.packbits(self.allowed), len(self.allowed))
 
 
-def _unpacked(text: str, catalogue: str, bits: np.ndarray, items: int) -> ItemFilter:
+def _unpack_filter(text: str, catalogue: str, bits: np.ndarray, items: int) -> ItemFilter:
+    """Return the filter that `ItemFilter.__reduce__` packed: one bit for each of `items` items."""
     return ItemFilter(text, catalogue, np.unpackbits(bits, count=items).astype(bool))
 
 
@@ -148,5 +149,6 @@ class FilteredBatch(SubCatalogue):
         return found
 
     def _by_pair(self, user_F: Tensor) -> list[tuple[Tensor, SubCatalogue]]:
+        """Return for each mask the places [n] of the prompts [F] that it is for."""
         which_F = self._mask_of_Q.to(user_F.device)[user_F]
         return [((which_F == place).nonzero().squeeze(1), mask) for place, mask in enumerate(self._masks)]

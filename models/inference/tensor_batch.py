@@ -211,7 +211,7 @@ class _Seconds:
 
 
 def _start(waiting: _Waiting[Any, Any]) -> bool:
-    """Mark a question as under way; whether somebody still wants its answer."""
+    """Mark a question as under way. Returns whether its caller still waits for the answer."""
     return waiting.future.set_running_or_notify_cancel()
 
 

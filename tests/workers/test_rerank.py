@@ -76,3 +76,14 @@ def test_a_stage_with_frozen_rows_moves_the_dense_model_alone_and_makes_no_rows(
     world.trainer.train(stage, 0, 2)
     assert world.states() == before
     assert not np.array_equal(world.weights().numpy(), weights.numpy())
+
+
+def test_spreads_are_those_within_the_valid_candidates_of_each_prompt(world):
+    beams = dict(candidates(world))
+    beams["valid"] = beams["valid"].copy()
+    beams["valid"][:, -1] = False
+    score = np.random.default_rng(1).random(beams["valid"].shape)
+    weights = {"own": np.full(len(score), 2.0)}
+    found = world.rollout.sum_spreads(beams, {"own": score}, weights)
+    logp = beams["logp"].sum(-1)[:, :-1]
+    np.testing.assert_allclose(found, [logp.std(1).sum(), 2 * score[:, :-1].std(1).sum()], rtol=1e-5)

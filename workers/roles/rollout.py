@@ -225,6 +225,33 @@ class Rollout(DistributeWorker):
         taken = corpus.item_id[corpus.seq.item[events]]
         return lists | {"target": Jagged(taken, np.arange(len(taken) + 1))}
 
+    @method(collect="sum", beams=Shard, scores=Shard, weights=Shard)
+    def sum_spreads(
+        self,
+        beams: Mapping[str, Any],
+        scores: Mapping[str, np.ndarray],
+        weights: Mapping[str, np.ndarray],
+    ) -> np.ndarray:
+        """Return the spreads of log-probabilities and of weighted rewards among candidates.
+
+        Args:
+            beams: Candidates [U, C] as Rollouts on the wire.
+            scores: Scores [U, C] of each reward.
+            weights: What each reward counts for each prompt [U].
+
+        Returns:
+            The two standard deviations within a prompt, [2], summed over prompts.
+        """
+        valid_UC = np.asarray(beams["valid"])
+        reward_UC = np.zeros(valid_UC.shape)
+        for name, score in scores.items():
+            reward_UC = reward_UC + weights[name][:, None] * np.nan_to_num(score)
+        some_U = valid_UC.any(1)
+        values = [np.asarray(beams["logp"]).sum(-1, dtype=np.float64), reward_UC]
+        return np.array(
+            [np.nanstd(np.where(valid_UC, each, np.nan)[some_U], axis=1).sum() for each in values]
+        )
+
     @method(collect="concat", lists=Shard)
     def places(self, lists: Mapping[str, Any]) -> np.ndarray:
         """Return the place of what each user took next in their list [U] int64, from 0; `MISSED` where it is not there."""

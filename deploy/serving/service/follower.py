@@ -67,7 +67,7 @@ class Follower:
         threading.Thread(target=watch, name="checkpoints", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking for changes."""
         self._stopped.set()
 
 

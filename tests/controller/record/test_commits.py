@@ -107,6 +107,18 @@ def test_results_of_a_stage_that_is_under_way_again_are_forgotten(run):
     assert not list(run.results.iterdir())
 
 
+def test_a_resume_inside_a_stage_keeps_what_was_re_ranked_before_its_first_step(run):
+    past = history(run)
+    commit(past, PRETRAIN, 6)
+    commit(past, RL, 2)
+    run.results.mkdir()
+    names = ["rl_rerank.json", "rl_rerank.npz", "rl.rewards.rerank.npz"]
+    for name in (*names, "rl_control.json", "rl_control_passes.npz", "rl_unselected.json", "rl.json"):
+        (run.results / name).write_text("{}")
+    past.forget_after(past.find()[1], STAGES)
+    assert sorted(path.name for path in run.results.iterdir()) == sorted(names)
+
+
 def test_only_a_commit_of_this_scenario_is_gone_on_from(run):
     with pytest.raises(ConfigError, match="no whole commit to resume from"):
         history(run).find()
