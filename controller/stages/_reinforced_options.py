@@ -114,7 +114,7 @@ class Control(StrictModel):
     rerank: Annotated[
         bool | None,
         Field(
-            description="whether lists are re-ranked by the rewards; by default where that takes less than a minute"
+            description="whether lists are re-ranked by the rewards; by default where that takes less than two minutes"
         ),
     ] = None
 

@@ -3,7 +3,7 @@
 It is what a trained policy has to beat. Candidates are the likeliest items; their order is by log-probability plus a multiple
 of the weighted rewards, which do not see what the user took next. One multiplier is chosen on validation prompts, by the rule
 that chooses RL's step: the highest trained reward among those that keep `best.least` of the metric. Then test events are ranked
-and held-out users' rewards are taken by it. Where the rewards would take longer than a minute for that, it is left out.
+and held-out users' rewards are taken by it. Where the rewards would take longer than two minutes for that, it is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nonet.workers.runtime import GroupFuture, Shard
 _CANDIDATES = 4  # times as many as a list has
 _VALIDATED = 512  # validation prompts that the multiplier is chosen on
 _AT_ONCE = 256  # prompts that are asked at once, where a step has fewer
-_LONGEST_S = 60.0  # that scoring may take, where the scenario does not ask for it
+_LONGEST_S = 120.0  # that scoring may take, where the scenario does not ask for it
 _SHARES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)
 """Multipliers that are tried, in units of the spread of log-probabilities over that of rewards among a prompt's candidates."""
 
@@ -50,7 +50,7 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
         return
     began = time.monotonic()
     chosen = list(_candidates(session, stage, users, positions))
-    if not _is_quick(session, stage, (time.monotonic() - began) / len(users), recorder):
+    if not _is_quick(session, stage, time.monotonic() - began, len(users), recorder):
         return
     unit = _unit(session, chosen)
     rule = getattr(session.scenario.stages[stage], "best", None)
@@ -79,10 +79,10 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     )
 
 
-def _is_quick(session: Session, stage: str, prompt_s: float, recorder: Recorder) -> bool:
-    """Return whether to go on, from the seconds that candidates of one prompt took; say so where not."""
+def _is_quick(session: Session, stage: str, seconds: float, validated: int, recorder: Recorder) -> bool:
+    """Return whether to go on, from the seconds that candidates of the validation prompts took; say so where not."""
     test, _ = session.evaluator.test_prompts().get(session.deadlines.evaluate)
-    expected_s = prompt_s * (len(test) + len(_SHARES) * _VALIDATED / _CANDIDATES)
+    expected_s = seconds * (len(test) / validated + len(_SHARES) / _CANDIDATES)
     asked = getattr(session.scenario.stages[stage], "control", None)
     if getattr(asked, "rerank", None) or expected_s <= _LONGEST_S:
         return True
