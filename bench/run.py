@@ -28,7 +28,7 @@ BENCHES = {
     ),
     "async": (
         "rl.asynchronous:asynchronous",
-        "RL steps whose rollouts overlap with training beside steps that take turns, with sleeps for work",
+        "RL stages whose rollouts overlap with training beside stages that take turns, with a reward that sleeps",
     ),
     "attention": ("attention.suite:attention", "masks under uni_attention, torch's SDPA and FlexAttention"),
     "beams": ("attention.beams:attention_beams", "beams over one shared prompt and over repeated prompts"),

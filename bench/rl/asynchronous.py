@@ -1,94 +1,121 @@
-"""Rollouts that do not wait beside rollouts that do: sleeps in place of work, through the loop that runs use.
+"""RL stages whose rollouts do not wait beside stages that take turns: whole stages of one run on Ray, with a reward that sleeps.
 
-8 slots answer 64 groups a step, and an update takes as long as a step's rollout takes on average. Times a group: all the same,
-or lognormal, whose 99th percentile is 8 times the median. Synchronous is the same loop with a staleness of 0.
+A run of the small world has the same RL stage several times, with a staleness of 0 and of 1 in turn. Its reward sleeps for
+each prompt as a judge behind a network would take: always the same, or lognormal, whose 99th percentile is 8 times the
+median. Everything else is what any run does: rollouts answer, trainers learn, held-out users are scored.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from nonet.bench.rl.asynchronous_picture import Span, picture_of
-from nonet.controller.stages import PromptGroups, overlapped
-from nonet.random import rng
+from nonet.bench.rl.small_world import write_world
 
-_SLOTS, _GROUPS = 8, 64
-_SIGMA = math.log(8) / 2.3263  # of a lognormal whose 99th percentile is 8 times its median
+_WORKLOADS = {"even": 0.0, "lognormal": 0.894}  # sigma; 0.894 is ln 8 over the normal's 99th percentile
+_SKIPPED = 2  # steps in which a stage warms up
+_REWARD = '''
+import asyncio
+
+import numpy as np
+
+import nonet
+
+
+@nonet.reward
+async def judge(uid, item, valid, *, mean_s: float = 0.1, sigma: float = 0.0):
+    """What few took is worth more; each prompt takes a time of its own, and those of a call are asked at once."""
+    draw = np.random.default_rng([hash(str(each)) & 0xFFFFFFFF for each in uid])
+    await asyncio.sleep(mean_s * draw.lognormal(-(sigma**2) / 2, sigma, len(uid)).max())
+    return item % 7 == 0
+'''
+
+
+class StageClock:
+    """A recorder that keeps the moment of each step of each stage, and how often groups were asked again."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, list[float]] = {}
+        self.aborted: dict[str, float] = {}
+
+    def begin(self, stage: str, *more: Any) -> None:
+        self.at[stage] = []
+
+    def step(self, stage: str, done: int, shown: Mapping[str, float]) -> None:
+        self.at[stage].append(time.perf_counter())
+        self.aborted[stage] = shown.get("aborted", 0.0)
+
+    def step_s(self, stage: str) -> float:
+        """Return the mean seconds of a step of a stage, without its first ones and without the last, which is validated."""
+        steps = [after - before for before, after in pairwise(self.at[stage][_SKIPPED:-1])]
+        return sum(steps) / len(steps)
+
+    def tables(self, *counts: Any) -> None:
+        """Ignore the counts of tables."""
+
+    def metrics(self, *values: Any, **more: Any) -> None:
+        """Ignore metrics."""
+
+    def event(self, *kinds: Any, **more: Any) -> None:
+        """Ignore notes."""
 
 
 def asynchronous(
-    steps: int = 30, mean_ms: float = 20.0, repeats: int = 3, staleness: int = 1, picture: str = ""
+    steps: int = 14, mean_ms: float = 300.0, users: int = 32, repeats: int = 3, staleness: int = 1
 ) -> dict[str, Any]:
-    """A row a workload: steps a second of both, the median ratio of interleaved repeats, and groups asked again."""
+    """Run the stages, and return their steps a second.
+
+    Args:
+        steps: Steps of each stage.
+        mean_ms: Milliseconds that the reward sleeps for a prompt, on average.
+        users: Prompts of a step.
+        repeats: How often each stage is run; those of both kinds take turns.
+        staleness: Updates that may lie between the weights that answered a prompt and its own update.
+    """
+    # Ray's workers yield to everybody else by default: not while they are timed
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's own spelling
+    from nonet.controller.record import RunFolder
+    from nonet.controller.session import Session
+    from nonet.controller.stages import run_stage
+
+    clock, kinds = StageClock(), [(repeat, stale) for repeat in range(repeats) for stale in (0, staleness)]
+    for name, sigma in _WORKLOADS.items():
+        with TemporaryDirectory() as folder:
+            scenario = write_world(Path(folder), "off")
+            (Path(folder) / "judge.py").write_text(_REWARD, encoding="utf-8")
+            head, _, _ = scenario.read_text(encoding="utf-8").partition("  rl: {")
+            for repeat, stale in kinds:
+                head += (
+                    f"  {name}_{repeat}_{stale}: {{use: reinforced, steps: {steps}, users: {users}, lr: 1e-4, control: false, "
+                    f"rollout: {{width: 16, staleness: {stale}}}, "
+                    f"rewards: {{judge: {{use: judge.py, mean_s: {mean_ms / 1e3}, sigma: {sigma}}}}}}}\n"
+                )
+            roles = "roles: {rollout: {workers: 2}, embedding: {workers: 1}}\n"
+            scenario.write_text(head + roles, encoding="utf-8")
+            with Session(str(scenario), run=RunFolder(Path(folder) / "run")) as session:
+                for stage in session.stages:
+                    run_stage(session, stage, clock, lambda: False)  # type: ignore[arg-type]
     rows, ratios = [], {}
-    for name in ("even", "lognormal"):
-        seconds = _times(name, steps, mean_ms / 1e3)
-        found = []
-        for _ in range(repeats):
-            learning = _run(seconds, 0.0, 0)[0] / steps  # a step's rollout alone, as this machine is now
-            waits, _, _ = _run(seconds, learning, 0)
-            goes, aborted, oldest = _run(seconds, learning, staleness)
-            found.append((waits / goes, waits, goes, aborted, oldest))
-        ratio = median(each[0] for each in found)
+    for name in _WORKLOADS:
+        seconds = {
+            stale: [clock.step_s(f"{name}_{each}_{stale}") for each in range(repeats)]
+            for stale in (0, staleness)
+        }
         rows.append(
             {
                 "times": name,
-                "synchronous, steps/s": steps / median(each[1] for each in found),
-                f"staleness {staleness}, steps/s": steps / median(each[2] for each in found),
-                "asked again": max(each[3] for each in found),
-                "oldest trained": max(each[4] for each in found),
+                "synchronous, steps/s": 1 / median(seconds[0]),
+                f"staleness {staleness}, steps/s": 1 / median(seconds[staleness]),
+                "asked again": max(clock.aborted[f"{name}_{each}_{staleness}"] for each in range(repeats)),
             }
         )
-        ratios[f"{name} times, against synchronous"] = ratio
-    if picture:
-        seconds = _times("lognormal", 4, mean_ms / 1e3)
-        learning, panels = _run(seconds, 0.0, 0)[0] / 4, []
-        for old in (0, staleness):
-            spans: list[Span] = []
-            _run(seconds, learning, old, spans)
-            panels.append((f"staleness: {old}", spans))
-        Path(picture).write_text(picture_of(panels, _SLOTS), encoding="utf-8")
-    return {"rows": rows, "ratio": ratios}
-
-
-def _times(name: str, steps: int, mean_s: float) -> list[list[float]]:
-    """Seconds of each group of each step, the same mean for both workloads."""
-    if name == "even":
-        return [[mean_s] * _GROUPS] * steps
-    drawn = rng(7, "bench async").lognormal(-(_SIGMA**2) / 2, _SIGMA, (steps, _GROUPS))
-    return (mean_s * drawn).tolist()
-
-
-def _run(
-    seconds: Sequence[Sequence[float]], learning: float, staleness: int, spans: list[Span] | None = None
-) -> tuple[float, int, int]:
-    """Seconds of the whole, groups asked again, and the age of the oldest that was trained."""
-    groups = PromptGroups(_GROUPS, len(seconds), staleness)
-    began = time.perf_counter()
-
-    def sleep(row: int, step: int, length: float) -> dict[str, float]:
-        start = time.perf_counter() - began
-        time.sleep(length)
-        if spans is not None:
-            spans.append(Span(row, step, start, time.perf_counter() - began))
-        return {}
-
-    with ThreadPoolExecutor(_SLOTS + 1) as threads:
-        done = list(
-            overlapped(
-                groups,
-                _SLOTS,
-                lambda slot, number, version: threads.submit(
-                    sleep, slot, number // _GROUPS, seconds[number // _GROUPS][number % _GROUPS]
-                ),
-                lambda step, batch, answers: threads.submit(sleep, _SLOTS, step, learning),
-            )
+        ratios[f"{name} times, against synchronous"] = median(
+            turns / goes for turns, goes in zip(seconds[0], seconds[staleness], strict=True)
         )
-        wall = time.perf_counter() - began
-    return wall, groups.aborted, max(age for each in done for age in each.ages)
+    return {"rows": rows, "ratio": ratios}

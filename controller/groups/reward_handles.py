@@ -4,15 +4,18 @@ A prompt that a reward fails on is scored once more, by another rank where there
 halved until those that are to blame are found, inside a rank for what raises or hangs, and here for what ends a rank's
 process. Without a score then, a prompt is quarantined: its row is NaN, trainers leave it out, and `quarantined` names it. A
 rank whose process hangs is ended and started again. All attempts of a call together take at most three times the reward's
-`timeout_s`, and no longer than a step may; the time in which a process is started again comes on top.
+`timeout_s`, and no longer than a step may; the time in which a process is started again, and that of other calls which a rank
+answers first, come on top.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -89,6 +92,7 @@ class RewardHandles:
         self.retried = 0
         self._barren: dict[str, set[int]] = {}
         self._calls = 0
+        self._under_way, self._counting = Counter[str](), Lock()
 
     def add(self, name: str, group: WorkerGroup, timeout_s: float) -> None:
         """Add a reward, from the next call on."""
@@ -123,8 +127,27 @@ class RewardHandles:
             DataError: A reward scored nothing in three steps in a row or, if `strict`, has no score for a prompt.
         """
         self._enter(self._stage, "score")
-        found, step = Scores(), self._step_of(step)
         groups = {name: group for name, group in list(self.groups.items()) if names is None or name in names}
+        with self._counting:
+            before = {name: self._under_way[name] for name in groups}
+            self._under_way.update(list(groups))
+        try:
+            return self._score(beams, groups, before, self._step_of(step), strict=strict)
+        finally:
+            with self._counting:
+                self._under_way.subtract(list(groups))
+
+    def _score(
+        self,
+        beams: GroupFuture,
+        groups: Mapping[str, WorkerGroup],
+        before: Mapping[str, int],
+        step: int,
+        *,
+        strict: bool,
+    ) -> Scores:
+        """Have rewards score beams; `before`: how many calls each one was asked before this and has not ended."""
+        found = Scores()
         calls = {name: secrets.token_hex(8) for name in groups}
         futures = {name: group.score(beams, strict, calls[name], retries=1) for name, group in groups.items()}
         told = {name: groups[name].troubles(future, calls[name]) for name, future in futures.items()}
@@ -133,10 +156,13 @@ class RewardHandles:
             pass  # one wait for all of them, looked up from so that each reward is timed by itself
         beams.settle()
         began = time.monotonic()
+        limits = {name: (1 + _ATTEMPTS * before[name]) * self._timeouts_s[name] + _GRACE_S for name in groups}
         for name, future in futures.items():
-            future.within(self._timeouts_s[name] + _GRACE_S)
+            future.within(limits[name])
         for name, future in futures.items():
-            futures[name] = self._settled(name, groups[name], future, beams, calls[name], strict=strict)
+            futures[name] = self._settled(
+                name, groups[name], future, beams, calls[name], limits[name], strict=strict
+            )
         for name, future in futures.items():
             one = _Call(self, name, groups[name], beams, began + float(self.deadlines.step))
             found[name] = one.with_retries(future, told[name], calls[name], found, step)
@@ -186,11 +212,11 @@ class RewardHandles:
         future: GroupFuture,
         beams: GroupFuture,
         call: str,
+        limit: float,
         *,
         strict: bool,
     ) -> GroupFuture:
         """Return scores that are there. The process of a rank that hangs is ended, and its prompts have none."""
-        limit = self._timeouts_s[name] + _GRACE_S
         try:
             return future.settle()
         except DeadlineExceeded as error:

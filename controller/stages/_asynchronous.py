@@ -86,7 +86,6 @@ class _Asynchronous:
         self.start = session.begin_rl(name)
         self.stage = session.stages[name]
         self.slots = session.rollout.group.world
-        self.threads = ThreadPoolExecutor(self.slots + 1, thread_name_prefix=name)
         self._scoring = _Scoring()
         log = session.commits.groups_of(name)
         self.parts = log[0]["of"] if log else groups_a_step(self.stage.users, self.slots)
@@ -94,6 +93,8 @@ class _Asynchronous:
         for number, version in _open(log).items():
             self.note("aborted", number, version)
         staleness = int(cast(Any, session.scenario.stages[name]).rollout.options()["staleness"])
+        under_way = (staleness + 1) * self.parts
+        self.threads = ThreadPoolExecutor(self.slots + under_way + 1, thread_name_prefix=name)
         self.groups = PromptGroups(self.parts, self.stage.steps, staleness, step=self.start, trained=ended)
 
     def to_the_end(self, recorder: Recorder, stopped: Stopped) -> bool:
@@ -135,16 +136,20 @@ class _Asynchronous:
         session.end(self.stage.steps)  # a run that was killed between its last checkpoint and the stage's end
         return True
 
-    def ask(self, slot: int, number: int, version: int) -> Future[Answer]:
-        """Have one rollout answer a group under the published version, and the rewards score what it says."""
+    def ask(self, slot: int, number: int, version: int) -> tuple[Future[GroupFuture], Future[Answer]]:
+        """Have one rollout answer a group under the published version, and the rewards score what it says.
+
+        The rollout is free for another group as soon as its beams are there.
+        """
         step, part = divmod(number, self.parts)
         prompts = Prompts(self.name, step, self.stage.users)
         beams = self.session.rollout.generate_group(slot, prompts, (part, self.parts))
-        return self.threads.submit(self._scored, step, beams)
+        given = self.threads.submit(beams.within(self.session.deadlines.step).settle)
+        return given, self.threads.submit(self._scored, step, given)
 
-    def _scored(self, step: int, beams: GroupFuture) -> Answer:
+    def _scored(self, step: int, given: Future[GroupFuture]) -> Answer:
         """Return beams that are there and what the rewards say of them; several groups are scored at once."""
-        beams.within(self.session.deadlines.step).settle()
+        beams = given.result()
         with self._scoring.together():
             scores = self.session.reward.score(beams, step=step)
         self.note_quarantined(step, scores)

@@ -33,7 +33,8 @@ class Applied:
         return [self.step - version for _, version in self.groups]
 
 
-Ask = Callable[[int, int, int], Future[Any]]  # (slot, group, version) -> its answer
+Ask = Callable[[int, int, int], tuple[Future[Any], Future[Any]]]
+"""(slot, group, version) -> what is done when the slot is free again, and the answer, which may come later"""
 Train = Callable[[int, Sequence[tuple[int, int]], Sequence[Any]], Future[Any]]
 """(step, groups, answers) -> a record"""
 Note = Callable[[str, int, int], None]  # ("begun" | "aborted", group, version)
@@ -50,7 +51,7 @@ def overlapped(
 
     Raises what an answer or an update raised. A caller that leaves early finds in `groups.running` what was under way.
     """
-    free, asked = list(range(slots))[::-1], {}
+    free, busy, asked = list(range(slots))[::-1], {}, {}
     answers: dict[int, Any] = {}
     learning: Future[Any] | None = None
     batch: Sequence[tuple[int, int]] = ()
@@ -59,16 +60,18 @@ def overlapped(
         while free and (number := groups.ask()) is not None:
             note("begun", number, groups.step)
             slot = free.pop()
-            asked[ask(slot, number, groups.step)] = slot, number, groups.step
+            given, answer = ask(slot, number, groups.step)
+            busy[given], asked[answer] = slot, (number, groups.step)
         if learning is None and (taken := groups.take()):
             batch = taken
             learning = train(groups.step, batch, [answers.pop(number) for number, _ in batch])
-        waiting = [*asked, *([learning] if learning else [])]
+        waiting = {*busy, *asked, *([learning] if learning else [])}
         for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            if future is learning:
+            if future in busy:
+                free.append(busy.pop(future))
+            if future not in asked:
                 continue
-            slot, number, version = asked.pop(future)
-            free.append(slot)
+            number, version = asked.pop(future)
             answer = future.result()
             verdict = groups.answered(number, version)
             if verdict == "accepted":

@@ -67,6 +67,8 @@ class Reward:
     columns: Sequence[str] = ()
     device: str = "cpu"
     timeout_s: float = 60.0
+    concurrent: bool = False
+    """Whether several calls of `score` may run at once in one process. An async `score` always may."""
 
     def setup(self) -> None:
         """Runs once in each actor, after `self.device` and `self.timeout_s` are set: load models here, not in `__init__`."""
@@ -97,6 +99,7 @@ class FunctionReward(Reward):
         self.function, self.options = function, dict(options)
         self.arguments, _ = _arguments(function)
         self.columns = [name for name in self.arguments if name not in FIELDS]
+        self.concurrent = inspect.iscoroutinefunction(function)
 
     def score(self, r: Rollouts) -> Any:
         values = [getattr(r, name) if name in FIELDS else _column(r, name) for name in self.arguments]

@@ -5,8 +5,9 @@ to blame by bisection: halves of the failing set are called again until single p
 take at most three times `timeout_s`. A service that cannot be reached is called again with growing pauses, since no single
 prompt is to blame.
 
-Python cannot end a thread. A call that is late is interrupted where it runs Python code, and the reward is made anew, so that no
-state is shared with it. `hung` says that a late call may still run; then its process should be replaced.
+Several calls may be made at once where the reward allows it. Python cannot end a thread. A call that is late is interrupted
+where it runs Python code, and the reward is made anew, so that no state is shared with it. `hung` says that a late call may
+still run; then its process should be replaced.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Attempts:
     def __init__(self, make: Callable[[], Reward], name: str, timeout_s: float):
         self._make, self.name, self.timeout_s = make, name, timeout_s
         self.reward = make()
-        self._stuck = False
+        self._stuck, self._remaking = False, threading.Lock()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -169,8 +170,9 @@ class Attempts:
 
     def _within(self, limit_s: float, rollouts: Rollouts) -> np.ndarray:
         """Return the scores of one call. Raises DataError for what it raises, `Late` where it takes longer."""
-        if self._stuck:
-            self.reward, self._stuck = self._make(), False
+        with self._remaking:
+            if self._stuck:
+                self.reward, self._stuck = self._make(), False
         reward, answers = self.reward, SimpleQueue[Any]()
 
         def work() -> None:

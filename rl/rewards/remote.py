@@ -35,6 +35,7 @@ class HttpReward(Reward):
     """Asks a server by POST. columns: of the items, sent along; token: the environment variable with a bearer token."""
 
     url: ClassVar[str] = ""
+    concurrent = True
 
     def __init__(self, columns: Sequence[str] = (), token: str | None = None):
         self.columns, self._token = list(columns), token

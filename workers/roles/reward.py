@@ -3,14 +3,18 @@
 It joins the columns that the reward asks for, of the items and out of stores (`data.join`) as of each prompt's time, so that
 neither rollout nor controller knows them, and imports torch only if the reward does. A prompt whose score is NaN, of the wrong
 shape, late or an exception has a row of NaN and is named by `troubles`; asked strictly, that is a DataError with the user ids.
-Groups of prompts may be scored at once, so each call is known by a name and its troubles are asked for by that name.
+Groups of prompts may be scored at once, so each call is known by a name and its troubles are asked for by that name. A reward
+that is async or `concurrent` is called for several groups at once; any other for one after another.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -43,10 +47,14 @@ class RewardWorker(DistributeWorker):
         self._joins, self._timeout_s = Joins(joins), timeout_s
         self._run: RunData | None = None
         self._troubles: dict[str, list[Trouble]] = {}
+        self._turn: AbstractContextManager[Any] = Lock()
+        self._shared = Lock()  # of stores and troubles
 
     def setup(self) -> None:
         """Load the reward and let it set itself up."""
         self._attempts = Attempts(self._made, self.name, self._timeout_s)
+        if self.reward.concurrent or inspect.iscoroutinefunction(self.reward.score):
+            self._turn = nullcontext()
 
     def _made(self) -> Reward:
         reward = load_reward(self._use, Path(self._folder), self._options, name=self.name)
@@ -78,7 +86,7 @@ class RewardWorker(DistributeWorker):
         awaited(self.reward.open(run))
         self._run = run
 
-    @method(collect="concat", rollouts=Shard, idempotent=True)
+    @method(collect="concat", rollouts=Shard, idempotent=True, beside=True)
     def score(self, rollouts: Mapping[str, Any], strict: bool = False, call: str = "") -> np.ndarray:
         """Score Rollouts on the wire.
 
@@ -90,7 +98,9 @@ class RewardWorker(DistributeWorker):
         Returns:
             Scores [U, W] float32, 0 where there is no beam, NaN in rows without a score.
         """
-        scores, troubles = self._attempts.score(self._beams(rollouts))
+        beams = self._beams(rollouts)
+        with self._turn:
+            scores, troubles = self._attempts.score(beams)
         if strict and troubles:
             raise DataError(troubles[0].why)
         self._note(call, troubles)
@@ -122,15 +132,17 @@ class RewardWorker(DistributeWorker):
             Scores [n, W] float32 of these rows, NaN without a score.
         """
         prompts = [self._beams(cut(rollouts, row, row + 1)) for row in rows]
-        scores, troubles = self._attempts.one_by_one(prompts, budget_s)
+        with self._turn:
+            scores, troubles = self._attempts.one_by_one(prompts, budget_s)
         self._note(call, troubles)
         return np.concatenate([np.zeros((0, rollouts["valid"].shape[1]), np.float32), *scores])
 
     def _note(self, call: str, troubles: list[Trouble]) -> None:
         """Keep the troubles of a call; those of old calls are forgotten."""
-        self._troubles[call] = troubles
-        while len(self._troubles) > _CALLS:
-            self._troubles.pop(next(iter(self._troubles)))
+        with self._shared:
+            self._troubles[call] = troubles
+            while len(self._troubles) > _CALLS:
+                self._troubles.pop(next(iter(self._troubles)))
 
     @method(collect="concat", scores=Shard, again=Replicate, rows=Replicate, idempotent=True)
     def patched(self, scores: np.ndarray, again: np.ndarray, rows: Sequence[int], total: int) -> np.ndarray:
@@ -158,7 +170,9 @@ class RewardWorker(DistributeWorker):
         beams = join(from_wire(rollouts), self._columns)
         if self._joined:
             asked = beams.item_id, beams.valid, beams.user_id, rollouts["time"]
-            beams = replace(beams, columns=beams.columns | self._joins.beam_columns(self._joined, *asked))
+            with self._shared:
+                joined = self._joins.beam_columns(self._joined, *asked)
+            beams = replace(beams, columns=beams.columns | joined)
         return beams
 
     @method(collect="concat", scores=Shard, idempotent=True)

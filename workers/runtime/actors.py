@@ -112,13 +112,17 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One group call as it is sent: header None where the task's name says how the values are the parameters."""
+    """One group call as it is sent: header None where the task's name says how the values are the parameters.
+
+    beside: whether it runs beside other calls of its ranks, in no order
+    """
 
     role: str
     method: str
     epoch: int
     header: Header | None
     flats: Sequence[Sequence[Any]]
+    beside: bool = False
 
 
 class ActorGroup:
@@ -243,7 +247,8 @@ class ActorGroup:
         """Each rank's actor method under the task's name, made once a name."""
         name = task_name(message.role, message.method, message.epoch)
         if (how, name) not in self._ways:
-            self._ways[how, name] = [getattr(actor, how).options(name=name) for actor in self.actors]
+            group = {"concurrency_group": "beside"} if message.beside else {}
+            self._ways[how, name] = [getattr(actor, how).options(name=name, **group) for actor in self.actors]
         return self._ways[how, name]
 
     def remember(self, message: Message) -> None:

@@ -105,7 +105,7 @@ class WorkerGroup:
         if self.hosts.hurt:
             self.hosts.heal()
         header, flats = self._prepared(name, declaration, args, kwargs)
-        message = Message(self.role, name, self.hosts.epoch, header, flats)
+        message = Message(self.role, name, self.hosts.epoch, header, flats, declaration.beside)
         if declaration.remember:
             self.hosts.remember(message)
         if declaration.collect == "stream":
@@ -123,7 +123,7 @@ class WorkerGroup:
         declaration = declared(self._cls, name)
         wire.speak()
         header, flats = self._prepared(name, declaration, args, kwargs)
-        message = Message(self.role, name, self.hosts.epoch, header, flats)
+        message = Message(self.role, name, self.hosts.epoch, header, flats, declaration.beside)
         ref, actor = self.hosts.send(message, rank), self.hosts.actors[rank]
         return GroupFuture([ref], self.hosts, self.role, name, declaration.collect, timeout_s, actors=[actor])
 

@@ -1,9 +1,9 @@
 """The process behind a worker: one Ray actor that holds one role, or several fused ones.
 
-Three concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads: ping, stacks,
-counters) and `read` (two threads: rows of a published version), which never touch a process group, so a worker deep in a
-collective still answers. A host that Ray
-restarted holds no roles and takes no calls until its group has built it again.
+Four concurrency groups: `work` (one thread: role methods and collectives, in order), `control` (two threads: ping, stacks,
+counters), `read` (two threads: rows of a published version) and `beside` (eight threads: methods declared so). The last three
+never touch a process group, so a worker deep in a collective still answers. A host that Ray restarted holds no roles and takes
+no calls until its group has built it again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Whereabouts:
     devices: tuple[str, ...]
 
 
-@ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2})  # pyright: ignore[reportCallIssue]
+@ray.remote(concurrency_groups={"work": 1, "control": 2, "read": 2, "beside": 8})  # pyright: ignore[reportCallIssue]
 class WorkerActor:
     """One worker process. `orphan_timeout_s`: it exits when it hears nothing from its controller for so long (0: never)."""
 
@@ -64,6 +64,9 @@ class WorkerActor:
         self._orphan_guard = OrphanGuard(orphan_timeout_s)
         self._residents: Residents | None = None
         self._unbuilt: WorkerFailed | None = None
+        self._built = threading.Event()
+        if self._context.was_current_actor_reconstructed:
+            self._built.set()  # its group knows when it is built again; until then calls are refused
 
     def __repr__(self) -> str:
         """What Ray's dashboard, logs and traces call this worker: rollout-3@1f2e3d4c-npu5."""
@@ -93,6 +96,8 @@ class WorkerActor:
         except WorkerFailed as error:
             self._unbuilt = error  # calls that wait behind this one say why, not that a worker died
             raise
+        finally:
+            self._built.set()
         wire.speak()
         return {"node": self._where.node, "pid": os.getpid(), "name": repr(self)}
 
@@ -213,6 +218,7 @@ class WorkerActor:
 
     def _method(self, name: str) -> Callable[..., Any]:
         role, method, epoch = named(name)
+        self._built.wait()  # calls beside others do not queue behind `build`
         if role not in self._roles and self._unbuilt is not None:
             raise self._unbuilt
         if role not in self._roles:

@@ -55,6 +55,7 @@ class Method:
     idempotent: bool
     remember: bool
     away: bool = False
+    beside: bool = False
 
 
 def method(
@@ -63,6 +64,7 @@ def method(
     idempotent: bool = False,
     remember: bool = False,
     away: bool = False,
+    beside: bool = False,
     **markers: Marker,
 ) -> Callable[[_F], _F]:
     """Declare a group method.
@@ -71,6 +73,7 @@ def method(
     idempotent   running it twice does no harm: calls may ask for `retries`
     remember     a worker that was restarted hears the last such call again before it is admitted
     away         it touches no buffer of the device, so it runs while they wait in host memory too
+    beside       several calls run at once, in threads of their own and in no order, also beside other methods
 
     Raises ConfigError on an unknown word, and on a parameter named like a call option (timeout_s, retries).
     """
@@ -89,7 +92,7 @@ def method(
                 raise ConfigError(
                     f"{function.__qualname__} has a parameter {name!r}, which every group call has: name it otherwise"
                 )
-        function.__nonet_method__ = Method(dict(markers), collect, idempotent, remember, away)  # type: ignore[attr-defined]
+        function.__nonet_method__ = Method(dict(markers), collect, idempotent, remember, away, beside)  # type: ignore[attr-defined]
         return function
 
     return declare

@@ -72,6 +72,24 @@ def test_rewards_are_asked_before_the_beams_are_there_and_their_time_counts_from
     ]
 
 
+def test_a_call_that_waits_behind_another_has_the_time_of_both():
+    log: list[str] = []
+    handles = rewards(log)
+
+    class During(Future):
+        """Beams during whose making other beams are scored."""
+
+        def settle(self, timeout_s=None):
+            handles.score(Future("others", log), names={"price"})  # type: ignore[arg-type]
+            return super().settle(timeout_s)
+
+    handles.score(During("rollout.generate", log))  # type: ignore[arg-type]
+    assert "price has 11 s from now" in log  # 1.5 s, three times that of the call before, and five
+    assert "price has 6.5 s from now" in log
+    handles.score(Future("rollout.generate", log))  # type: ignore[arg-type]
+    assert log.count("price has 6.5 s from now") == 2
+
+
 def test_a_slow_rollout_is_named_as_the_rollout():
     with pytest.raises(DeadlineExceeded, match=r"rollout\.generate: no answer within 50 s"):
         rewards([]).score(Future("rollout.generate", [], late=True))  # type: ignore[arg-type]

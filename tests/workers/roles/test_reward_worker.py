@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from ring_world import Ring
@@ -24,10 +26,41 @@ def missing(price):
 """
 
 
+AT_ONCE = """
+import asyncio
+import threading
+import time
+
+import numpy as np
+
+import nonet
+
+met, inside, most = threading.Barrier(2), 0, 0
+
+
+@nonet.reward
+async def meeting(valid):
+    # answers once another call is under way too
+    await asyncio.get_running_loop().run_in_executor(None, met.wait, 30)
+    return np.ones(valid.shape)
+
+
+class Alone(nonet.Reward):
+    def score(self, r):
+        global inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        inside -= 1
+        return np.full(r.valid.shape, most)
+"""
+
+
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory):
     ring = Ring(tmp_path_factory.mktemp("ring"))
     (ring.scenario.parent / "own.py").write_text(OWN)
+    (ring.scenario.parent / "at_once.py").write_text(AT_ONCE)
     return ring
 
 
@@ -65,3 +98,19 @@ def test_hit_is_1_for_the_item_that_came_next(ring):
 def test_a_column_that_items_do_not_have_is_named_before_anything_is_scored(ring):
     with pytest.raises(ConfigError, match="reward 'own' asks for the column 'price'; items have"):
         worker(ring, "own.py:missing")
+
+
+def test_an_async_reward_scores_several_groups_at_once(ring):
+    beams = on_wire(ring.world().beams(width=4))
+    meeting = worker(ring, "at_once.py:meeting")
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(meeting.score, [beams, beams]))
+    assert all(np.array_equal(scores, beams["valid"].astype(np.float32)) for scores in found)
+
+
+def test_a_reward_that_is_not_async_scores_one_group_after_another(ring):
+    beams = on_wire(ring.world().beams(width=4))
+    alone = worker(ring, "at_once.py:Alone")
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(alone.score, [beams] * 3))
+    assert max(scores.max() for scores in found) == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -47,6 +48,11 @@ class Score(nonet.DistributeWorker):
     def sleep(self, seconds):
         time.sleep(seconds if self.rank else 0)
 
+    @nonet.method(collect="list", beside=True)
+    def meet(self):
+        barrier = self.__dict__.setdefault("barrier", threading.Barrier(2))
+        return barrier.wait(60) in (0, 1)
+
     @nonet.method(collect="list")
     def die(self):
         import os
@@ -67,6 +73,12 @@ def test_rows_are_cut_in_order_and_joined_again(groups):
     four, _ = groups
     for n in (0, 1, 3, 4, 5, 33):
         assert four.double(list(range(n))).get(timeout_s=30) == [2 * i for i in range(n)]
+
+
+def test_calls_declared_beside_run_at_once_and_others_in_order(groups):
+    four, _ = groups
+    first, second = four.meet(), four.meet()
+    assert first.get(90) == second.get(90) == [True] * 4
 
 
 def test_marker_at_the_call_overrides(groups):
