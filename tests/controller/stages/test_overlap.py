@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 
 from nonet.controller.stages._overlap import overlapped
@@ -17,11 +18,18 @@ def done(value=None) -> Future:
 def test_a_rollout_answers_the_next_group_while_its_last_one_is_scored():
     scored: dict[int, Future] = {}
 
+    def give_up():
+        scored[0].set_exception(TimeoutError("the rollout waits until its first group is scored"))
+
+    waiting = threading.Timer(10, give_up)
+    waiting.start()
+
     def ask(slot, number, version):
         scored[number] = Future()
         if len(scored) == 2:  # rewards answer only when both groups are there; one rollout made them
             for each, future in scored.items():
                 future.set_result(f"answer {each}")
+            waiting.cancel()
         return done(), scored[number]
 
     learned = []
