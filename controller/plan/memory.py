@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nonet.controller.plan.requests import roles_of
-from nonet.controller.plan.sizes import ModelSize, feature_dims, hot_row_bytes
+from nonet.controller.plan.sizes import ModelSize, feature_dims, hot_row_bytes, table_bytes
 from nonet.controller.scenario import Role, Scenario, StageOptions
 
 RUNTIME_BYTES = 1_500_000_000  # a device's context and collective buffers, a process
@@ -49,7 +49,10 @@ def need(
     keeps = {named[role].kind(role).keeps: role for role in roles if role in named}
     if "training" in keeps:
         role = named[keeps["training"]]
-        fixed |= _trained(role, kind.keeps_reference(body), workers, size, body.optimizer.use)
+        copies = {"reference": int(kind.keeps_reference(body)), "old versions": kind.old_versions(body)}
+        fixed |= _trained(role, copies, workers, size, body.optimizer.use)
+        if stored := _stored_rows(scenario, stage):
+            fixed["rows before they changed"] = stored
         working |= _of_a_step(role, workers, size)
     elif "weights" in keeps:
         fixed["weights"] = float(size.parameters * size.weight_bytes)
@@ -97,7 +100,10 @@ def sequence(scenario: Scenario, size: ModelSize) -> float:
     return float(scenario.data.history * size.positions_an_event + 1)
 
 
-def _trained(role: Role, reference: bool, workers: int, size: ModelSize, optimizer: str) -> dict[str, float]:
+def _trained(
+    role: Role, policies: Mapping[str, int], workers: int, size: ModelSize, optimizer: str
+) -> dict[str, float]:
+    """Return the bytes of the model while it is trained; `policies`: whole copies of it, by what they are for."""
     zero = _zero(role)
     weights = size.parameters * size.weight_bytes
     parts = {"weights": weights / (workers if zero == 3 else 1)}
@@ -106,11 +112,22 @@ def _trained(role: Role, reference: bool, workers: int, size: ModelSize, optimiz
         parts["optimizer"] = _moments(size, moved) / (workers if zero else 1)
         if master := _masters(role, workers, size):
             parts["optimizer"] += master
-    if reference:
-        parts["reference"] = float(weights)
+    parts |= {name: float(weights * count) for name, count in policies.items() if count}
     if copies := _copies(role, workers)[0]:
         parts["copy"] = weights * copies
     return parts | {"gradients": _gradients(role, workers, size)}  # kept between steps, as zeros
+
+
+def _stored_rows(scenario: Scenario, stage: str) -> float:
+    """Return the bytes of sparse rows that a trainer stores before they change, at most: a table's budget, where it has one,
+    else a row and its key for every event of the histories of those steps."""
+    body = scenario.stages[stage]
+    steps, users = body.kind.stored_row_steps(body), body.kind.least_users(body)[0] or 0
+    events, dims, total = steps * users * scenario.data.history, feature_dims(scenario), 0.0
+    for name, budget in table_bytes(scenario).items():
+        rows = sum(events * (dims[each] * 4 + 8) for each in scenario.sparse.tables[name].features or [name])
+        total += min(rows, budget) if budget else rows
+    return total
 
 
 def _masters(role: Role, workers: int, size: ModelSize) -> float:

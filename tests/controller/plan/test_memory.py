@@ -123,3 +123,39 @@ def test_an_optimizer_in_host_memory_is_counted_there():
     assert "trainer.optimizer" not in aside.ledger.peak("pretrain", "trainer").parts
     host = next(line for line in aside.ledger.lines if line.place == "host")
     assert host.parts["trainer.optimizer"] == 2 * parameters * 16 / 2
+
+
+def test_sparse_rows_that_a_reference_needs_as_they_were_are_counted():
+    def kept(table, **rl):
+        asked = scenario(
+            stages={"rl": {**RL, "steps": 100, "users": 64, **rl}},
+            data={
+                "interactions": "events.parquet",
+                "history": 50,
+                "split": {"use": "leave_last_out", "rl": 2},
+            },
+            sparse={"tables": {"item": {"dim": 16, **table}}},
+        )
+        return need(asked, "rl", ("trainer",), 2, model_size(asked), 0).fixed
+
+    rows = "rows before they changed"
+    dpo = {"algorithm": {"use": "dpo"}, "sparse_lr": 1e-3}
+    assert kept({}, **dpo)[rows] == 100 * 64 * 50 * (16 * 4 + 8)
+    assert kept({"budget": "1MB"}, **dpo)[rows] == 1_000_000
+    every = {"use": "dpo", "reference": {"every": 10}}
+    assert kept({}, **dpo | {"algorithm": every})[rows] == 10 * 64 * 50 * (16 * 4 + 8)
+    for frozen in ({"algorithm": {"use": "dpo"}}, {"sparse_lr": 1e-3}):
+        assert rows not in kept({}, **frozen), "no row changes, or there is no reference"
+
+
+def test_versions_that_rollouts_are_compared_with_are_counted():
+    asked = scenario(
+        stages={
+            "rl": {**RL, "sparse_lr": 1e-3, "mismatch": {}, "rollout": {"staleness": 2}},
+        },
+        sparse={"tables": {"item": {"dim": 16}}},
+    )
+    size = model_size(asked)
+    fixed = need(asked, "rl", ("trainer",), 1, size, 0).fixed
+    assert fixed["old versions"] == 3 * size.parameters * 4
+    assert fixed["rows before they changed"] == 3 * RL["users"] * asked.data.history * (16 * 4 + 8)
