@@ -116,7 +116,8 @@ def prompt_batch(
     index, offsets = ranges(ends - np.minimum(known, history), ends)
     uid = [f"{stage}/{epoch}/{u}:{p}" for u, p in zip(users.tolist(), positions.tolist(), strict=True)]
     target = torch.from_numpy(seq.item[events].astype(np.int64))
-    return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid)
+    as_of = np.repeat(seq.time[events], np.diff(offsets))
+    return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid, as_of)
 
 
 def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int) -> Windows:
@@ -153,12 +154,13 @@ def _batch(
     mask: np.ndarray,
     target: torch.Tensor | None,
     uid: list[str],
+    as_of: np.ndarray | None = None,
 ) -> SampleBatch:
     cuts = torch.from_numpy(offsets)
     item = seq.item[index].astype(np.int64)
     context: dict[str, torch.Tensor | Jagged] = {
         name: Jagged(torch.from_numpy(_without_nan(values) if name in seq.columns else values), cuts)
-        for name, values in seq.columns_at(index, np.repeat(user, np.diff(offsets))).items()
+        for name, values in seq.columns_at(index, np.repeat(user, np.diff(offsets)), as_of).items()
     }
     context["item"] = Jagged(torch.from_numpy(seq.keys_of_items(item)), cuts)
     context["user"] = torch.from_numpy(seq.keys_of_users(user))
