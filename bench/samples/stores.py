@@ -152,7 +152,7 @@ def _join(folder: Path, rounds: int) -> Made:
 
 
 def _history(folder: Path, rounds: int) -> Made:
-    """Count the calls that read events as of the past, where features are written nightly and where items change by themselves."""
+    """Count the calls of reads as of the past, where features are written nightly and where items change at their own times."""
     from nonet.bench.samples.hbase_standin import Standin
 
     del folder, rounds

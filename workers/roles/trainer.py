@@ -342,6 +342,11 @@ class Trainer(DistributeWorker):
             parts.append(partial(write_state, json.dumps(dict(state)), self.rank, self.world))
         return parts
 
+    @method(away=True)
+    def join_counts(self) -> dict[str, dict[str, float]]:
+        """Return by join of `data.join` the rows that were looked up and found since the last call."""
+        return self.corpus.joins.pop_counts() if self.corpus.joins else {}
+
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:
         """Read a commit; `stage` when that stage goes on from it (optimizer and reference too)."""
