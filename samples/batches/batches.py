@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nonet.random import rng
+from nonet.random import first_integers
 from nonet.samples.batches.chunks import bounded
 from nonet.samples.batches.prompt_rows import event_at, ranges, visible
 from nonet.samples.sequences import Sequences
@@ -129,8 +129,9 @@ def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch
     rows = np.asarray(rows, np.int64)
     total = seq.train_lengths[rows]
     first = np.minimum(total, history)
-    for i in np.flatnonzero(total > history):
-        first[i] = rng(seed, stage, "window", epoch, int(rows[i])).integers(0, history) or history
+    long = np.flatnonzero(total > history)
+    drawn = first_integers(seed, (stage, "window", epoch), rows[long], history)
+    first[long] = np.where(drawn > 0, drawn, history)
     count = np.where(total > 0, 1 + -(-(total - first) // history), 0)
     nth, _ = ranges(np.zeros(len(rows), np.int64), count)
     lead, begin = np.repeat(first, count), np.repeat(seq.offsets[rows], count)

@@ -8,7 +8,6 @@ from .compression import COUNT as COUNT
 from .compression import KINDS as KINDS
 from .compression import SPAN as SPAN
 from .compression import Compressed as Compressed
-from .compression import FoldedRepeats as FoldedRepeats
 from .compression import compress as compress  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .compression import expand as expand  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .flat import FLAT_FORMAT as FLAT_FORMAT
