@@ -140,13 +140,23 @@ class Feed:
         """A rank's batches of one epoch, from one of its steps on; those without rows are left out."""
         an_epoch = self.steps.an_epoch
         steps = range(number * an_epoch + first_step, (number + 1) * an_epoch)
-        for batch in self.batches(part for step in steps for part in self.slices(step, rank, world)):
+        slices = (part for step in steps for part in self.slices(step, rank, world))
+        for batch in self.batches(slices, shared=world > 1):
             if len(batch):
                 yield batch
 
-    def batches(self, slices: Iterable[Slice], ledger: Ledger | None = None) -> Iterator[Batch]:
-        """What these slices become, in their order, at least one batch each, some of them without rows. They are leased
-        in the ledger as each comes; `Feed.done` or `Ledger.apply_step` makes them done."""
+    def batches(
+        self, slices: Iterable[Slice], ledger: Ledger | None = None, *, shared: bool = False
+    ) -> Iterator[Batch]:
+        """Yield what these slices become, in their order, at least one batch each, some of them without rows.
+
+        They are leased in the ledger as each comes; `Feed.done` or `Ledger.apply_step` makes them done.
+
+        Args:
+            slices: what to read.
+            ledger: the account of rows; None keeps none.
+            shared: whether other processes of this machine read the same row groups, so that each is decoded once.
+        """
         if self.engine == "ray":
             from nonet.samples.streams.ray_engine import on_ray
 
@@ -154,7 +164,7 @@ class Feed:
         else:
             from nonet.samples.streams.local_engine import locally
 
-            made = locally(self, slices)
+            made = locally(self, slices, shared)
         for raw in made:
             if ledger is not None:
                 ledger.lease(raw.slice)
@@ -174,6 +184,16 @@ class Feed:
             ids.append(self.manifest.ids(group, self._rows(each)))
             places.append(each.places)
         return np.concatenate(ids)[np.argsort(np.concatenate(places), kind="stable")]
+
+    def read_group(self, leaf: int, group: int, shared: bool = False) -> Group:
+        """Return a decoded row group of a leaf; a `shared` one is decoded once on this machine. Raises DataError."""
+        from nonet.samples.streams.node_groups import node_groups
+
+        each = self.leaves[leaf]
+        groups = node_groups(each.digest) if shared else None
+        if groups is None:
+            return each.read(group)
+        return groups.read(str(int(each.groups[group])), lambda: each.read(group))
 
     # --- what a slice is ----------------------------------------------------------------------------------------------
 
