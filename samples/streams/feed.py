@@ -14,7 +14,6 @@ What a slice becomes depends on the slice alone, so both engines, and any number
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.ledger import Ledger, Manifest, Order, Slice, Steps
+from nonet.samples.ledger import Ledger, Manifest, Order, Slice, StepRange, Steps
 from nonet.samples.streams.batch import Batch, tensors
 from nonet.samples.streams.leaf import Group, Leaf
 from nonet.samples.streams.operators import Operator, changing_rows
@@ -132,15 +131,14 @@ class Feed:
         """A rank's slices of a global step."""
         return self.steps.slices(step)[rank::world]
 
-    def endless(self, first_step: int, rank: int = 0, world: int = 1) -> Iterator[Slice]:
-        """A rank's slices from a step on, epoch after epoch."""
-        return (part for step in itertools.count(first_step) for part in self.slices(step, rank, world))
+    def endless(self, first_step: int, rank: int = 0, world: int = 1) -> StepRange:
+        """Return a rank's slices from a step on, epoch after epoch."""
+        return StepRange(self.steps, first_step, None, rank, world)
 
     def epoch(self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0) -> Iterator[Batch]:
         """A rank's batches of one epoch, from one of its steps on; those without rows are left out."""
         an_epoch = self.steps.an_epoch
-        steps = range(number * an_epoch + first_step, (number + 1) * an_epoch)
-        slices = (part for step in steps for part in self.slices(step, rank, world))
+        slices = StepRange(self.steps, number * an_epoch + first_step, (number + 1) * an_epoch, rank, world)
         for batch in self.batches(slices, shared=world > 1):
             if len(batch):
                 yield batch
