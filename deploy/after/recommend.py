@@ -200,7 +200,7 @@ def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
     """A user nobody has met, who liked these titles in this order."""
     items = np.array([_item_of(corpus, title) for title in like])
     row = len(corpus.seq)
-    newest = int(corpus.seq.time.max())
+    newest = int(np.asarray(corpus.seq.time).max())
     times = newest + np.arange(len(items))
     return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
 

@@ -248,7 +248,8 @@ def _kinds_so_far(
     event: pa.ChunkedArray, order: np.ndarray, head: np.ndarray, folded: np.ndarray
 ) -> pa.Array:
     """Return per repeat the kinds of its event's rows up to and including it, "buy|click", in alphabetical order."""
-    kind = np.array(event.cast(pa.string()).to_pylist(), object)[order]
+    texts_in_order = event.cast(pa.string()).take(pa.array(order))
+    kind: list[str] = texts_in_order.to_pylist()
     texts, before, known = [], -1, set[str]()
     for row in folded.tolist():
         if head[row] != before:

@@ -25,7 +25,7 @@ from nonet.atomic import replacing
 from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
 from nonet.samples.sequences.compression import FoldedRepeats
-from nonet.samples.sequences.flat import Mapped, is_flat, let_go
+from nonet.samples.sequences.flat import Mapped, WideView, is_flat, let_go
 from nonet.samples.sequences.labels import LABEL_TIME, NEVER
 from nonet.samples.sequences.repeats import MASK, copies, policy, repeat_shares, repeated
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
@@ -189,12 +189,13 @@ class Sequences:
         if start == 0 and stop == len(self):
             return self
         first, last = int(self.offsets[start]), int(self.offsets[stop])
+        time: Any = self.time
         some = replace(
             self,
             user_id=self.user_id[start:stop],
             offsets=self.offsets[start : stop + 1] - first,
             item=self.item[first:last],
-            time=self.time[first:last],
+            time=time.part(first, last) if isinstance(time, WideView) else time[first:last],
             event=self.event[first:last],
             split=self.split[first:last],
             columns={name: values[first:last] for name, values in self.columns.items()},
@@ -374,7 +375,7 @@ def repeat_counts(seq: Sequences) -> np.ndarray:
     counts = np.zeros((2, len(NAMES)), np.int64)
     for some in seq.parts():
         back = some.repeated if some is seq else repeated(some.user, some.item)
-        back = back & ~copies(some.user, some.item, some.time)
+        back = back & ~copies(some.user, some.item, np.asarray(some.time))
         counts[0] += np.bincount(some.split[back], minlength=len(NAMES))
         counts[1] += np.bincount(some.split, minlength=len(NAMES))
     return counts

@@ -93,6 +93,7 @@ from nonet.workers.runtime import (
 IN_FLIGHT = 3
 
 _APART = 3
+_PAGES_EVERY = 64  # steps between which mapped pages of the log stay
 
 REFERENCE_ROWS = (
     "rows.safetensors"  # of a checkpoint's reference: sparse rows that the stage has changed, as they were
@@ -201,6 +202,8 @@ class Trainer(DistributeWorker):
         )
         records = pipeline.run(start, stop)
         self.sparse.stop()
+        if start // _PAGES_EVERY != stop // _PAGES_EVERY:
+            self.corpus.let_go()
         return records
 
     @method(collect="first", stage=Replicate, beams=Shard, scores=Shard, weights=Replicate)
