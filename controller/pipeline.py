@@ -125,6 +125,7 @@ class Pipeline:
             self._timed(name, time.time() - began)
         if body.kind.rolls_out:
             self._probe(name, "after")
+        self._keep_join_counts(name)
         self._evaluate(name, partial(self._ranked, name))
         self._evaluate_aside(unselected_name(name))
         return self._control(name)
@@ -178,6 +179,7 @@ class Pipeline:
         ):
             self._collect(wait=True)
             self._shown_users()
+            self._keep_join_counts()
         began = time.time()
         self.session.prepare(name)
         self._timed(f"rebind {name}", time.time() - began)
@@ -261,6 +263,7 @@ class Pipeline:
             else {}
         )
         shown = self._shown_users()
+        self._keep_join_counts()
         session.run.write_json("results/comparison.json", {"paired": paired, "shown": shown})
         session.trace.collect(session.groups.hosts.values())
         work = {
@@ -270,6 +273,31 @@ class Pipeline:
             "published": session.trainer.published(),
         }
         make_report(session.run, session.scenario, session.size(), self.wall_s, work, session.plan)
+
+    def _keep_join_counts(self, stage: str | None = None) -> None:
+        """Add the rows that joins looked up to results/joins.json: those of a stage's trainers and rewards, or the evaluator's.
+
+        The evaluator is asked only when it has nothing else to do, because a call waits for those before it.
+        """
+        session = self.session
+        if not session.scenario.data.join:
+            return
+        readers: dict[str, Any] = {"evaluator": session.evaluator}
+        if stage is not None:
+            readers = {"trainer": session.trainer.group}
+            if session.scenario.stages[stage].kind.rolls_out:
+                groups = session.rewards_of(stage).groups
+                readers |= {f"reward {name}": group for name, group in groups.items()}
+        kept = session.run.read_json("results/joins.json") or {}
+        for reader, group in readers.items():
+            if not hasattr(group, "join_counts"):
+                continue
+            for counts in group.join_counts().get(session.deadlines.step):
+                for join, values in counts.items():
+                    sums = kept.setdefault(join, {}).setdefault(reader, {})
+                    for key, value in values.items():
+                        sums[key] = sums.get(key, 0) + value
+        session.run.write_json("results/joins.json", kept)
 
     def _timed(self, name: str, seconds: float) -> None:
         self.wall_s[name] = round(self.wall_s.get(name, 0.0) + seconds, 3)

@@ -67,6 +67,7 @@ def make_report(
         "wall_s": dict(wall_s),
         **work,
         "rows": _rows(run),
+        "joins": run.read_json("results/joins.json") or {},
         "machine": machine(run.metrics),
         "sparse": _sparse(run, scenario),
         "absent_reads": _absent(run),

@@ -30,12 +30,14 @@ _JOINED, _ITEMS = 8192, 20_000
 Made = tuple[list[dict[str, Any]], dict[str, float]]
 
 
-def stores(sections: str = "multi_get,join,prefetch", rounds: int = 15) -> dict[str, Any]:
-    """sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), prefetch (runs whose
-    samples are joined over a socket, with and without reading ahead)."""
+def stores(sections: str = "multi_get,join,history,prefetch", rounds: int = 15) -> dict[str, Any]:
+    """sections: multi_get (1,000 keys of 1 KB out of 100,000), join (8,192 rows, Zipf keys, over a socket), history (80,000
+    events of 20,000 items as of times behind several versions), prefetch (runs whose samples are joined over a socket, with and
+    without reading ahead)."""
     parts: dict[str, Callable[[Path, int], Made]] = {
         "multi_get": _multi_get,
         "join": _join,
+        "history": _history,
         "prefetch": _prefetch,
     }
     made: dict[str, Any] = {"rows": [], "ratio": {}}
@@ -147,6 +149,36 @@ def _join(folder: Path, rounds: int) -> Made:
         {"reader": name, "us": value, "rows/s": 1e6 * _JOINED / value} for name, value in us.items()
     ]
     return rows, {"join, rows/s over a happybase loop": us["happybase loop"] / us["join"]}
+
+
+def _history(folder: Path, rounds: int) -> Made:
+    """Count the calls of reads as of the past, where features are written nightly and where items change at their own times."""
+    from nonet.bench.samples.hbase_standin import Standin
+
+    del folder, rounds
+    rows: list[dict[str, Any]] = []
+    ratio: dict[str, float] = {}
+    draw = np.random.default_rng(7)
+    for name, share in (("all items every night", 1.0), ("a third of the items every night", 1 / 3)):
+        server = Standin({"items": ["d"]})
+        store = open_store(f"hbase://127.0.0.1:{server.port}/items", {"price": "d:price float64"})
+        versions = np.zeros(_ITEMS, int)
+        for night in range(100, 600, 100):
+            items = np.flatnonzero(draw.random(_ITEMS) < share)
+            versions[items] += 1
+            store.put(
+                items, pa.table({"price": np.full(len(items), float(night))}), np.full(len(items), night)
+            )
+        keys, times = draw.integers(0, _ITEMS, 4 * _ITEMS), draw.integers(50, 700, 4 * _ITEMS)
+        calls, began = server.faults.calls, time.perf_counter()
+        store.multi_get(keys, as_of=times)
+        seconds, calls = time.perf_counter() - began, server.faults.calls - calls
+        most = (int(versions.max()) + 1) * _ITEMS / 1000
+        rows.append({"history": name, "calls": calls, "calls at most": most, "s": seconds})
+        ratio[f"history, {name}: calls over the bound"] = calls / most
+        store.close()
+        server.close()
+    return rows, ratio
 
 
 def _prefetch(folder: Path, rounds: int) -> Made:

@@ -157,7 +157,7 @@ def _events_of(corpus: Corpus, user: str, row: int) -> Events:
         columns = {name: values[order] for name, values in found["columns"].items()}
         return Events(found["item"][order], found["time"][order], found["event"][order], columns)
     cut = slice(int(seq.offsets[row]), int(seq.offsets[row + 1]))
-    columns = {name: values[cut] for name, values in seq.columns.items()}
+    columns = seq.history_columns(cut.start, cut.stop)
     return Events(seq.item[cut], seq.time[cut], seq.event[cut], columns)
 
 
@@ -200,7 +200,7 @@ def _new_user(corpus: Corpus, like: Sequence[str]) -> tuple[int, int, Corpus]:
     """A user nobody has met, who liked these titles in this order."""
     items = np.array([_item_of(corpus, title) for title in like])
     row = len(corpus.seq)
-    newest = int(corpus.seq.time.max())
+    newest = int(np.asarray(corpus.seq.time).max())
     times = newest + np.arange(len(items))
     return row, len(items), corpus.with_events(_with_history(corpus.seq, row, items, times))
 
@@ -227,6 +227,7 @@ def _with_history(seq: Sequences, row: int, items: np.ndarray, times: np.ndarray
         split=np.full(count, TEST, np.int8),
         columns=columns,
         targets={},
+        folded=None,
         user_key=keys,
     )
 

@@ -29,6 +29,10 @@ def summary(report: Mapping[str, Any]) -> str:
         + "".join(f"{values.get(metric, float('nan')):>{wide[metric]}.4f}" for metric in metrics)
         for name, values in rows.items()
     ]
+    for name, readers in (report.get("joins") or {}).items():
+        looked_up, found = (sum(counts[key] for counts in readers.values()) for key in ("rows", "found"))
+        share = f" ({found / looked_up:.1%})" if looked_up else ""
+        lines.append(f"join {name}: found {found:,} of {looked_up:,} rows{share}")
     wall, peak = report.get("wall_s", {}).get("total", 0), report.get("peak_rss_bytes", 0)
     lines.append(
         f"\n{wall:.0f} s" + (f", {peak / 1e9:.2f} GB at most (PSS of all processes)" if peak else "")

@@ -158,7 +158,9 @@ def made_tables(report: Report) -> list[Table]:
     """How the run was made: time, machine, baselines, work, turns, sparse tables, sizes, versions; those that have rows."""
     return [
         table
-        for table in (made(report) for made in (_wall, _machine, _baselines, _work, _turns, _sparse, _sizes))
+        for table in (
+            made(report) for made in (_wall, _machine, _baselines, _work, _joins, _turns, _sparse, _sizes)
+        )
         if table
     ]
 
@@ -203,6 +205,24 @@ def _work(report: Report) -> Table:
     ]
     note = "Idle: share of the time between a group's first and last call in which it had none. Every call is in trace.json."
     return Table(["group", "idle", "bytes given back"], rows, f"Work. {note}")
+
+
+def _joins(report: Report) -> Table:
+    """Build the table of how many rows each join looked up in its store and found there."""
+    rows = [
+        [
+            name,
+            reader,
+            f"{counts['rows']:,}",
+            f"{counts['found']:,}",
+            percent(counts["found"] / counts["rows"]) if counts["rows"] else "–",
+            f"{number(counts['seconds'], 1)} s",
+        ]
+        for name, readers in _part(report, "joins").items()
+        for reader, counts in readers.items()
+    ]
+    note = "Joins: rows that were looked up by key, as of their time. A row that is not found has missing values."
+    return Table(["join", "read by", "rows", "found", "share", "time"], rows, note)
 
 
 def _machine(report: Report) -> Table:

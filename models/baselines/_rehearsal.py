@@ -7,7 +7,6 @@ first seconds of a run and not behind an hour of fitting.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,17 +58,4 @@ def check_scores(name: str, answer: Any, prompts: int, n_items: int) -> np.ndarr
 
 def _first_users(seq: Sequences, most: int) -> Sequences:
     """The sequences of the first users alone; items keep their places."""
-    users = min(len(seq), most)
-    events = int(seq.offsets[users])
-    return replace(
-        seq,
-        user_id=seq.user_id[:users],
-        offsets=seq.offsets[: users + 1],
-        item=seq.item[:events],
-        time=seq.time[:events],
-        event=seq.event[:events],
-        split=seq.split[:events],
-        columns={key: values[:events] for key, values in seq.columns.items()},
-        targets={key: values[:events] for key, values in seq.targets.items()},
-        user_key=None if seq.user_key is None else seq.user_key[:users],
-    )
+    return seq.part(0, min(len(seq), most))

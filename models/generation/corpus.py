@@ -65,7 +65,10 @@ class Corpus(Catalogue):
     def seq(self) -> Sequences:
         """The events, with what is joined to them; a process that never asks for them never loads them."""
         seq = Sequences.load(Path(self.folders["sequences"]))
-        seq = self.stored.opened(self.folders, seq).sequences() if self.stored else seq
+        if self.stored:
+            folder = Path(self.folders["sequences"])
+            copied = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
+            seq = self.stored.opened(self.folders, seq).sequences(copied)
         return joined_to(seq, self.joins, self.item_id) if self.joins else seq
 
     def events_in_store(self, user: str) -> Mapping[str, Any] | None:

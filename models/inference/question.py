@@ -105,6 +105,7 @@ def packed(questions: Sequence[Question], like: Sequences) -> Sequences:
         split=np.full(int(counts.sum()), TEST, np.int8),
         columns=columns,
         targets={},
+        folded=None,
         user_key=np.array([question.user_key for question in questions], np.int64),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nonet.random import rng
+from nonet.random import first_integers
 from nonet.samples.batches.chunks import bounded
 from nonet.samples.batches.prompt_rows import event_at, ranges, visible
 from nonet.samples.sequences import Sequences
@@ -116,7 +116,8 @@ def prompt_batch(
     index, offsets = ranges(ends - np.minimum(known, history), ends)
     uid = [f"{stage}/{epoch}/{u}:{p}" for u, p in zip(users.tolist(), positions.tolist(), strict=True)]
     target = torch.from_numpy(seq.item[events].astype(np.int64))
-    return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid)
+    as_of = np.repeat(seq.time[events], np.diff(offsets))
+    return _batch(seq, sids_IL, users, index, offsets, np.zeros(len(index), bool), target, uid, as_of)
 
 
 def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch: int, seed: int) -> Windows:
@@ -128,8 +129,9 @@ def windows(seq: Sequences, rows: np.ndarray, *, history: int, stage: str, epoch
     rows = np.asarray(rows, np.int64)
     total = seq.train_lengths[rows]
     first = np.minimum(total, history)
-    for i in np.flatnonzero(total > history):
-        first[i] = rng(seed, stage, "window", epoch, int(rows[i])).integers(0, history) or history
+    long = np.flatnonzero(total > history)
+    drawn = first_integers(seed, (stage, "window", epoch), rows[long], history)
+    first[long] = np.where(drawn > 0, drawn, history)
     count = np.where(total > 0, 1 + -(-(total - first) // history), 0)
     nth, _ = ranges(np.zeros(len(rows), np.int64), count)
     lead, begin = np.repeat(first, count), np.repeat(seq.offsets[rows], count)
@@ -153,12 +155,13 @@ def _batch(
     mask: np.ndarray,
     target: torch.Tensor | None,
     uid: list[str],
+    as_of: np.ndarray | None = None,
 ) -> SampleBatch:
     cuts = torch.from_numpy(offsets)
     item = seq.item[index].astype(np.int64)
     context: dict[str, torch.Tensor | Jagged] = {
         name: Jagged(torch.from_numpy(_without_nan(values) if name in seq.columns else values), cuts)
-        for name, values in seq.columns_at(index, np.repeat(user, np.diff(offsets))).items()
+        for name, values in seq.columns_at(index, np.repeat(user, np.diff(offsets)), as_of).items()
     }
     context["item"] = Jagged(torch.from_numpy(seq.keys_of_items(item)), cuts)
     context["user"] = torch.from_numpy(seq.keys_of_users(user))

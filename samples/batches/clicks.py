@@ -164,6 +164,9 @@ class Clicks:
         known = np.ones(len(past), bool)
         if self.known_from is not None:
             known = self.known_from[past] <= np.repeat(seq.time[index], np.diff(cuts))
+        columns = {name: values[index] for name, values in seq.columns.items()}
+        if seq.folded is not None:  # a row knows nothing of the repeats that came after it
+            columns |= seq.folded.columns_at(index, seq.time[index])
         questions = ClickQuestions(
             user=user,
             item=seq.item[index].astype(np.int64),
@@ -173,7 +176,7 @@ class Clicks:
             time=seq.time[index],
             since=np.where(first, -1, seq.time[index] - seq.time[np.maximum(index - 1, 0)]),
             timeless=np.zeros(len(index), bool) if timeless is None else timeless,
-            columns={name: values[index] for name, values in seq.columns.items()},
+            columns=columns,
         )
         return bags_of(questions, self.items, self.features, self.keys)
 

@@ -30,14 +30,27 @@ def row_order(n_rows: int, seed: int, stage: str) -> Order:
 
 
 def prompt_step(
-    seq: Sequences, users_per_step: int, seed: int, stage: str, step: int, among: np.ndarray | None = None
+    seq: Sequences,
+    users_per_step: int,
+    seed: int,
+    stage: str,
+    step: int,
+    among: np.ndarray | None = None,
+    events: np.ndarray | None = None,
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """The epoch, users [P] and positions [P] of the RL prompts of a global step; each event that RL may be asked for
-    once an epoch.
+    """Return the epoch, users [P] and positions [P] of the RL prompts of a global step; each event is asked once an epoch.
 
-    among [N] bool: only these events are asked for (a `target:` mask, or `np.isin(seq.user, users)`).
+    Args:
+        seq: the sequences.
+        users_per_step: prompts of a full step.
+        seed: the seed of the order.
+        stage: the stage whose order it is.
+        step: the global step, from 0.
+        among: [N] bool, only these events are asked for (a `target:` mask, or `np.isin(seq.user, users)`).
+        events: the indices of the events that are asked for, ascending, where the caller has looked for them already.
     """
-    events = rl_events(seq, among)
+    if events is None:
+        events = rl_events(seq, among)
     if not len(events):
         condition = "" if among is None else " that are asked for"
         raise ConfigError(

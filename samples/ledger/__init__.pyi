@@ -6,4 +6,5 @@ from .manifest import DataFile as DataFile
 from .manifest import Manifest as Manifest
 from .order import Order as Order
 from .order import Slice as Slice
+from .order import StepRange as StepRange
 from .order import Steps as Steps

@@ -162,3 +162,39 @@ class Steps:
         return [
             Slice(step, part, epoch, cut, min(cut + self.slice_rows, stop)) for part, cut in enumerate(cuts)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """A rank's slices of the global steps from `first_step` up to `last_step` (None: without end), made as they are asked for."""
+
+    steps: Steps
+    first_step: int
+    last_step: int | None
+    rank: int
+    world: int
+
+    def __iter__(self) -> Iterator[Slice]:
+        step = self.first_step
+        while self.last_step is None or step < self.last_step:
+            yield from self.steps.slices(step)[self.rank :: self.world]
+            step += 1
+
+    def epochs(self) -> Iterator[StepRange]:
+        """Yield the range epoch by epoch."""
+        first, an_epoch = self.first_step, self.steps.an_epoch
+        while self.last_step is None or first < self.last_step:
+            end = (first // an_epoch + 1) * an_epoch
+            last = end if self.last_step is None else min(end, self.last_step)
+            yield StepRange(self.steps, first, last, self.rank, self.world)
+            first = last
+
+    def starting_in(self, start: int, stop: int) -> Iterator[Slice]:
+        """Yield the slices of a range within one epoch that start at its places [start, stop)."""
+        first_of_epoch = self.first_step // self.steps.an_epoch * self.steps.an_epoch
+        first = max(self.first_step, first_of_epoch + start // self.steps.step_rows)
+        last = first_of_epoch + -(-stop // self.steps.step_rows)
+        last = last if self.last_step is None else min(last, self.last_step)
+        for part in StepRange(self.steps, first, last, self.rank, self.world):
+            if start <= part.start < stop:
+                yield part

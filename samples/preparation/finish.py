@@ -61,10 +61,12 @@ class Finish:
     split: Mapping[str, Any]
     folder: Path
 
-    def files(self) -> FlatFiles:
-        """The files, with room for all that is left. Raises OSError where there is none."""
+    def files(self, partitions: Sequence[Partition]) -> FlatFiles:
+        """Return the files, with room for all that is left; times take 32 bits where all fit. Raises OSError for no room."""
         users, events = (sum(column) for column in zip(*self.core.sizes, strict=True))
         fields = {name: (kind, events) for name, kind in self.layout.fields().items()}
+        if all(_fits(part.column("time", "<i8")) for part in partitions):
+            fields["time"] = ("<i4", events)
         fields |= {"split": ("|i1", events), "offsets": ("<i8", users + 1)}
         fields |= {"train_lengths": ("<i8", users), "user_key": ("<i8", users)}
         if not self.layout.text:
@@ -125,6 +127,12 @@ class Finish:
 
     def _renumbered(self, item: np.ndarray) -> np.ndarray:
         return (np.cumsum(self.core.items) - 1).astype(np.int32)[item]
+
+
+def _fits(times: np.ndarray) -> bool:
+    """Whether times fit 32 bits: from 1901 to 2038."""
+    bounds = np.iinfo(np.int32)
+    return bool(len(times) == 0 or (times.min() >= bounds.min and times.max() <= bounds.max))
 
 
 def trained_events(

@@ -102,7 +102,10 @@ def prepare(
     Raises DataError and ConfigError as `build_sequences` does, and DataError, with nothing left behind, where the disk is full.
     """
     log = EventLog(ask.interactions, ask.columns, *([slice_rows] if slice_rows else []))
-    work = root / f"preparing-{_hash([log.state(), _state(ask.items), asdict(ask), partition_rows])[:8]}"
+    work = (
+        root
+        / f"preparing-{_hash([FLAT_FORMAT, log.state(), _state(ask.items), asdict(ask), partition_rows])[:8]}"
+    )
     for other in root.glob("preparing-*"):
         if other != work:
             shutil.rmtree(other, ignore_errors=True)
@@ -200,7 +203,7 @@ class _Job:
         core, layout = finish.core, finish.layout
         users, events = (sum(column) for column in zip(*core.sizes, strict=True))
         self.progress.phase("write", events)
-        files = finish.files()
+        files = finish.files(partitions)
         files.write("offsets", 0, np.zeros(1, np.int64))
         self._each(
             range(len(partitions)),

@@ -19,6 +19,7 @@ import pyarrow.compute
 
 from nonet.errors import ConfigError, DataError
 from nonet.random import rng
+from nonet.samples.sequences.compression import REPEAT_KINDS, REPEAT_TIMES, FoldedRepeats
 from nonet.samples.sequences.labels import LABEL_TIME, NEVER
 from nonet.samples.sequences.split import TRAIN, split_events, training_end
 from nonet.samples.tables import as_numbers, condition, keys_in, matches, names_in
@@ -83,6 +84,8 @@ def build(
         "item_key": keys_in("item", as_numbers(catalogue["item_id"].filter(pa.array(kept_items)))),
         "dropped": dropped,
     }
+    folded = FoldedRepeats.from_events(interactions)
+    arrays["folded"] = None if folded is None else folded.take(order)
     _apply_label_times(arrays, interactions, order, targets or {}, split)
     trained = np.bincount(arrays["item"][arrays["split"] == TRAIN], minlength=int(kept_items.sum()))
     return Built(arrays, item_table(catalogue, kept_items, trained))
@@ -226,7 +229,7 @@ def carried_columns(schema: pa.Schema, columns: Sequence[str] | None) -> tuple[l
     others = {
         field.name: field.type
         for field in schema
-        if field.name not in _KEYS and not field.name.startswith(LABEL_TIME)
+        if field.name not in (*_KEYS, REPEAT_TIMES, REPEAT_KINDS) and not field.name.startswith(LABEL_TIME)
     }
     fits = [name for name, kind in others.items() if _fits(kind)]
     return fits, tuple(f"{name} ({kind})" for name, kind in others.items() if not _fits(kind))

@@ -1,17 +1,19 @@
 """Fixed-period compression: repeated events of a user with one item (or category) within a period become one event.
 
-The event that stays is the first. It says how many it stands for (`count`), the seconds from the first to the last of them
-(`span`) and their kinds (`kinds`), all as of the user's next event: what came at or after that is not in it, so that no sample
-sees what is not older than itself. `expand` gives back every row as it was: the repeats are kept beside, with their places.
-Periods are those of the clock: with 1d, days of UTC. Count and span are int32: eight bytes an event. Samples are strict: they
-see no event of their own second.
+The event that stays is the first. It says how many rows it stands for (`count`), the seconds from the first to the last of them
+(`span`) and their kinds (`kinds`). All three depend on when you look: a sample counts the repeats that are older than itself,
+those that came after other events of the user included, and never a later one. `FoldedRepeats` answers that for any time. The
+columns of the compressed log hold the values as of the user's next event, because a window of training events is read by every
+target behind it. `expand` gives back the checked log row by row. Periods are those of the clock: with 1d, days of UTC. Count and
+span are int32: eight bytes per event. Samples are strict: they see no event of their own second.
 """
 
-# Shapes: R rows of the log, H events that stay, U users.
+# Shapes: R rows of the log, H events that stay, F rows of the log in the order of their events, U users, n events looked at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,103 @@ import pyarrow as pa
 import pyarrow.compute
 
 from nonet.errors import DataError
+from nonet.samples.tables import as_numbers
 
 pc: Any = pyarrow.compute  # its functions are made at import time, unknown to type checkers
 
 COUNT, SPAN, KINDS = "count", "span", "kinds"
+REPEAT_TIMES, REPEAT_KINDS = "repeat:times", "repeat:kinds"
 ROW = "row:"  # a repeat's place in the log
+_FILES = {name: f"repeats-{name}.npy" for name in ("offsets", "time", "kinds")}
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedRepeats:
+    """The rows of the log behind each event of a compressed log.
+
+    Attributes:
+        offsets: [H + 1] int64; event h stands for the rows offsets[h]:offsets[h + 1], itself the first.
+        time: [F] int64 unix seconds, ascending within an event.
+        kinds: [F] the kinds of an event's rows up to and including this one; None where the log has no kinds.
+    """
+
+    offsets: np.ndarray
+    time: np.ndarray
+    kinds: np.ndarray | None
+
+    @classmethod
+    def from_events(cls, events: pa.Table) -> FoldedRepeats | None:
+        """Return the repeats of a compressed log [H]; None for a log that is not compressed."""
+        if REPEAT_TIMES not in events.column_names:
+            return None
+        times = events[REPEAT_TIMES].combine_chunks()
+        folded = np.diff(times.offsets.to_numpy().astype(np.int64))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(folded + 1)])
+        repeats = np.ones(offsets[-1], bool)
+        repeats[offsets[:-1]] = False
+        time = np.empty(offsets[-1], np.int64)
+        time[~repeats], time[repeats] = events["timestamp"].to_numpy(), times.flatten().to_numpy()
+        if REPEAT_KINDS not in events.column_names:
+            return cls(offsets, time, None)
+        kinds = np.empty(offsets[-1], np.int64)
+        kinds[~repeats] = as_numbers(events["event"].cast(pa.string()))
+        kinds[repeats] = as_numbers(events[REPEAT_KINDS].combine_chunks().flatten())
+        return cls(offsets, time, kinds)
+
+    @classmethod
+    def load(cls, folder: Path) -> FoldedRepeats | None:
+        """Map the files that `save` wrote; None where there are none."""
+        if not (folder / _FILES["offsets"]).is_file():
+            return None
+        paths = {name: folder / file for name, file in _FILES.items()}
+        arrays = {
+            name: np.load(path, mmap_mode="r") if path.is_file() else None for name, path in paths.items()
+        }
+        return cls(**arrays)  # pyright: ignore[reportArgumentType]  offsets and time are always written
+
+    def save(self, folder: Path) -> None:
+        """Write one .npy file per field."""
+        for name, file in _FILES.items():
+            if (values := getattr(self, name)) is not None:
+                np.save(folder / file, values)
+
+    def take(self, index: np.ndarray) -> FoldedRepeats:
+        """Return the repeats of events [n], in their order."""
+        starts, lengths = self.offsets[index], self.offsets[index + 1] - self.offsets[index]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return FoldedRepeats(offsets, self.time[rows], None if self.kinds is None else self.kinds[rows])
+
+    def part(self, start: int, stop: int) -> FoldedRepeats:
+        """Return the repeats of events [start, stop) without copying them."""
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        kinds = None if self.kinds is None else self.kinds[first:last]
+        return replace(
+            self, offsets=self.offsets[start : stop + 1] - first, time=self.time[first:last], kinds=kinds
+        )
+
+    def columns_at(self, index: np.ndarray, as_of: np.ndarray) -> dict[str, np.ndarray]:
+        """Return count, span and kinds [n] of events by index [n] from their rows that are older than `as_of` [n].
+
+        An event counts itself, also where it is not older.
+        """
+        some = self.take(index)
+        older = some.time < np.repeat(as_of, np.diff(some.offsets))
+        older[some.offsets[:-1]] = True
+        count = np.add.reduceat(older, some.offsets[:-1], dtype=np.int64) if len(index) else older.astype(int)
+        last = some.offsets[:-1] + count - 1
+        columns = {COUNT: count, SPAN: some.time[last] - some.time[some.offsets[:-1]]}
+        return columns if some.kinds is None else columns | {KINDS: some.kinds[last]}
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """`events` [H]: the log's columns and count, span, kinds. `repeats` [R - H]: the log's columns and its row."""
+    """A compressed log.
+
+    Attributes:
+        events: [H] the log's columns, count, span and kinds, and lists of the times (and kinds so far) of the repeats.
+        repeats: [R - H] the log's columns and each repeat's row in the log.
+    """
 
     events: pa.Table
     repeats: pa.Table
@@ -46,8 +135,9 @@ class Compressed:
 
 
 def added_columns(events: pa.Table) -> list[str]:
-    """Those of count, span and kinds that a compressed log has."""
-    return [name for name in (COUNT, SPAN, KINDS) if name in events.column_names]
+    """Return the columns that a compressed log has beside those of the log."""
+    names = (COUNT, SPAN, KINDS, REPEAT_TIMES, REPEAT_KINDS)
+    return [name for name in names if name in events.column_names]
 
 
 def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = None) -> Compressed:
@@ -70,18 +160,21 @@ def compress(log: pa.Table, period_s: float, by: str, items: pa.Table | None = N
     heads = head == np.arange(len(head))
     repeat = ~heads
     until = _next_time(user[order], time[order], heads)
-    seen = repeat & (time[order] < until[head])
-    count = 1 + np.bincount(head[seen], minlength=len(head))
-    last = time[order].copy()
-    np.maximum.at(last, head[seen], time[order][seen])
     stays = np.sort(order[heads])
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    at = place[stays]
-    events = log.take(pa.array(stays)).append_column(COUNT, pa.array(count[at].astype(np.int32)))
-    events = events.append_column(SPAN, pa.array((last - time[order])[at].astype(np.int32)))
+    at = place[stays]  # of each event that stays, in the order of the log, its place by user and time
+    folded = np.flatnonzero(repeat)
+    folded = folded[np.lexsort((time[order][folded], _places(at, len(order))[head[folded]]))]
+    lengths = np.bincount(head[folded], minlength=len(order))[at]
+    cuts = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32))
+    times = pa.array(time[order][folded])
+    events = log.take(pa.array(stays))
+    events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(cuts, times))
     if "event" in log.column_names:
-        events = events.append_column(KINDS, _kinds(log["event"], order, head, heads | seen, at))
+        kinds = _kinds_so_far(log["event"], order, head, folded)
+        events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(cuts, kinds))
+    events = _with_columns(events, until[at])
     rows = np.sort(order[repeat])
     return Compressed(events, log.take(pa.array(rows)).append_column(ROW, pa.array(rows)))
 
@@ -144,15 +237,40 @@ def _next_time(user: np.ndarray, time: np.ndarray, heads: np.ndarray) -> np.ndar
     return until
 
 
-def _kinds(
-    event: pa.ChunkedArray, order: np.ndarray, head: np.ndarray, visible: np.ndarray, at: np.ndarray
+def _places(at: np.ndarray, size: int) -> np.ndarray:
+    """Return where each number below `size` is among `at`; -1 for those that are not."""
+    places = np.full(size, -1, np.int64)
+    places[at] = np.arange(len(at))
+    return places
+
+
+def _kinds_so_far(
+    event: pa.ChunkedArray, order: np.ndarray, head: np.ndarray, folded: np.ndarray
 ) -> pa.Array:
-    """The kinds of visible events of each one that stays, "click|buy" in the order of the alphabet."""
-    coded = event.cast(pa.string()).combine_chunks().dictionary_encode()
-    names = coded.dictionary.to_pylist()
-    code = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)[order]
-    pairs = np.unique(head[visible] * len(names) + code[visible])
-    of: dict[int, list[str]] = {}
-    for pair in pairs.tolist():
-        of.setdefault(pair // len(names), []).append(names[pair % len(names)])
-    return pa.array(["|".join(sorted(of[row])) for row in at.tolist()], pa.string())
+    """Return per repeat the kinds of its event's rows up to and including it, "buy|click", in alphabetical order."""
+    texts_in_order = event.cast(pa.string()).take(pa.array(order))
+    kind: list[str] = texts_in_order.to_pylist()
+    texts, before, known = [], -1, set[str]()
+    for row in folded.tolist():
+        if head[row] != before:
+            before = int(head[row])
+            known = {kind[before]}
+        known = known | {kind[row]}
+        texts.append("|".join(sorted(known)))
+    return pa.array(texts, pa.string())
+
+
+def _with_columns(events: pa.Table, until: np.ndarray) -> pa.Table:
+    """Add count, span and kinds [H] as of the times `until` [H]."""
+    folded = FoldedRepeats.from_events(events)
+    assert folded is not None
+    columns = folded.columns_at(np.arange(len(events)), until)
+    for name in (COUNT, SPAN):
+        events = events.append_column(name, pa.array(columns[name].astype(np.int32)))
+    if REPEAT_KINDS not in events.column_names:
+        return events
+    so_far, first = events[REPEAT_KINDS].combine_chunks(), events["event"].cast(pa.string()).combine_chunks()
+    last = so_far.offsets.to_numpy()[:-1] + columns[COUNT] - 2
+    seen = columns[COUNT] > 1
+    repeats = so_far.values.take(pa.array(np.where(seen, last, 0), mask=~seen))
+    return events.append_column(KINDS, pc.if_else(pa.array(seen), repeats, first))

@@ -1,4 +1,4 @@
-"""Flat files: the fields of sequences as one .npy each, memory-mapped (format 3).
+"""Flat files: the fields of sequences as one .npy each, memory-mapped (format 4).
 
 Parts of users are written at their places, in any order, into files whose room is reserved first: a disk that fills is an
 error before the first byte, never a signal in a mapping. meta.json comes last; a folder without it holds no sequences.
@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from nonet.errors import DataError
 
-FLAT_META, FLAT_FORMAT = "meta.json", 3
+FLAT_META, FLAT_FORMAT = "meta.json", 4
+_WIDE_TIMES = 3  # the format whose times always take 64 bits
 USER_IDS = "user_id.arrow"
 
 
@@ -57,6 +58,28 @@ class TextIds:
         return np.asarray(self).astype(dtype)
 
 
+class WideView:
+    """An array of 32-bit numbers that stays in its file; what is read of it is int64."""
+
+    dtype = np.dtype(np.int64)
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index].astype(np.int64)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.values.astype(dtype or np.int64)
+
+    def part(self, first: int, last: int) -> WideView:
+        """Return the numbers [first, last) without reading them."""
+        return WideView(self.values[first:last])
+
+
 class Mapped:
     """The files of a folder, opened when they are asked for. Raises DataError where they cannot be read."""
 
@@ -68,10 +91,10 @@ class Mapped:
             raise DataError(
                 f"sequences {folder}: {FLAT_META} is not readable ({error}). Run the tokenise stage again."
             ) from None
-        if self.meta.get("format") != FLAT_FORMAT:
+        if self.meta.get("format") not in (_WIDE_TIMES, FLAT_FORMAT):
             raise DataError(
-                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {FLAT_FORMAT}. Run the tokenise "
-                "stage again."
+                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_WIDE_TIMES} and {FLAT_FORMAT}. "
+                "Run the tokenise stage again."
             )
 
     def array(self, name: str) -> np.ndarray:
@@ -91,7 +114,8 @@ class Mapped:
             "user_id": self._user_id(),
             "offsets": np.asarray(self.array("offsets")),
             "event": event,
-            **{name: self.array(name) for name in ("item", "time", "split", "user_key")},
+            "time": time if (time := self.array("time")).dtype == np.int64 else WideView(time),
+            **{name: self.array(name) for name in ("item", "split", "user_key")},
             "columns": {name: self.array(f"column-{i}") for i, name in enumerate(meta["columns"])},
             "targets": {name: self.array(f"target-{i}") for i, name in enumerate(meta["targets"])},
             "event_names": tuple(meta["event_names"]),
@@ -179,6 +203,6 @@ class GrowingFile:
 def let_go(*arrays: np.ndarray) -> None:
     """Take the pages of mapped arrays out of this process; they are read again when they are asked for."""
     for array in arrays:
-        mapped = getattr(array, "_mmap", None)
+        mapped = getattr(getattr(array, "values", array), "_mmap", None)
         if mapped is not None:
             mapped.madvise(mmap.MADV_DONTNEED)

@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 from nonet.atomic import replacing
 from nonet.errors import DataError
 from nonet.samples.sequences.build import Built, build
-from nonet.samples.sequences.flat import Mapped, is_flat, let_go
-from nonet.samples.sequences.labels import LABEL_TIME
+from nonet.samples.sequences.compression import FoldedRepeats
+from nonet.samples.sequences.flat import Mapped, WideView, is_flat, let_go
+from nonet.samples.sequences.labels import LABEL_TIME, NEVER
 from nonet.samples.sequences.repeats import MASK, copies, policy, repeat_shares, repeated
 from nonet.samples.sequences.split import NAMES, RL, TEST, TRAIN, VALID
 
@@ -55,7 +56,8 @@ class Sequences:
     places · dropped: columns of the interactions that none of these can hold, "name (type)" ·
     repeats: "allow" or "mask", what holds of items that a user has seen (`repeats.py`) ·
     joined: columns out of stores, (dense items [n], user ids [n], times [n]) -> name -> [n]; not saved ·
-    strict: no sample sees events of its own second, whatever their order (compressed logs)
+    strict: no sample sees events of its own second, whatever their order (compressed logs) ·
+    folded: the rows of the log behind each event of a compressed log
     """
 
     user_id: np.ndarray
@@ -73,6 +75,7 @@ class Sequences:
     repeats: str = MASK
     joined: Any = None
     strict: bool = False
+    folded: FoldedRepeats | None = None
 
     @cached_property
     def feature_columns(self) -> tuple[str, ...]:
@@ -87,12 +90,31 @@ class Sequences:
         """
         return self.columns.get(LABEL_TIME + (stage or next(iter(self.targets), "")), self.time)
 
-    def columns_at(self, index: np.ndarray, users: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns [n] of events by index [n], whose user rows [n] are given: those carried, and those joined."""
+    def columns_at(
+        self, index: np.ndarray, users: np.ndarray, as_of: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the columns [n] of events by index [n]: those carried, and those joined.
+
+        Args:
+            index: events [n].
+            users: their user rows [n].
+            as_of: the unix seconds [n] of the samples that read them, for `count`, `span` and `kinds` of a compressed log; by
+                default these are as of the user's next event.
+        """
         columns = {name: self.columns[name][index] for name in self.feature_columns}
+        if self.folded is not None and as_of is not None:
+            columns |= self.folded.columns_at(index, as_of)
         if self.joined is None:
             return columns
         return columns | self.joined(self.item[index], self.user_id[users], self.time[index])
+
+    def history_columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Return the columns of events [start, stop) as a request reads them that comes after all of them."""
+        columns = {name: values[start:stop] for name, values in self.columns.items()}
+        if self.folded is None:
+            return columns
+        index = np.arange(start, stop)
+        return columns | self.folded.columns_at(index, np.full(len(index), NEVER))
 
     def keys_of_users(self, rows: np.ndarray) -> np.ndarray:
         """The sparse keys [B] int64 of user rows [B]."""
@@ -167,17 +189,19 @@ class Sequences:
         if start == 0 and stop == len(self):
             return self
         first, last = int(self.offsets[start]), int(self.offsets[stop])
+        time: Any = self.time
         some = replace(
             self,
             user_id=self.user_id[start:stop],
             offsets=self.offsets[start : stop + 1] - first,
             item=self.item[first:last],
-            time=self.time[first:last],
+            time=time.part(first, last) if isinstance(time, WideView) else time[first:last],
             event=self.event[first:last],
             split=self.split[first:last],
             columns={name: values[first:last] for name, values in self.columns.items()},
             targets={name: values[first:last] for name, values in self.targets.items()},
             user_key=None if self.user_key is None else self.user_key[start:stop],
+            folded=None if self.folded is None else self.folded.part(first, last),
         )
         if "train_lengths" in self.__dict__:
             some.__dict__["train_lengths"] = self.train_lengths[start:stop]
@@ -217,6 +241,8 @@ class Sequences:
                 writer.write_table(table, row_group_size=max(1, len(table)))
         if self.item_key is not None:
             np.save(path.with_name(ITEM_KEYS), self.item_key)
+        if self.folded is not None:
+            self.folded.save(path.parent)
         return path
 
     @classmethod
@@ -253,6 +279,7 @@ class Sequences:
             dropped=tuple(meta.get("dropped", ())),
             repeats=meta.get("repeats", MASK),
             strict=meta.get("strict", False),
+            folded=FoldedRepeats.load(path.parent),
         )
 
     @classmethod
@@ -348,7 +375,7 @@ def repeat_counts(seq: Sequences) -> np.ndarray:
     counts = np.zeros((2, len(NAMES)), np.int64)
     for some in seq.parts():
         back = some.repeated if some is seq else repeated(some.user, some.item)
-        back = back & ~copies(some.user, some.item, some.time)
+        back = back & ~copies(some.user, some.item, np.asarray(some.time))
         counts[0] += np.bincount(some.split[back], minlength=len(NAMES))
         counts[1] += np.bincount(some.split, minlength=len(NAMES))
     return counts

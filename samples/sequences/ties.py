@@ -33,4 +33,5 @@ def shuffle_ties(seq: Sequences, seed: int) -> Sequences:
         event=seq.event[order_N],
         columns={name: values[order_N] for name, values in seq.columns.items()},
         targets={name: values[order_N] for name, values in seq.targets.items()},
+        folded=None if seq.folded is None else seq.folded.take(order_N),
     )

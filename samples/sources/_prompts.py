@@ -24,7 +24,7 @@ class RlPrompts:
 
     def of_step(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Users [U] and positions [U] of a step: a pure function of its number."""
-        return prompt_step(self._seq, self._users, self._seed, self._stage, step, self._among)[1:]
+        return prompt_step(self._seq, self._users, self._seed, self._stage, step, events=self._events)[1:]
 
     def applied(self, step: int, users: np.ndarray, positions: np.ndarray) -> None:
         """A step on these prompts, a rank's share, is over: all of its prompts are done. A loop's own prompts are not counted."""
@@ -45,15 +45,16 @@ class RlPrompts:
 
     @cached_property
     def _steps(self) -> Steps:
-        events = len(rl_events(self._seq, self._among))
-        return Steps(events, self._users, self._users)
+        return Steps(len(self._events), self._users, self._users)
 
     @cached_property
-    def _among(self) -> np.ndarray:
-        return ~np.isin(self._seq.user, kept_out(self._seq, self._seed))
+    def _events(self) -> np.ndarray:
+        """The events that are asked for: looked for once, because a step takes a few out of all."""
+        events = rl_events(self._seq)
+        return events[~np.isin(self._seq.user_of(events), kept_out(self._seq, self._seed, events))]
 
 
-def kept_out(seq: Sequences, seed: int) -> np.ndarray:
-    """A fifth of the users that RL may ask, drawn by the seed; at least one stays in."""
-    users = np.unique(seq.user[rl_events(seq)])
+def kept_out(seq: Sequences, seed: int, events: np.ndarray | None = None) -> np.ndarray:
+    """Draw by the seed a fifth of the users that RL may ask; at least one stays in. `events`: RL's, if they are known."""
+    users = np.unique(seq.user_of(rl_events(seq) if events is None else events))
     return np.sort(rng(seed, "held-out users").permutation(users)[: len(users) // _KEPT_OUT])

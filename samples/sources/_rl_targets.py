@@ -45,7 +45,8 @@ class RlTargets:
 
         seq = self.ask.events()
         target = np.zeros(len(seq.item), bool)
-        target[rl_events(seq, ~np.isin(seq.user, kept_out(seq, self.ask.seed)))] = True
+        events = rl_events(seq)
+        target[events[~np.isin(seq.user_of(events), kept_out(seq, self.ask.seed, events))]] = True
         return target
 
     @cached_property

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nonet.samples.streams import Batch, Feed, Stream
     from nonet.types import SampleBatch
 
-_SLICES = 16  # of a step at most: so many trainers share it at best
+_SLICE_ROWS = 4096  # of a slice at most
 
 
 class FileOptions(StrictModel):
@@ -133,10 +133,8 @@ class FileWindows:
         options = self._options
         dense = Dense(options.user, options.items, options.time, self._index, unit_of(options), self._until)
         stream = options.stream(self.ask.seed).map(dense, workers=options.workers)
-        rows = max(1, -(-self.ask.rows // _SLICES))
-        return stream.open(
-            rows=min(rows, 4096), step_rows=self.ask.rows, engine=self._engine, name=self.ask.stage
-        )
+        rows = min(self.ask.rows, _SLICE_ROWS)
+        return stream.open(rows=rows, step_rows=self.ask.rows, engine=self._engine, name=self.ask.stage)
 
     @cached_property
     def _index(self) -> ItemIndex:
@@ -151,6 +149,7 @@ class FileWindows:
         return self.feed.ledger()
 
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
+        self._cut_steps(world)
         for part in self.feed.slices(step):
             self.ledger.lease(part)
         batches = self._of_step(step, rank, world)
@@ -164,10 +163,18 @@ class FileWindows:
     def restore(self, state: Mapping[str, Any]) -> None:
         pass
 
+    def _cut_steps(self, world: int) -> None:
+        """Cut steps in one slice per trainer, because large slices cost less; the rows of a step stay the same."""
+        rows = min(-(-self.ask.rows // world), _SLICE_ROWS)
+        if rows != self.feed.steps.slice_rows:
+            self.feed.steps = replace(self.feed.steps, slice_rows=rows)
+            self._batches = None
+
     def _of_step(self, step: int, rank: int, world: int) -> list[Batch]:
         """What the rank's slices of a step became; later ones are being made meanwhile."""
         if self._batches is None or step != self._next:
-            self._batches = self.feed.batches(self.feed.endless(step, rank, world))
+            slices = self.feed.endless(step, rank, world)
+            self._batches = self.feed.batches(slices, shared=world > 1)
         self._next = step + 1
         batches, due = [], len(self.feed.slices(step, rank, world))
         while due:

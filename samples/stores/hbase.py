@@ -3,8 +3,8 @@
     open_store("hbase://hb-1:9090/items", {"price": "d:price float64", "shop": "d:shop"})
 
 Distinct keys are read in batches over a few connections. As of a time, the newest cells of all keys come first, in one call a
-batch; only keys whose newest cell is too young are asked for their versions. HBase's cells have times of their own, so each
-column is as of the time by itself; a row without any cell before it is absent.
+batch; older versions are read in batches too (`hbase_versions.py`). HBase's cells have times of their own, so each column is as
+of the time by itself; a row without any cell before it is absent.
 """
 
 # Shapes: K keys asked for, U distinct ones.
@@ -22,6 +22,7 @@ from nonet.errors import ConfigError, DataError
 from nonet.samples.stores.base import Rows, Store, aligned, distinct
 from nonet.samples.stores.cells import Cells
 from nonet.samples.stores.hbase_connections import HBaseConnections, HBasePlace
+from nonet.samples.stores.hbase_versions import VersionSearch
 from nonet.suggest import did_you_mean, listed
 
 _UNITS = {"ms": 1000, "s": 1}
@@ -123,28 +124,22 @@ class HBaseStore(Store):
     def _as_of(
         self, rows: list[bytes], newest: list[Any], columns: list[str], place: np.ndarray, before: np.ndarray
     ) -> Rows:
-        """Each asked key's row as of its time, out of distinct (key, cells) combinations."""
-        chosen = np.full((len(place), len(columns)), -1, np.int64)
-        cells: list[list[bytes]] = [[] for _ in columns]
-        for number, name in enumerate(columns):
-            source = self._cells[name][0]
-            there = [None if row is None else row.get(source) for row in newest]
-            time = np.array([np.iinfo(np.int64).max if cell is None else cell[1] for cell in there], np.int64)
-            cells[number] = [b"" if cell is None else cell[0] for cell in there]
-            fits = time[place] < before
-            chosen[fits, number] = place[fits]
-            late = ~fits & np.array([cell is not None for cell in there], bool)[place]
-            self._older(rows, source, place, before, np.flatnonzero(late), chosen[:, number], cells[number])
+        """Each asked key's row as of its time; a slot is a row's column."""
+        sources = [self._cells[name][0] for name in columns]
+        slots = (place[:, None] * len(columns) + np.arange(len(columns))).reshape(-1)
+        search = VersionSearch(slots, np.repeat(before, len(columns)), len(rows) * len(columns))
+        cells = [None if row is None else row.get(source) for row in newest for source in sources]
+        search.add_versions(np.arange(len(cells)), cells)
+        while groups := list(search.next_groups()):
+            self._read_round(rows, sources, search, groups)
+        chosen = search.answer.reshape(len(place), len(columns))
         found = (chosen >= 0).any(1)
-        index = np.flatnonzero(found)
-        asked = [rows[i] for i in place[index]]
+        chosen, asked = chosen[found], place[found]
         arrays = []
         for number, name in enumerate(columns):
-            at = chosen[index, number]
-            used, back = np.unique(at, return_inverse=True)
-            kept = [None if i < 0 else cells[number][i] for i in used]
-            named = dict(zip(at.tolist(), asked, strict=True))
-            made = self._cells[name][1].decode(kept, [named[i] for i in used.tolist()], self.name)
+            used, first, back = np.unique(chosen[:, number], return_index=True, return_inverse=True)
+            values = [None if i < 0 else search.cells[i] for i in used.tolist()]
+            made = self._cells[name][1].decode(values, [rows[asked[i]] for i in first.tolist()], self.name)
             arrays.append(made.take(pa.array(back)))
         schema = pa.schema([self.schema.field(name) for name in columns])
         return Rows(
@@ -152,38 +147,47 @@ class HBaseStore(Store):
             np.concatenate([np.zeros(1, np.int64), np.cumsum(found)]),
         )
 
-    def _older(
+    def _read_round(
         self,
         rows: list[bytes],
-        source: bytes,
-        place: np.ndarray,
-        before: np.ndarray,
-        late: np.ndarray,
-        chosen: np.ndarray,
-        cells: list[bytes],
+        sources: list[bytes],
+        search: VersionSearch,
+        groups: list[tuple[int, np.ndarray]],
     ) -> None:
-        """Choose for requests [late] among the older versions of their keys' cells; those that are read are added to `cells`."""
-        late = late[np.argsort(place[late], kind="stable")]
-        keys, starts = np.unique(place[late], return_index=True)
-        if not len(keys):
-            return
-        highest = np.maximum.reduceat(before[late], starts)
-        until = dict(zip(keys.tolist(), highest.tolist(), strict=True))
-        groups = np.split(late, starts[1:])
+        """Read one older version of every pending slot, or all of them where few slots share a time."""
+        many = [(time, slots) for time, slots in groups if len(slots) > search.rounds]
+        few = [
+            (time, slot) for time, slots in groups if len(slots) <= search.rounds for slot in slots.tolist()
+        ]
+        parts = []
+        for time, slots in many:
+            rows_of_slots = np.unique(slots // len(sources))
+            wanted = [sources[column] for column in np.unique(slots % len(sources))]
+            for at in range(0, len(rows_of_slots), self._batch):
+                parts.append(([rows[i] for i in rows_of_slots[at : at + self._batch]], wanted, time))
+        found: dict[tuple[int, bytes], Any] = {}
+        for (_, _, time), answer in zip(
+            parts, self._readers.map(lambda part: self._rows(*part), parts), strict=True
+        ):
+            found |= {(time, row): cells for row, cells in answer.items()}
 
-        def versions(key: int) -> list[tuple[bytes, int]]:
+        def versions(asked: tuple[int, int]) -> list[tuple[bytes, int]]:
+            time, slot = asked
+            row, source = rows[slot // len(sources)], sources[slot % len(sources)]
             return self._wire.read(
                 lambda connection: connection.table(self._table).cells(
-                    rows[key], source, versions=1 << 30, timestamp=until[key], include_timestamp=True
+                    row, source, versions=1 << 30, timestamp=time, include_timestamp=True
                 )
             )
 
-        for mine, found in zip(groups, self._readers.map(versions, until), strict=True):
-            found = sorted(found, key=lambda cell: cell[1])
-            time, first = np.array([at for _, at in found], np.int64), len(cells)
-            cells.extend(value for value, _ in found)
-            last = np.searchsorted(time, before[mine]) - 1
-            chosen[mine] = np.where(last >= 0, first + last, -1)
+        for (_, slot), all_versions in zip(few, self._readers.map(versions, few), strict=True):
+            search.add_all_versions(slot, all_versions)
+        for time, slots in many:
+            cells = [
+                found.get((time, rows[slot // len(sources)]), {}).get(sources[slot % len(sources)])
+                for slot in slots.tolist()
+            ]
+            search.add_versions(slots, cells)
 
     def _newest(self, rows: list[bytes], columns: list[str]) -> list[Any]:
         """The newest cells of distinct rows, {source: (value, time)}; None for a row that is not there."""
@@ -191,15 +195,22 @@ class HBaseStore(Store):
         parts = [rows[at : at + self._batch] for at in range(0, len(rows), self._batch)]
 
         def read(part: list[bytes]) -> dict[bytes, Any]:
-            answer = self._wire.read(
-                lambda connection: connection.table(self._table).rows(part, wanted, include_timestamp=True)
-            )
-            return dict(answer)
+            return self._rows(part, wanted)
 
         found: dict[bytes, Any] = {}
         for answer in map(read, parts) if len(parts) == 1 else self._readers.map(read, parts):
             found |= answer
         return [found.get(row) or None for row in rows]
+
+    def _rows(self, rows: list[bytes], sources: list[bytes], before: int | None = None) -> dict[bytes, Any]:
+        """Read rows in one call: the newest cells, or the newest before a time, {row: {source: (value, time)}}."""
+        return dict(
+            self._wire.read(
+                lambda connection: connection.table(self._table).rows(
+                    rows, sources, timestamp=before, include_timestamp=True
+                )
+            )
+        )
 
     def _decoded(self, rows: list[bytes], found: list[Any], columns: list[str]) -> pa.RecordBatch:
         arrays = []

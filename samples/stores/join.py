@@ -118,6 +118,17 @@ class Join:
             self.seconds += time.perf_counter() - began
         return out
 
+    def counts(self) -> dict[str, float]:
+        """Return the rows that were looked up, how many were found, and the seconds that took."""
+        return {"rows": self.rows, "found": self.rows - self.absent, "seconds": self.seconds}
+
+    def pop_counts(self) -> dict[str, float]:
+        """Return the `counts` since the last call."""
+        with self._counting:
+            counts = self.counts()
+            self.rows, self.absent, self.seconds = 0, 0, 0.0
+        return counts
+
 
 class Joins:
     """The joins of a run; their stores are opened when they are first read, in each process anew."""
@@ -212,11 +223,12 @@ class Joins:
         self._opened.clear()
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """By join {"rows", "absent", "seconds"} that this process has read."""
-        return {
-            name: {"rows": join.rows, "absent": join.absent, "seconds": join.seconds}
-            for name, join in self._opened.items()
-        }
+        """Return by join the rows that this process looked up, how many it found, and the seconds that took."""
+        return {name: join.counts() for name, join in self._opened.items()}
+
+    def pop_counts(self) -> dict[str, dict[str, float]]:
+        """Return the `counts` since the last call."""
+        return {name: join.pop_counts() for name, join in self._opened.items()}
 
 
 def _for_models(column: pa.Array) -> np.ndarray:

@@ -14,7 +14,6 @@ What a slice becomes depends on the slice alone, so both engines, and any number
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError, DataError
-from nonet.samples.ledger import Ledger, Manifest, Order, Slice, Steps
+from nonet.samples.ledger import Ledger, Manifest, Order, Slice, StepRange, Steps
 from nonet.samples.streams.batch import Batch, tensors
 from nonet.samples.streams.leaf import Group, Leaf
 from nonet.samples.streams.operators import Operator, changing_rows
@@ -132,21 +131,30 @@ class Feed:
         """A rank's slices of a global step."""
         return self.steps.slices(step)[rank::world]
 
-    def endless(self, first_step: int, rank: int = 0, world: int = 1) -> Iterator[Slice]:
-        """A rank's slices from a step on, epoch after epoch."""
-        return (part for step in itertools.count(first_step) for part in self.slices(step, rank, world))
+    def endless(self, first_step: int, rank: int = 0, world: int = 1) -> StepRange:
+        """Return a rank's slices from a step on, epoch after epoch."""
+        return StepRange(self.steps, first_step, None, rank, world)
 
     def epoch(self, number: int, *, rank: int = 0, world: int = 1, first_step: int = 0) -> Iterator[Batch]:
         """A rank's batches of one epoch, from one of its steps on; those without rows are left out."""
         an_epoch = self.steps.an_epoch
-        steps = range(number * an_epoch + first_step, (number + 1) * an_epoch)
-        for batch in self.batches(part for step in steps for part in self.slices(step, rank, world)):
+        slices = StepRange(self.steps, number * an_epoch + first_step, (number + 1) * an_epoch, rank, world)
+        for batch in self.batches(slices, shared=world > 1):
             if len(batch):
                 yield batch
 
-    def batches(self, slices: Iterable[Slice], ledger: Ledger | None = None) -> Iterator[Batch]:
-        """What these slices become, in their order, at least one batch each, some of them without rows. They are leased
-        in the ledger as each comes; `Feed.done` or `Ledger.apply_step` makes them done."""
+    def batches(
+        self, slices: Iterable[Slice], ledger: Ledger | None = None, *, shared: bool = False
+    ) -> Iterator[Batch]:
+        """Yield what these slices become, in their order, at least one batch each, some of them without rows.
+
+        They are leased in the ledger as each comes; `Feed.done` or `Ledger.apply_step` makes them done.
+
+        Args:
+            slices: what to read.
+            ledger: the account of rows; None keeps none.
+            shared: whether other processes of this machine read the same row groups, so that each is decoded once.
+        """
         if self.engine == "ray":
             from nonet.samples.streams.ray_engine import on_ray
 
@@ -154,7 +162,7 @@ class Feed:
         else:
             from nonet.samples.streams.local_engine import locally
 
-            made = locally(self, slices)
+            made = locally(self, slices, shared)
         for raw in made:
             if ledger is not None:
                 ledger.lease(raw.slice)
@@ -174,6 +182,16 @@ class Feed:
             ids.append(self.manifest.ids(group, self._rows(each)))
             places.append(each.places)
         return np.concatenate(ids)[np.argsort(np.concatenate(places), kind="stable")]
+
+    def read_group(self, leaf: int, group: int, shared: bool = False) -> Group:
+        """Return a decoded row group of a leaf; a `shared` one is decoded once on this machine. Raises DataError."""
+        from nonet.samples.streams.node_groups import node_groups
+
+        each = self.leaves[leaf]
+        groups = node_groups(each.digest) if shared else None
+        if groups is None:
+            return each.read(group)
+        return groups.read(str(int(each.groups[group])), lambda: each.read(group))
 
     # --- what a slice is ----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ counted.
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -111,6 +112,13 @@ class Leaf:
             table = table.select(list(self.files.columns))
         batches = table.combine_chunks().to_batches()
         return Group(batches[0] if batches else _empty(table.schema), keep, bad)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of everything that decides what `read` gives: the files, their contents, the columns and the conditions."""
+        files = [(path, file) for (_, path), file in zip(self._places, self.manifest.files, strict=True)]
+        facts = repr((files, self.files, str(self.schema), self.form))
+        return hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
 
     def _united(self, opened: Sequence[Opened]) -> pa.Schema:
         """The columns of all files and those of their folders. Raises DataError where files cannot be one table."""

@@ -24,10 +24,10 @@ _GROUPS = 2  # decoded ahead of the slices that are being made
 Key = tuple[int, int, int]  # leaf, epoch, row group
 
 
-def locally(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
+def locally(feed: Feed, slices: Iterable[Slice], shared: bool = False) -> Iterator[Raw]:
     """The slices in their order, made ahead by threads; in the caller's own where the stream says `prefetch(0)`."""
     if feed.stream.ahead < 1:
-        yield from _at_once(feed, slices)
+        yield from _at_once(feed, slices, shared)
         return
     workers = max([1, *(operator.workers for operator in feed.stream.operators if isinstance(operator, Map))])
     readers, makers = (
@@ -35,7 +35,7 @@ def locally(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
         ThreadPoolExecutor(workers, "samples-make"),
     )
     try:
-        groups = _Groups(feed, readers)
+        groups = _Groups(feed, readers, shared)
         mine, ahead = tee(slices)
         planned = ((part, feed.parts(part)) for part in ahead)
         per_thread = local()
@@ -75,8 +75,8 @@ def _next(waiting: deque[tuple[Slice, Future[Raw]]], groups: _Groups) -> Raw:
 class _Groups:
     """Decoded row groups, each as long as a planned slice needs it."""
 
-    def __init__(self, feed: Feed, readers: ThreadPoolExecutor):
-        self._feed, self._readers = feed, readers
+    def __init__(self, feed: Feed, readers: ThreadPoolExecutor, shared: bool):
+        self._feed, self._readers, self._shared = feed, readers, shared
         self._decoded: dict[Key, Future[Group]] = {}
         self._uses: dict[Key, int] = {}
         self._slices: dict[Slice, list[Key]] = {}
@@ -91,7 +91,9 @@ class _Groups:
             keys = self._slices[each] = list(dict.fromkeys((p.leaf, p.epoch, p.group) for p in parts))
             for key in keys:
                 if key not in self._decoded:
-                    self._decoded[key] = self._readers.submit(self._feed.leaves[key[0]].read, key[2])
+                    self._decoded[key] = self._readers.submit(
+                        self._feed.read_group, key[0], key[2], self._shared
+                    )
                 self._uses[key] = self._uses.get(key, 0) + 1
 
     def of(self, part: Slice) -> dict[tuple[int, int], Future[Group]]:
@@ -106,14 +108,14 @@ class _Groups:
                 del self._uses[key], self._decoded[key]
 
 
-def _at_once(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
+def _at_once(feed: Feed, slices: Iterable[Slice], shared: bool) -> Iterator[Raw]:
     """Without threads; the newest group of each leaf is kept."""
     kept: dict[int, tuple[int, Group]] = {}
     work = in_turn(feed.stream.operators)
 
     def read(leaf: int, group: int) -> Group:
         if leaf not in kept or kept[leaf][0] != group:
-            kept[leaf] = group, feed.leaves[leaf].read(group)
+            kept[leaf] = group, feed.read_group(leaf, group, shared)
         return kept[leaf][1]
 
     for part in slices:

@@ -1,14 +1,18 @@
 """The Ray engine: the same slices, read by Ray Data's tasks and worked on by its actor pools; only this file imports ray.
 
-Our datasource gives a read task for each run of slices that share row groups. A slice travels as one row: its number, its rows
-as Arrow IPC bytes and its account, so that blocks may be merged as Ray likes and nothing is lost between them. Ray restarts
+Our datasource gives a read task per row group, which knows where the group stands in the epoch's order and finds the slices that
+start in it when it runs. So planning an epoch costs as much as its row groups, not its slices. A slice travels as one row: its
+step and part, its rows as Arrow IPC bytes and its account, so that blocks may be merged as Ray likes and nothing is lost between
+them. Ray restarts
 tasks and actors that die; it costs 2 s to start and a copy through the object store, which pays where maps are heavy or many.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,30 +24,33 @@ from ray.data import ActorPoolStrategy, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from nonet.errors import DataError
-from nonet.samples.ledger import Slice
+from nonet.samples.ledger import Slice, StepRange
 from nonet.samples.streams.feed import Feed, Raw, in_turn
 from nonet.samples.streams.leaf import Group
 from nonet.samples.streams.operators import Map
 
-_RUN = 64  # slices of a read task at most
 _CPUS = 0.5  # that a task or an actor asks for: a run's own roles have the rest
 
 
 def on_ray(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
-    """The slices in their order; a data set an epoch."""
+    """Yield the slices in their order; a data set per epoch."""
     if not ray.is_initialized():
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    for _, every in groupby(slices, lambda part: part.epoch):
-        yield from _of_epoch(feed, every)
-
-
-def _of_epoch(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
-    parts = list(_bounded(feed, slices))
-    if not parts:
+    if isinstance(slices, StepRange):
+        for epoch in slices.epochs():
+            yield from _of_epoch(feed, epoch)
         return
+    for _, every in groupby(slices, lambda part: part.epoch):
+        yield from _of_epoch(feed, list(_bounded(feed, every)))
+
+
+def _of_epoch(feed: Feed, slices: StepRange | list[Slice]) -> Iterator[Raw]:
     there = ray.put(feed)
+    tasks = _tasks(feed, slices)
+    if not tasks:
+        return
     data = ray.data.read_datasource(
-        _Slices(there, feed, parts), override_num_blocks=len(_runs(feed, parts)), num_cpus=_CPUS
+        _Slices(there, feed, tasks), override_num_blocks=len(tasks), num_cpus=_CPUS
     )
     data.context.execution_options.preserve_order = True
     data.context.enable_progress_bars = False
@@ -57,7 +64,7 @@ def _of_epoch(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
             batch_size=None,
             batch_format="pyarrow",
             compute=pool,
-            fn_constructor_args=(feed, parts),
+            fn_constructor_args=(feed,),
             num_cpus=_CPUS,
             zero_copy_batch=True,
         )
@@ -65,9 +72,23 @@ def _of_epoch(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
         for table in data.iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=max(1, feed.stream.ahead)
         ):
-            yield from (_unpacked(feed, parts, table, at) for at in range(len(table)))
+            yield from (_unpacked(feed, table, at) for at in range(len(table)))
     except Exception as error:
         raise _ours(error) from error
+
+
+def _tasks(feed: Feed, slices: StepRange | list[Slice]) -> list[Callable[[], Iterable[Slice]]]:
+    """Return what each read task asks for its slices: the row groups of a range, or runs of a list that share a row group."""
+    if isinstance(slices, StepRange) and len(feed.leaves) == 1:
+        assert slices.last_step is not None
+        epoch, start, _ = feed.steps.places(slices.first_step)
+        stop = feed.steps.places(slices.last_step - 1)[2]
+        tasks: list[Callable[[], Iterable[Slice]]] = []
+        for _, first, last in feed.leaves[0].order.parts(epoch, start, stop):
+            tasks.append(partial(slices.starting_in, start, start + last - first))
+            start += last - first
+        return tasks
+    return [partial(iter, run) for run in _runs(feed, list(slices))]
 
 
 def _ours(error: Exception) -> Exception:
@@ -85,26 +106,21 @@ def _bounded(feed: Feed, slices: Iterable[Slice]) -> Iterator[Slice]:
 
 
 class _Slices(Datasource):
-    """Runs of slices as read tasks."""
+    """Slices as read tasks."""
 
-    def __init__(self, there: Any, feed: Feed, parts: list[Slice]):
-        self._there, self._parts, self._all = there, _runs(feed, parts), parts
+    def __init__(self, there: Any, feed: Feed, tasks: list[Callable[[], Iterable[Slice]]]):
+        self._there, self._tasks = there, tasks
         self._bytes = sum(leaf.bytes for leaf in feed.leaves)
 
     def estimate_inmemory_data_size(self) -> int:
         return 4 * self._bytes
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        tasks = []
-        for numbers in self._parts:
-            facts = BlockMetadata(num_rows=len(numbers), size_bytes=None, input_files=None, exec_stats=None)
-            tasks.append(
-                ReadTask(_reading(self._there, self._all[numbers[0] : numbers[-1] + 1], numbers[0]), facts)
-            )
-        return tasks
+        facts = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [ReadTask(_reading(self._there, task), facts) for task in self._tasks]
 
 
-def _reading(there: Any, parts: list[Slice], first: int) -> Any:
+def _reading(there: Any, slices: Callable[[], Iterable[Slice]]) -> Any:
     def read() -> Iterator[pa.Table]:
         feed: Feed = ray.get(there)
         kept: dict[int, tuple[int, Group]] = {}
@@ -116,9 +132,13 @@ def _reading(there: Any, parts: list[Slice], first: int) -> Any:
 
         heavy = any(isinstance(operator, Map) for operator in feed.stream.operators)
         work = None if heavy else in_turn(feed.stream.operators)
-        for number, part in enumerate(parts, first):
+        none = True
+        for part in slices():
             raw = feed.raw(part, group_of)
-            yield _packed([(number, raw if work is None else feed.worked(raw, work))])
+            yield _packed([raw if work is None else feed.worked(raw, work)])
+            none = False
+        if none:
+            yield _packed([])
 
     return read
 
@@ -126,26 +146,22 @@ def _reading(there: Any, parts: list[Slice], first: int) -> Any:
 class _Work:
     """One actor of the pool: the stream's operators."""
 
-    def __init__(self, feed: Feed, parts: list[Slice]):
-        self._feed = feed
-        self._parts, self._work = parts, in_turn(self._feed.stream.operators)
+    def __init__(self, feed: Feed):
+        self._feed, self._work = feed, in_turn(feed.stream.operators)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        raws = [_unpacked(self._feed, self._parts, table, at) for at in range(len(table))]
-        numbers = table["slice"].to_pylist()
-        return _packed(
-            [(n, self._feed.worked(raw, self._work)) for n, raw in zip(numbers, raws, strict=True)]
-        )
+        raws = [_unpacked(self._feed, table, at) for at in range(len(table))]
+        return _packed([self._feed.worked(raw, self._work) for raw in raws])
 
 
-def _packed(raws: list[tuple[int, Raw]]) -> pa.Table:
-    numbers = pa.array([number for number, _ in raws], pa.int64())
-    skipped = pa.array([list(raw.skipped) for _, raw in raws], pa.list_(pa.int64()))
-    blobs = [_as_bytes(raw.rows) for _, raw in raws]
+def _packed(raws: list[Raw]) -> pa.Table:
+    slices = pa.array([[*astuple(raw.slice)] for raw in raws], pa.list_(pa.int64()))
+    skipped = pa.array([list(raw.skipped) for raw in raws], pa.list_(pa.int64()))
+    blobs = [_as_bytes(raw.rows) for raw in raws]
     ends = np.cumsum([0, *(blob.size for blob in blobs)]).astype(np.int64)
     data = blobs[0] if len(blobs) == 1 else pa.py_buffer(b"".join(blobs))
     rows = pa.Array.from_buffers(pa.large_binary(), len(blobs), [None, pa.py_buffer(ends), data])
-    return pa.table({"slice": numbers, "rows": rows, "skipped": skipped})
+    return pa.table({"slice": slices, "rows": rows, "skipped": skipped})
 
 
 def _as_bytes(rows: pa.RecordBatch) -> pa.Buffer:
@@ -155,21 +171,21 @@ def _as_bytes(rows: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _unpacked(feed: Feed, parts: list[Slice], table: pa.Table, at: int) -> Raw:
-    part = parts[table["slice"][at].as_py()]
+def _unpacked(feed: Feed, table: pa.Table, at: int) -> Raw:
+    part = Slice(*table["slice"][at].as_py())
     with pa.ipc.open_stream(table["rows"][at].as_buffer()) as reader:
         rows = reader.read_next_batch()
     return Raw(part, rows, feed.ranges(part), part.stop - part.start, tuple(table["skipped"][at].as_py()))
 
 
-def _runs(feed: Feed, parts: list[Slice]) -> list[list[int]]:
-    """Numbers of slices that begin in the same row groups, at most `_RUN` of them."""
-    runs: list[list[int]] = []
+def _runs(feed: Feed, slices: list[Slice]) -> list[list[Slice]]:
+    """Return slices in runs that begin in the same row group."""
+    runs: list[list[Slice]] = []
     last: Any = None
-    for number, part in enumerate(parts):
+    for part in slices:
         key = [(each.leaf, each.group) for each in feed.parts(part)][:1]
-        if key != last or len(runs[-1]) >= _RUN:
+        if key != last:
             runs.append([])
-        runs[-1].append(number)
+        runs[-1].append(part)
         last = key
     return runs

@@ -4,11 +4,16 @@ The tokenise stage writes them once, under an address of its own for each data s
 what it needs. Who trains reads the events that the run was made of; who recommends reads all, those that were appended too.
 """
 
-# Shapes: U users, N events, L levels of a semantic id.
+# Shapes: U users, N events, I items, L levels of a semantic id.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
+import shutil
+import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.errors import DataError
-from nonet.samples.sequences import Sequences
+from nonet.samples.sequences import FlatFiles, Sequences
 from nonet.samples.stores import NoStore, Store, create_store, open_store
 
 _EVENTS = {"item": pa.int32(), "time": pa.int64(), "event": pa.int32(), "split": pa.int8()}
@@ -39,8 +44,11 @@ class StoredSequences:
         marks = [Path(folders[kind]).name.rpartition("-")[2] for kind in ("sequences", "sids")]
         return "-".join([self.use.rstrip("/"), *marks])
 
-    def write(self, seq: Sequences, sids: np.ndarray, folders: Mapping[str, str]) -> str:
-        """Write every user that is not there whole; sids [I, L]. The address."""
+    def write(self, seq: Sequences, folders: Mapping[str, str]) -> str:
+        """Write every user that is not there whole, and return the address.
+
+        Semantic ids are not written: whoever reads events has those of the run's own items.
+        """
         use = self.address(folders)
         try:
             store = open_store(use, **self.options)
@@ -49,7 +57,7 @@ class StoredSequences:
             store = create_store(use, _schema(seq), key=key, **self.options)
         if store.stats()["keys"] < len(seq):  # nothing yet, or a process was killed while it wrote
             for start, stop in _parts(seq):
-                store.put(_ids(seq, start, stop), _rows(seq, sids, start, stop))
+                store.put(_ids(seq, start, stop), _rows(seq, start, stop))
         store.close()
         return use
 
@@ -68,22 +76,58 @@ class UserEvents:
             raise DataError(
                 f"{store.name}: it has no {', '.join(missing)}; it holds sequences of another scenario"
             )
-        self._columns = [name for name in wanted.names if name != "sid"]
+        self._columns = wanted.names
 
-    def sequences(self) -> Sequences:
-        """The run's sequences [U users, N events], every event read by its user's key; what was appended since is left out.
+    def sequences(self, folder: Path | None = None) -> Sequences:
+        """Return the run's sequences [U users, N events] as read from the store, memory-mapped.
 
-        Raises DataError for a user who is not there, or has lost events.
+        The events are copied to flat files a few million at a time, so the memory does not grow with the log. What was appended
+        to a user since the run began is left out.
+
+        Args:
+            folder: where the files are kept for all processes of the run; by default they are this process's own.
+
+        Raises:
+            DataError: for a user who is not there, or has lost events.
         """
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in self._columns}
-        for start, stop in _parts(self._seq):
-            for name, values in self._part(start, stop).items():
-                parts[name].append(values)
-        whole = {name: np.concatenate(values) if values else np.empty(0) for name, values in parts.items()}
+        if folder is None:
+            with tempfile.TemporaryDirectory(prefix="nonet-stored-") as name:
+                self._copy(Path(name))
+                return self._mapped(Path(name))  # the files live as long as their mappings
+        if not folder.is_dir():
+            draft = folder.with_name(f"tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
+            draft.mkdir(parents=True)
+            try:
+                self._copy(draft)
+                with contextlib.suppress(OSError):  # another process was first
+                    os.replace(draft, folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+        return self._mapped(folder)
+
+    def _copy(self, folder: Path) -> None:
+        """Copy every user's events to one .npy file per field."""
+        seq = self._seq
+        kinds = {name: self._kind(name).to_pandas_dtype() for name in self._columns}
+        kinds |= {name: np.bool_ for name in self._columns if name.startswith(_TARGET)}
+        files = {name: str(number) for number, name in enumerate(self._columns)}
+        flat = FlatFiles(folder, {files[name]: (kinds[name], len(seq.item)) for name in self._columns})
+        try:
+            for start, stop in _parts(seq):
+                for name, values in self._part(start, stop).items():
+                    flat.write(files[name], int(seq.offsets[start]), values)
+        finally:
+            flat.close()
+
+    def _mapped(self, folder: Path) -> Sequences:
+        arrays = {
+            name: np.load(folder / f"{number}.npy", mmap_mode="r")
+            for number, name in enumerate(self._columns)
+        }
         seq = copy.copy(self._seq)
-        seq.__dict__.update({name: whole[name] for name in _EVENTS})
-        seq.__dict__["columns"] = {name: whole[_COLUMN + name] for name in self._seq.columns}
-        seq.__dict__["targets"] = {name: whole[_TARGET + name].astype(bool) for name in self._seq.targets}
+        seq.__dict__.update({name: arrays[name] for name in _EVENTS})
+        seq.__dict__["columns"] = {name: arrays[_COLUMN + name] for name in self._seq.columns}
+        seq.__dict__["targets"] = {name: arrays[_TARGET + name] for name in self._seq.targets}
         return seq
 
     def of(self, user: Any) -> dict[str, Any] | None:
@@ -114,7 +158,8 @@ class UserEvents:
             new = {name: np.zeros(len(mine), np.int64) for name in rows} | {
                 name: each[mine] for name, each in events.items()
             }
-            new["sid"] = sids[new["item"]].reshape(-1)
+            if "sid" in rows:  # stores of earlier versions hold semantic ids, which nothing reads
+                new["sid"] = sids[new["item"]].reshape(-1)
             for name in rows:
                 old = values.column(name)[int(offsets[at])].as_py() if offsets[at + 1] > offsets[at] else []
                 rows[name].append([*old, *new[name].tolist()])
@@ -171,11 +216,11 @@ def _schema(seq: Sequences) -> pa.Schema:
         _COLUMN + name: pa.int64() if values.dtype.kind == "i" else pa.float32()
         for name, values in seq.columns.items()
     }
-    kinds = {**_EVENTS, "sid": pa.int32(), **columns, **{_TARGET + name: pa.int8() for name in seq.targets}}
+    kinds = {**_EVENTS, **columns, **{_TARGET + name: pa.int8() for name in seq.targets}}
     return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in kinds.items()])
 
 
-def _rows(seq: Sequences, sids: np.ndarray, start: int, stop: int) -> pa.Table:
+def _rows(seq: Sequences, start: int, stop: int) -> pa.Table:
     """A row of lists for each of users [start, stop)."""
     first, last = int(seq.offsets[start]), int(seq.offsets[stop])
     cut = slice(first, last)
@@ -183,16 +228,12 @@ def _rows(seq: Sequences, sids: np.ndarray, start: int, stop: int) -> pa.Table:
     flat: dict[str, np.ndarray] = {name: np.asarray(getattr(seq, name)[cut]) for name in _EVENTS}
     flat |= {_COLUMN + name: np.asarray(values[cut]) for name, values in seq.columns.items()}
     flat |= {_TARGET + name: np.asarray(values[cut]).astype(np.int8) for name, values in seq.targets.items()}
-    codes = sids[flat["item"]].astype(np.int32)
-    arrays = {}
-    for field_ in _schema(seq):
-        if field_.name == "sid":
-            lists = pa.ListArray.from_arrays(pa.array(bounds * codes.shape[1]), pa.array(codes.reshape(-1)))
-        else:
-            lists = pa.ListArray.from_arrays(
-                pa.array(bounds), pa.array(flat[field_.name], field_.type.value_type)
-            )
-        arrays[field_.name] = lists
+    arrays = {
+        field_.name: pa.ListArray.from_arrays(
+            pa.array(bounds), pa.array(flat[field_.name], field_.type.value_type)
+        )
+        for field_ in _schema(seq)
+    }
     return pa.table(arrays)
 
 

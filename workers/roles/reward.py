@@ -69,6 +69,11 @@ class RewardWorker(DistributeWorker):
         """The reward as it is set up."""
         return self._attempts.reward
 
+    @method(away=True)
+    def join_counts(self) -> dict[str, dict[str, float]]:
+        """Return by join of `data.join` the rows that were looked up and found since the last call."""
+        return self._joins.pop_counts()
+
     @method(folders=Replicate, remember=True)
     def open(self, folders: Mapping[str, str]) -> None:
         """Open the item columns that the reward asks for, and what it wants to know of the run."""

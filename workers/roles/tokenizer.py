@@ -209,7 +209,7 @@ class Tokeniser(DistributeWorker):
         facts = facts_of(seq, items, data)
         if data.stored is not None:
             folders = {kind: artifact["path"] for kind, artifact in written.items()}
-            facts["data"]["stored"] = data.stored.write(seq, tokens.sids, folders)
+            facts["data"]["stored"] = data.stored.write(seq, folders)
         facts["data"]["repeats"] = _repeats(seq, data)
         if data.compress is not None:
             facts["data"]["compressed"] = json.loads((root / COMPRESSED).read_bytes())

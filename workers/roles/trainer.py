@@ -93,6 +93,7 @@ from nonet.workers.runtime import (
 IN_FLIGHT = 3
 
 _APART = 3
+_PAGES_EVERY = 64  # steps between which mapped pages of the log stay
 
 REFERENCE_ROWS = (
     "rows.safetensors"  # of a checkpoint's reference: sparse rows that the stage has changed, as they were
@@ -201,6 +202,8 @@ class Trainer(DistributeWorker):
         )
         records = pipeline.run(start, stop)
         self.sparse.stop()
+        if start // _PAGES_EVERY != stop // _PAGES_EVERY:
+            self.corpus.let_go()
         return records
 
     @method(collect="first", stage=Replicate, beams=Shard, scores=Shard, weights=Replicate)
@@ -341,6 +344,11 @@ class Trainer(DistributeWorker):
         if self._opened is not None and (state := self._opened[1].state()):
             parts.append(partial(write_state, json.dumps(dict(state)), self.rank, self.world))
         return parts
+
+    @method(away=True)
+    def join_counts(self) -> dict[str, dict[str, float]]:
+        """Return by join of `data.join` the rows that were looked up and found since the last call."""
+        return self.corpus.joins.pop_counts() if self.corpus.joins else {}
 
     @method(stage=Replicate)
     def load(self, folder: str, stage: StageSetup | None = None) -> None:

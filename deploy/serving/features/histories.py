@@ -97,7 +97,7 @@ class Histories:
             own = self.made([])
         else:
             cut = slice(int(self._seq.offsets[row]), int(self._seq.offsets[row + 1]))
-            columns = {name: values[cut] for name, values in self._seq.columns.items()}
+            columns = self._seq.history_columns(cut.start, cut.stop)
             own = Events(self._seq.item[cut], self._seq.time[cut], self._seq.event[cut], columns)
         posted = self._posted.get(user)
         if posted is None:

@@ -86,7 +86,7 @@ class OpenRun:
     def events_in(self, store: str) -> UserEvents:
         """The events of its users in a store at an address, to which they are written where they are not there yet."""
         stored = StoredSequences(store)
-        stored.write(self.corpus.seq, self.corpus.sids, self.folders)
+        stored.write(self.corpus.seq, self.folders)
         return stored.opened(self.folders, self.corpus.seq)
 
     @cached_property

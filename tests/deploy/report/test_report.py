@@ -7,6 +7,7 @@ import pytest
 
 from nonet.deploy.report.page import page
 from nonet.deploy.report.report import write_report
+from nonet.deploy.report.summaries import summary
 from nonet.deploy.report.tables import made_tables
 from nonet.errors import ConfigError
 
@@ -357,3 +358,14 @@ def test_the_machine_of_every_stage_is_a_table():
     }
     (table,) = made_tables({"machine": {"pretrain": stage}})
     assert table.rows == [["pretrain", "25.0 %", "5 of 20", "1,234", "10.0 %", "70.0 %", "20.0 %"]]
+
+
+def test_a_report_says_how_many_rows_each_join_found():
+    trainer = {"rows": 1000, "found": 800, "seconds": 0.5}
+    joins = {"item": {"trainer": trainer, "evaluator": {"rows": 500, "found": 100, "seconds": 0.1}}}
+    (table,) = made_tables({"joins": joins})
+    assert [row[:5] for row in table.rows] == [
+        ["item", "trainer", "1,000", "800", "80.0 %"],
+        ["item", "evaluator", "500", "100", "20.0 %"],
+    ]
+    assert "join item: found 900 of 1,500 rows (60.0%)" in summary({"joins": joins})

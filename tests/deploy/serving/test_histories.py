@@ -85,7 +85,7 @@ def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_ans
     corpus = served.ring.corpus()
     folders = {"sequences": "sequences-1", "sids": "sids-2"}
     stored = StoredSequences(f"lmdb:{tmp_path / 's'}")
-    stored.write(corpus.seq, corpus.sids, folders)
+    stored.write(corpus.seq, folders)
     events = stored.opened(folders, corpus.seq)
     histories, plain = Histories(corpus, None, stored=events), Histories(corpus, None)
     before = plain.of("100")

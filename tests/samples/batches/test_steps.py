@@ -7,6 +7,7 @@ from nonet.samples.batches.prompt_rows import event_at, prompts, seen
 from nonet.samples.batches.steps import prompt_step, step_rows
 from nonet.samples.ledger.order import Steps
 from nonet.samples.sequences.sequences import RL, TEST, Sequences, build_sequences
+from nonet.samples.sources._prompts import RlPrompts
 
 
 def steps_per_epoch(rows: int, size: int) -> int:
@@ -91,3 +92,19 @@ def test_prompts_are_the_events_of_a_split_and_seen_is_all_before_them():
         start = seq.offsets[users[i]]
         np.testing.assert_array_equal(before[i], seq.item[start : start + positions[i]])
     assert before.values.dtype == np.int64
+
+
+def test_prompts_of_a_step_are_picked_without_looking_at_all_events_again(monkeypatch):
+    seq = _sequences()
+    prompts = RlPrompts(seq, 7, "rl", 4)
+    first = [prompts.of_step(step) for step in range(3)]
+    searches = []
+    monkeypatch.setattr(
+        "nonet.samples.sequences.sequences.Sequences.events_of_split",
+        lambda *_: searches.append(1) or np.zeros(0, np.int64),
+    )
+    again = [prompts.of_step(step) for step in range(3)]
+    assert not searches
+    for (users, positions), (users_again, positions_again) in zip(first, again, strict=True):
+        assert users.tolist() == users_again.tolist()
+        assert positions.tolist() == positions_again.tolist()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from nonet.samples.ledger.order import GROUP_ROWS, Order, Steps
+from nonet.samples.ledger.order import GROUP_ROWS, Order, StepRange, Steps
 
 GROUPS = np.array([50, 3, 17, 100, 1, 29])
 
@@ -57,3 +59,15 @@ def test_another_seed_name_or_group_is_another_digest():
         Order(GROUPS[::-1], 7, "s").digest,
     }
     assert len(digests) == 5
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 3)])
+def test_a_range_of_steps_is_its_slices_and_each_starts_in_one_part_of_the_epoch(rank, world):
+    steps = Steps(1003, 100, 7)
+    every = [part for step in range(5, 25) for part in steps.slices(step)[rank::world]]
+    epochs = list(StepRange(steps, 5, 25, rank, world).epochs())
+    assert [part for epoch in epochs for part in epoch] == every
+    cuts = [0, 1, 214, 251, 700, 1003]  # a slice starts at 214
+    for epoch in epochs:
+        found = [part for start, stop in pairwise(cuts) for part in epoch.starting_in(start, stop)]
+        assert found == list(epoch)

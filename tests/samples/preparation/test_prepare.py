@@ -250,3 +250,26 @@ def test_an_item_that_drops_a_user_who_drops_an_item_goes_on_disk_as_in_memory(t
     built, prepared, items, there = _both(ask, tmp_path / "run")
     _same(built, prepared)
     assert there["item_id"].to_pylist() == items["item_id"].to_pylist() == [10, 11, 12]
+
+
+@pytest.mark.parametrize(("shift", "kind"), [(0, "int32"), (10**9, "int64")])
+def test_times_take_32_bits_on_disk_where_all_fit_and_read_as_64(tmp_path, shift, kind):
+    log = _log(5)
+    log = log.set_column(2, "timestamp", pa.array(log["timestamp"].to_numpy() + shift))
+    built, prepared, *_ = _both(_options(_written(tmp_path / "log", log)), tmp_path / "out")
+    (file,) = (tmp_path / "out").glob("sequences-*/time.npy")
+    assert np.load(file, mmap_mode="r").dtype == kind
+    _same(built, prepared)
+    places = np.array([3, 1, 2])
+    for read in (prepared.time[places], prepared.time[5:9], np.asarray(prepared.part(1, 3).time)):
+        assert read.dtype == np.int64
+    assert prepared.part(1, 3).time[:2].tolist() == built.part(1, 3).time[:2].tolist()
+
+
+def test_sequences_of_format_3_whose_times_take_64_bits_are_read(tmp_path):
+    built, prepared, *_ = _both(_options(_written(tmp_path / "log", _log(5))), tmp_path / "out")
+    (folder,) = (tmp_path / "out").glob("sequences-*")
+    np.save(folder / "time.npy", np.asarray(prepared.time))
+    meta = folder / "meta.json"
+    meta.write_text(meta.read_text().replace('"format": 4', '"format": 3'))
+    _same(built, Sequences.load(folder))

@@ -3,8 +3,9 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.batches import prompt_batch, seen, taught_windows, window_batch
+from nonet.samples.batches import Clicks, prompt_batch, seen, taught_windows, window_batch
 from nonet.samples.sequences import build_sequences, compress, expand
+from nonet.samples.tables import as_numbers
 
 DAY = 86400
 
@@ -62,14 +63,10 @@ def leaks(log: pa.Table, by: str = "item") -> tuple[int, int]:
             batch.context["count"].values.numpy()[event],
         )
         wrong += int((first >= time).sum() + (first + span >= time).sum())
-        wrong += int(
-            (
-                count
-                > _before(
-                    log, items, by, seq.user_id[owner[row]], batch.item.values.numpy()[event], first, time
-                )
-            ).sum()
+        older = _before(
+            log, items, by, seq.user_id[owner[row]], batch.item.values.numpy()[event], first, time
         )
+        wrong += int((count != older).sum() if batch is prompts else (count > older).sum())
         looked += 3 * len(event)
     history = seen(seq, users, positions)
     cuts = np.repeat(np.arange(len(users)), np.diff(history.offsets))
@@ -151,3 +148,76 @@ def test_what_cannot_be_compressed_is_one_line():
         compress(log, DAY, "item")
     with pytest.raises(DataError, match=r"by: category wants data\.items"):
         compress(log.drop_columns(["count"]), DAY, "category")
+
+
+def interleaved() -> pa.Table:
+    """One user who returns to item 1 in between other items, within one day; the times are ten seconds apart."""
+    kinds = ["view", "view", "click", "view", "buy", "view", "view"]
+    times = np.arange(7) * 10
+    return pa.table(
+        {"user_id": [1] * 7, "item_id": [1, 2, 1, 1, 1, 3, 1], "timestamp": times, "event": kinds}
+    )
+
+
+def sequences_of(log: pa.Table):
+    split = {"use": "leave_last_out", "test": 1, "valid": 0, "rl": 0}
+    return build_sequences(compress(log, DAY, "item").events, None, split=split, strict=True)[0]
+
+
+def columns_of_prompt(seq, position: int) -> dict[str, list[int]]:
+    batch = prompt_batch(seq, np.zeros((3, 1), np.int32), [0], [position], history=9, stage="s")
+    return {name: batch.context[name].values.tolist() for name in ("count", "span", "kinds")}
+
+
+def test_a_prompt_counts_the_interleaved_returns_that_are_older_than_itself():
+    seq = sequences_of(interleaved())
+    assert seq.item.tolist() == [0, 1, 2]  # items 1, 2 and 3, each once
+    asked = columns_of_prompt(seq, 2)
+    assert asked["count"] == [4, 1]  # the return at 60 s came after item 3
+    assert asked["span"] == [40, 0]
+    assert asked["kinds"] == as_numbers(np.array(["buy|click|view", "view"])).tolist()
+    assert columns_of_prompt(seq, 1)["count"] == [1]
+
+
+def test_a_request_after_all_events_counts_every_return():
+    seq = sequences_of(interleaved())
+    assert seq.history_columns(0, 3)["count"].tolist() == [5, 1, 1]
+    assert seq.history_columns(0, 3)["span"].tolist() == [60, 0, 0]
+
+
+def test_saved_sequences_count_returns_as_those_in_memory(tmp_path):
+    seq = sequences_of(log_of(40, seed=2))
+    seq.save(tmp_path)
+    users, positions = np.flatnonzero(seq.lengths > 1), np.ones((seq.lengths > 1).sum(), int)
+    sids = np.zeros((4, 1), np.int32)
+    batches = [
+        prompt_batch(one, sids, users, positions, history=9, stage="s")
+        for one in (seq, type(seq).load(tmp_path), seq.part(0, len(seq)))
+    ]
+    counts = [batch.context["count"].values.tolist() for batch in batches]
+    assert counts[0] == counts[1] == counts[2]
+    assert max(counts[0]) > 1
+
+
+@pytest.mark.parametrize("users", [1, 7])
+def test_a_part_of_the_users_keeps_their_returns(users):
+    seq = sequences_of(log_of(30, seed=4))
+    some = seq.part(users, users + 9)
+    first, last = int(seq.offsets[users]), int(seq.offsets[users + 9])
+    whole = seq.history_columns(first, last)["count"]
+    assert some.history_columns(0, last - first)["count"].tolist() == whole.tolist()
+
+
+def test_a_click_row_does_not_know_that_its_event_will_be_repeated():
+    log = interleaved().append_column("clicked", pa.array(np.ones(7)))
+    split = {"use": "leave_last_out", "test": 0, "valid": 0, "rl": 0}
+    events = compress(log, DAY, "item").events
+    assert events["count"].to_pylist() == [1, 1, 1]
+    late = log.set_column(1, "item_id", pa.array([1, 1, 1, 2, 2, 3, 3]))
+    seq, items = build_sequences(
+        compress(late, DAY, "item").events, None, split=split, strict=True, targets={"s": "clicked == 1"}
+    )
+    assert seq.columns["count"].tolist() == [3, 2, 2]
+    bags = Clicks.labelled(seq, items, "s", ["count"], 9).batch(np.arange(3))
+    same = Clicks.labelled(seq, items, "s", ["count"], 9).keys.of("count", np.ones(3, np.int64))
+    assert bags["count"].values.tolist() == same.tolist()

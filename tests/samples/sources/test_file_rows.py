@@ -136,3 +136,38 @@ def test_an_index_finds_texts_sparse_numbers_and_close_numbers_and_says_what_it_
         assert index.find(ids).tolist() == [0, 1, 2]
         absent = pa.array(["zz" if pa.types.is_string(ids.type) else 99, ids[1].as_py()])
         assert index.find(absent).tolist() == [-1, 1]
+
+
+def many_rows(path, rows_a_step: int) -> FileWindows:
+    users = np.arange(200)
+    lists = pa.array([[1 + user % 3, 2] for user in users.tolist()], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"user_id": users, "item_id": lists}), path, row_group_size=50)
+    items = pa.table({"item_id": [1, 2, 3]})
+    sids = np.zeros((3, 2), np.int32)
+    ask = SampleRequest(
+        "pretrain", 7, "users", rows_a_step, 8, None, 1 << 16, (), lambda: None, lambda: items, sids
+    )
+    return FileWindows(ask, {"path": str(path)})
+
+
+def test_a_step_is_read_in_one_slice_per_trainer(tmp_path):
+    for world in (1, 2, 5):
+        made = many_rows(tmp_path / "a.parquet", 40)
+        made.batch(0, 0, world)
+        assert [len(made.feed.slices(0, rank, world)) for rank in range(world)] == [1] * world
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_the_rows_of_a_step_do_not_depend_on_the_number_of_trainers(tmp_path, monkeypatch, world):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def users_of(step: int, ranks: list[FileWindows]) -> list[int]:
+        batches = [each.batch(step, rank, len(ranks)) for rank, each in enumerate(ranks)]
+        return sorted(u for parts in batches for make in parts for u in make().context["user"].tolist())
+
+    alone = [many_rows(tmp_path / "a.parquet", 48)]
+    together = [many_rows(tmp_path / "a.parquet", 48) for _ in range(world)]
+    for step in range(7):  # into a second epoch, over a step that is short
+        assert users_of(step, together) == users_of(step, alone)
+        for each in (*alone, *together):
+            each.ledger.apply_step(step)

@@ -122,3 +122,70 @@ def test_a_server_that_hangs_ends_in_one_line_after_bounded_attempts(server, add
     assert time.monotonic() - began < 10
     server.faults.hung.clear()
     assert len(store.multi_get([1]).values) == 0
+
+
+def read_as_of(store, written: np.ndarray, keys: np.ndarray, times: np.ndarray) -> list[bool]:
+    """Whether each key read as of its time has the newest older value, by hand; written: [2, n] keys and times."""
+    values, offsets = store.multi_get(keys, ["at"], as_of=times)
+    place, at = np.where(np.diff(offsets) > 0, offsets[:-1], -1), values.column("at").to_numpy()
+    got = np.where(place >= 0, at[place], -1)
+    order = np.lexsort(written[::-1])
+    key, time_ = written[0][order], written[1][order]
+    last = np.searchsorted(key * 10**6 + time_, keys * 10**6 + times) - 1
+    want = np.where((last >= 0) & (key[last] == keys), time_[last], -1)
+    return (got == want).tolist()
+
+
+@needs_faults
+def test_features_written_nightly_are_read_as_of_the_past_in_one_call_per_version_and_thousand_items(
+    server, address
+):
+    store = open_store(address, {"at": "d:at int64", "shop": "d:shop"})
+    nights, items = np.array([100, 200, 300, 400]), np.arange(3000)
+    for night in nights.tolist():
+        written = pa.table({"at": np.full(3000, night), "shop": [f"s{night}"] * 3000})
+        store.put(items, written, np.full(3000, night))
+    rng = np.random.default_rng(0)
+    keys, times = rng.integers(0, 3000, 12_000), rng.integers(50, 500, 12_000)
+    before = server.faults.calls
+    values, offsets = store.multi_get(keys, as_of=times)
+    assert server.faults.calls - before <= (4 + 1) * 3000 / 1000
+    there = np.diff(offsets) > 0
+    assert (there == (times > 100)).all()
+    want = nights[np.searchsorted(nights, times[there]) - 1]
+    assert values.column("at").take(pa.array(offsets[:-1][there])).to_pylist() == want.tolist()
+    shops = values.column("shop").take(pa.array(offsets[:-1][there])).to_pylist()
+    assert shops == [f"s{night}" for night in want.tolist()]
+    store.close()
+
+
+@needs_faults
+@pytest.mark.parametrize("seed", range(3))
+def test_items_that_change_at_times_of_their_own_are_read_as_of_the_past_with_few_calls(
+    server, address, seed
+):
+    rng = np.random.default_rng(seed)
+    store = open_store(address, {"at": "d:at int64"}, batch=100)
+    days = np.sort(rng.choice(np.arange(100, 1000), 12, replace=False))
+    written = np.unique(np.stack([rng.integers(0, 900, 3000), days[rng.integers(0, 12, 3000)]]), axis=1)
+    for day in days.tolist():
+        mine = written[0][written[1] == day]
+        store.put(mine, pa.table({"at": np.full(len(mine), day)}), np.full(len(mine), day))
+    keys, times = rng.integers(0, 1000, 5000), rng.integers(50, 1050, 5000)
+    before = server.faults.calls
+    assert all(read_as_of(store, written, keys, times))
+    busiest = np.unique(written[0], return_counts=True)[1].max()
+    assert server.faults.calls - before <= (busiest + 1) * 1000 / 100
+    store.close()
+
+
+@needs_faults
+def test_an_item_with_many_versions_is_read_in_one_call_once_nobody_shares_its_times(server, address):
+    store = open_store(address, {"at": "d:at int64"})
+    for time_ in range(100, 300):
+        store.put([1], pa.table({"at": [time_]}), [time_])
+    written = np.stack([np.ones(200, int), np.arange(100, 300)])
+    before = server.faults.calls
+    assert all(read_as_of(store, written, np.ones(300, int), np.arange(50, 350)))
+    assert server.faults.calls - before == 2
+    store.close()

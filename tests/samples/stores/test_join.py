@@ -108,3 +108,14 @@ def test_a_join_that_cannot_be_names_its_key(tmp_path):
         JoinSetup("item", "item", str(tmp_path / "s"), ["price"], "time").open()
     with pytest.raises(ConfigError, match=r"data\.join\.item: .* no column 'prise'"):
         JoinSetup("item", "item", str(tmp_path / "s"), ["prise"]).open()
+
+
+def test_joins_count_what_they_looked_up_and_found_since_they_were_last_asked(tmp_path):
+    joins = joins_of(tmp_path)
+    columns = joins.event_columns(np.arange(ITEMS), np.arange(ITEMS) % USERS, np.full(ITEMS, 500))
+    found = int((columns["item_at"] != np.iinfo(np.int64).min).sum())
+    counts = joins.pop_counts()
+    assert 0 < found < ITEMS
+    assert (counts["item"]["rows"], counts["item"]["found"]) == (ITEMS, found)
+    assert counts["user"]["rows"] == ITEMS
+    assert joins.pop_counts()["item"]["rows"] == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from nonet.errors import DataError
@@ -45,3 +47,18 @@ def test_an_error_on_ray_is_our_own(files):
 
     with pytest.raises(DataError, match=r"map\(broken.*no such thing; in a slice of"):
         drained(read(str(files)).map(broken), "ray")
+
+
+@pytest.mark.usefixtures("ray_local")
+def test_a_rank_s_share_of_epochs_is_the_same_on_both_engines(files):
+    stream = read(str(files)).shuffle(6).map(Doubled)
+    feeds = [stream.open(rows=40, step_rows=100, engine=engine) for engine in ("ray", "local")]
+    of_epoch = [
+        [batch["user"].tolist() for batch in feed.epoch(1, rank=1, world=3, first_step=2)] for feed in feeds
+    ]
+    assert of_epoch[0] == of_epoch[1]
+    count = feeds[0].steps.an_epoch + 5  # into a second epoch
+    endless = [list(islice(feed.batches(feed.endless(2, 0, 2)), count)) for feed in feeds]
+    assert [(batch.slice, batch["user"].tolist()) for batch in endless[0]] == [
+        (batch.slice, batch["user"].tolist()) for batch in endless[1]
+    ]

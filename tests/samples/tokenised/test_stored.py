@@ -1,10 +1,14 @@
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
 from nonet.samples.sequences import build_sequences
+from nonet.samples.stores import create_store
 from nonet.samples.tokenised import StoredSequences
+from nonet.samples.tokenised.stored import _rows as stored_rows
 
 FOLDERS = {"sequences": "/x/sequences-0a1b2c3d", "sids": "/x/sids-99887766"}
 
@@ -32,8 +36,8 @@ def sequences(text: bool = False):
 def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_path, use, text):
     seq, sids = sequences(text)
     stored = StoredSequences(use.format(tmp_path))
-    assert stored.write(seq, sids, FOLDERS) == f"{use.format(tmp_path)}-0a1b2c3d-99887766"
-    stored.write(seq, sids, FOLDERS)  # a resumed run
+    assert stored.write(seq, FOLDERS) == f"{use.format(tmp_path)}-0a1b2c3d-99887766"
+    stored.write(seq, FOLDERS)  # a resumed run
     events = stored.opened(FOLDERS, seq)
     someone = seq.user_id[4]
     new = {"item": np.array([7, 9]), "time": np.array([5, 6]), "event": np.array([0, 1])}
@@ -52,19 +56,68 @@ def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_
     assert events.of("nobody") is None
 
 
-def test_semantic_ids_lie_beside_their_events(tmp_path):
+def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("nonet.samples.tokenised.stored._PART", 50)
+    seq, _ = sequences()
+    stored = StoredSequences(str(tmp_path / "s"))
+    stored.write(seq, FOLDERS)
+    events = stored.opened(FOLDERS, seq)
+    asked: list[int] = []
+    read_from_store = events.store.multi_get
+
+    def multi_get(keys, *more):
+        asked.append(len(keys))
+        return read_from_store(keys, *more)
+
+    monkeypatch.setattr(events.store, "multi_get", multi_get)
+    read = events.sequences(tmp_path / "artifacts" / "stored-1")
+    every = [read.item, read.time, read.event, read.split, *read.columns.values(), *read.targets.values()]
+    assert all(isinstance(values, np.memmap) for values in every)
+    assert max(asked) <= 3
+    assert read.item.tolist() == seq.item.tolist()
+    asked.clear()
+    again = events.sequences(tmp_path / "artifacts" / "stored-1")
+    assert not asked, "a second process maps the files of the first"
+    assert again.columns["price"].tobytes() == seq.columns["price"].tobytes()
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["stored-1"]
+
+
+def test_a_copy_that_fails_leaves_no_files(tmp_path):
+    seq, _ = sequences()
+    stored = StoredSequences(str(tmp_path / "s"))
+    stored.write(seq, FOLDERS)
+    other, _ = sequences()
+    other.__dict__["user_id"] = other.user_id + 1000
+    with pytest.raises(DataError, match="is not there"):
+        stored.opened(FOLDERS, other).sequences(tmp_path / "artifacts" / "stored-1")
+    assert list((tmp_path / "artifacts").iterdir()) == []
+
+
+def test_semantic_ids_are_not_written(tmp_path):
+    seq, _ = sequences()
+    stored = StoredSequences(str(tmp_path / "s"))
+    stored.write(seq, FOLDERS)
+    assert "sid" not in stored.opened(FOLDERS, seq).store.schema.names
+
+
+def test_a_store_of_an_earlier_version_that_holds_semantic_ids_is_read_and_appended_to(tmp_path):
     seq, sids = sequences()
     stored = StoredSequences(str(tmp_path / "s"))
-    stored.write(seq, sids, FOLDERS)
-    events = stored.opened(FOLDERS, seq)
-    (row,) = events.store.multi_get(seq.user_id[:1], ["sid"]).values.column("sid").to_pylist()
-    assert row == sids[seq.item[: seq.offsets[1]]].reshape(-1).tolist()
+    rows = stored_rows(seq, 0, len(seq))
+    lists = [sids[seq.item[first:last]].reshape(-1) for first, last in pairwise(seq.offsets.tolist())]
+    rows = rows.append_column("sid", pa.array(lists, pa.list_(pa.int32())))
+    store = create_store(stored.address(FOLDERS), rows.schema, key=pa.int64())
+    store.put(seq.user_id, rows)
+    store.close()
+    assert stored.opened(FOLDERS, seq).sequences().item.tolist() == seq.item.tolist()
+    new = {"item": np.array([7]), "time": np.array([5]), "event": np.array([0])}
+    assert stored.opened(FOLDERS, seq).append([seq.user_id[0]], new, sids) == 1
 
 
 def test_a_user_who_is_missing_is_named(tmp_path):
-    seq, sids = sequences()
+    seq, _ = sequences()
     stored = StoredSequences(str(tmp_path / "s"))
-    stored.write(seq, sids, FOLDERS)
+    stored.write(seq, FOLDERS)
     other, _ = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
     with pytest.raises(DataError, match="user 1000 is not there; run the tokenise stage again"):

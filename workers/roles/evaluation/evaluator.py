@@ -57,6 +57,11 @@ class Evaluator(DistributeWorker):
         self.corpus = self.corpus.with_events(seq)
         self.ranker.ask_about(self.corpus)
 
+    @method(away=True)
+    def join_counts(self) -> dict[str, dict[str, float]]:
+        """Return by join of `data.join` the rows that were looked up and found since the last call."""
+        return self.corpus.joins.pop_counts() if self.corpus.joins else {}
+
     @method(collect="first")
     def baseline(self, name: str) -> dict[str, Any]:
         """Fit a baseline on the training events and rank: {"detail": {split: {"exhaustive": {group: metrics}}}, "shown": titles

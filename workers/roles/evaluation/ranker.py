@@ -104,7 +104,10 @@ class Ranker:
 
     def __init__(self, run: RunSetup, ask: EvaluateSetup, corpus: Corpus):
         self._run, self._ask = run, ask
-        self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
+        if "events" in corpus.items.column_names:  # counted when the sequences were made
+            self._occurs = corpus.items["events"].to_numpy().astype(np.float64)
+        else:
+            self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
         self.tie = tie_order(self._occurs, run.seed)
         self._segments = Segments(self._occurs, self.tie)
         items = corpus.items
