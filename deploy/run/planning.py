@@ -104,7 +104,7 @@ def checked(source: Any) -> list[str]:
         source: The scenario file.
 
     Returns:
-        Warnings in sentences: of keys that can only be planned, of joined features, of the data.
+        Warnings in sentences: of stores that are joined, of the data.
 
     Raises:
         ConfigError: A key, a reward, its options or a column is wrong.
@@ -116,8 +116,8 @@ def checked(source: Any) -> list[str]:
     scenario, folder = source.scenario, source.folder
     try:
         check_runnable(scenario)
-    except ConfigError as error:
-        return [str(error), *data_warnings(source)]
+    except ConfigError:  # the plan's own notes say which keys
+        return data_warnings(source)
     warnings = preflight.check_definition(scenario, folder)
     return warnings + (preflight.check_data(scenario, folder) if _has_tables_here(source) else [])
 
