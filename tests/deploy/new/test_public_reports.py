@@ -96,7 +96,7 @@ def test_05_token_seq_is_a_list_cut_at_blanks_and_a_title_stays_whole(new):
 @pytest.mark.parametrize("form", ["['{}', '{}']", '["{}", "{}"]', "{}, {}"])
 def test_06_lists_as_text_are_lists(new, form):
     as_csv(pa.table(events()), "plays.csv")
-    words = [["Indie", "Action"], ["RPG", "Indie"], ["Action", "Casual"]] * 5
+    words = [["Indie", "Action"], ["RPG", "Indie"], ["Action", "RPG"]] * 5
     texts = [form.format(*pair).replace('"', '""') for pair in words]
     rows = [f'{item},Game {item},"{text}"' for item, text in enumerate(texts, 1)]
     Path("items.csv").write_text("\n".join(["item_id,title,categories", *rows]) + "\n")
