@@ -188,12 +188,19 @@ def submit(
 
 @app.command()
 def stop(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The id of a run on the cluster at RAY_ADDRESS.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A folder, an id, a prefix, or `last`; with RAY_ADDRESS, the id on that cluster.",
+        ),
+    ],
 ) -> None:
     """Stop a run after a commit, and end whatever is left of it."""
-    from nonet.deploy.run import stop_run
+    from nonet.deploy.run import steer, stop_run
 
-    print(stop_run(Path(run).name))
+    local = os.environ.get("RAY_ADDRESS", "local") in ("", "local")
+    print(steer.stop(run) if local else stop_run(Path(run).name))
 
 
 for verb in (questions.runs, questions.report, questions.evaluate, questions.recommend):

@@ -1,10 +1,11 @@
-"""What a process can reach before Ray starts: a cluster's address, a temporary folder, a folder shared with others."""
+"""What a process can reach before Ray starts: a cluster's address, a temporary folder, a port, a folder shared with others."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -33,6 +34,28 @@ def check_ray_environment() -> None:
         _check_temporary_folder()
     elif address != "auto":
         _check_address(address)
+
+
+def check_port(host: str, port: int) -> None:
+    """Check that a server can listen at an address.
+
+    Args:
+        host: Name or address of this machine.
+        port: 1 to 65535.
+
+    Raises:
+        ConfigError: Another process listens there, or the host is none of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        other = "host with --host" if isinstance(error, socket.gaierror) else "port with --port"
+        raise ConfigError(
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another {other}"
+        ) from None
 
 
 def _check_address(address: str) -> None:

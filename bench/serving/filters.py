@@ -13,12 +13,13 @@ from nonet.models import build_model
 from nonet.models.generation import Trie, beam_search
 from nonet.models.inference import FilterCache, ItemFilter
 from nonet.models.sid_decoder import Cache
+from nonet.types import Jagged
 
-_ITEMS, _CODES, _WIDTH, _MERGED, _BEAMS = 1_000_000, 256, 64, 16, 20
+_ITEMS, _CODES, _WIDTH, _MERGED, _BEAMS, _SEEN = 1_000_000, 256, 64, 16, 20, 50
 
 
 def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Seconds of the beams of 16 requests: without a filter, with the same, with one each; new ones and those that are kept."""
+    """Seconds of the beams of 16 requests, 50 seen items each: without a filter, with the same, with one each; new and kept ones."""
     draw = np.random.default_rng(0)
     flat = draw.choice(_CODES**3, _ITEMS, replace=False)
     sids = np.stack([flat // _CODES**2, flat // _CODES % _CODES, flat % _CODES], 1)
@@ -33,21 +34,28 @@ def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, floa
         "the same": [half("same")] * _MERGED,
         "one each": [half(str(number)) for number in range(_MERGED)],
     }
-    rows, seconds = [], {}
+    seen = Jagged(draw.integers(0, _ITEMS, _MERGED * _SEEN), np.arange(_MERGED + 1) * _SEEN)
+    rows, seconds, fresh = [], {}, {}
     for kind, chosen in kinds.items():
         kept, new = FilterCache(trie), []
         taken = []
         for _ in range(5 * rounds):
-            new.append(_seconds(model, trie, FilterCache(trie), chosen))
-            taken.append(_seconds(model, trie, kept, chosen))
+            new.append(_seconds(model, trie, FilterCache(trie), chosen, seen))
+            taken.append(_seconds(model, trie, kept, chosen, seen))
         seconds[kind] = median(taken[1:])
-        rows.append({"filters": kind, "s new": median(new), "s kept": seconds[kind], "MB": kept.nbytes / 1e6})
-    return rows, {"filters: seconds of 16 merged, one each": seconds["one each"]}
+        fresh[kind] = median(new)
+        rows.append({"filters": kind, "s new": fresh[kind], "s kept": seconds[kind], "MB": kept.nbytes / 1e6})
+    return rows, {
+        "filters: seconds of 16 merged, one each": seconds["one each"],
+        "filters: seconds of 16 merged, all new": fresh["one each"],
+    }
 
 
 @torch.no_grad()
-def _seconds(model: Any, trie: Trie, cache: FilterCache, chosen: list[ItemFilter | None]) -> float:
+def _seconds(
+    model: Any, trie: Trie, cache: FilterCache, chosen: list[ItemFilter | None], seen: Jagged
+) -> float:
     prompts = Cache(torch.randn(len(chosen), _WIDTH))
     began = time.perf_counter()
-    beam_search(model, prompts, trie, _BEAMS, within=cache.within(chosen))
+    beam_search(model, prompts, trie, _BEAMS, forbidden=seen, within=cache.within(chosen))
     return time.perf_counter() - began

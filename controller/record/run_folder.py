@@ -98,6 +98,11 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.json"
 
+    @property
+    def stop_request(self) -> Path:
+        """A file that asks the run's driver to stop after a commit."""
+        return self.path / "stop-request"
+
     def artifacts(self) -> dict[str, str]:
         """Folders of the run's artifacts by kind, those of the newest version of its catalogue: what is asked about now.
         Raises ConfigError before there are some."""

@@ -101,6 +101,15 @@ class Scenario(StrictModel):
             raise ValueError("wanted a map of stages in order, e.g. pretrain, finetune, rl")
         return value
 
+    @field_validator("stages")
+    @classmethod
+    def _choose_optimizers(cls, stages: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Give stages that name no optimizer one that the trainers' engine steps."""
+        trainer = info.data.get("roles", {}).get("trainer")
+        if trainer is None or trainer.engine is None:
+            return stages
+        return {name: body.with_optimizer_of(trainer.engine.spec.optimizers) for name, body in stages.items()}
+
     @model_validator(mode="after")
     def _located(self, info: ValidationInfo) -> Scenario:
         self._files = files_of(info)

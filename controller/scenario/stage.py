@@ -6,7 +6,7 @@ else tells kinds apart. Its methods are pure; the loop, which is not, is named b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -74,11 +74,14 @@ class Chunk(StrictModel):
 
 
 class OptimizerOptions(StrictModel):
-    """How a stage's dense part learns."""
+    """How a stage's dense part learns. A word alone, such as `optimizer: adamw`, means `{use: adamw}`."""
 
     use: Annotated[
         Literal["muon", "adamw"],
-        Field(description="muon for hidden matrices and AdamW for the rest, or AdamW for all"),
+        Field(
+            description="muon for hidden matrices and AdamW for the rest, or AdamW for all; left out, muon, or adamw where the "
+            "engine does not step muon"
+        ),
     ] = "muon"
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip: Annotated[Rate, Field(description="the norm that gradients are cut to")] = 1.0
@@ -86,6 +89,11 @@ class OptimizerOptions(StrictModel):
         bool,
         Field(description="the norm is that of dense and sparse gradients together, and both are cut to it"),
     ] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, value: Any) -> Any:
+        return {"use": value} if isinstance(value, str) else value
 
 
 class PrecisionOptions(StrictModel):
@@ -117,6 +125,13 @@ class StageOptions(StrictModel):
     def _located(self, info: ValidationInfo) -> StageOptions:
         self._files = files_of(info)
         return self
+
+    def with_optimizer_of(self, supported: Sequence[str]) -> StageOptions:
+        """Return the stage with the first of the supported optimizers, where it names none and its default is not among them."""
+        optimizer = self.optimizer
+        if optimizer.use in supported or "use" in optimizer.model_fields_set:
+            return self
+        return self.model_copy(update={"optimizer": optimizer.model_copy(update={"use": supported[0]})})
 
     @property
     def kind(self) -> StageKind:

@@ -26,8 +26,8 @@ RATE, AT_ONCE = (
     0.05,
     3.0,
 )  # of the share that is missing: what the multiplier gains a step, what counts at once
-SETTABLE = re.compile(r"^stages\.([A-Za-z_][\w\-]*)\.rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
-"""Keys of a scenario that can be set while a run goes on: stage, reward, and which."""
+SETTABLE = re.compile(r"^(?:stages\.([A-Za-z_][\w\-]*)\.)?rewards\.([A-Za-z_][\w\-]*)\.(weight|at_least)$")
+"""Keys of a scenario that can be set while a run goes on: stage (left out, the one under way), reward, and which."""
 _KEPT = 0.8  # of the mean of what is missing, a step
 
 

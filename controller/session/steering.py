@@ -116,7 +116,8 @@ class Steering:
             raise
         rewards.add(name, group, options.timeout_s)
         self._objectives.apply(command)
-        return f"attached reward {name!r} ({command['original']}) with weight {_shown(options.weight)}"
+        path = f"stages.{self._stage}.rewards.{name}.weight"
+        return f"attached reward {name!r} ({command['original']}) with {path}={_shown(options.weight)}"
 
     def _check_copy(self, command: dict[str, Any]) -> None:
         """Raise ConfigError where the run's copy of a reward's file is not what was attached."""
@@ -148,7 +149,7 @@ class Steering:
 
     def _set(self, command: dict[str, Any]) -> str:
         match = SETTABLE.match(command["name"])
-        if match is None or match[1] != self._stage:
+        if match is None or match[1] not in (None, self._stage):
             raise ConfigError(
                 f"{command['name']}: while a run goes on, stages.{self._stage}.rewards.<name>.weight and .at_least can be set"
             )

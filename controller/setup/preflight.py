@@ -49,6 +49,24 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
     """
     check_runnable(scenario)
     _check_engine(scenario)
+    return [*check_definition(scenario, folder), *check_data(scenario, folder)]
+
+
+def check_definition(scenario: Scenario, folder: Path) -> list[str]:
+    """Check everything that needs neither the tables nor this machine's packages: tables of rows, metrics, features, rewards
+    and their options, joins.
+
+    Args:
+        scenario: A scenario that this version runs.
+        folder: Where its files are.
+
+    Returns:
+        Warnings, in sentences.
+
+    Raises:
+        ConfigError: A key or an option is wrong.
+        StoreError: A store that is joined cannot be read.
+    """
     check_tables(scenario)
     _check_tiers(scenario)
     for metric in scenario.evaluate.metrics:
@@ -59,21 +77,17 @@ def check(scenario: Scenario, folder: Path) -> list[str]:
     for name in scenario.stages:
         if name in taken:
             raise ConfigError(f"stages.{name}: {', '.join(taken)} are names of every run; choose another")
-    reward_columns: list[tuple[str, str]] = []
     for _, name, options in reward_options(scenario):
-        target = find_reward(options.use or name, folder, name=name)
-        _check_reward(target, name, options)
-        reward_columns += [(name, column) for column in columns_of(target)]
+        _check_reward(find_reward(options.use or name, folder, name=name), name, options)
     for stage, body in scenario.stages.items():
         for step in getattr(body, "between", ()):
             between_class(step, Files(str(folder)), f"stages.{stage}.between")
-    joined, join_warnings = _check_joins(scenario)
+    warnings = _check_joins(scenario)
     if (stored := stored_sequences(scenario)) is not None:
         with suppress(NoStore):  # the tokenise stage will make it
             open_store(stored.use, **stored.options).close()
-    reward_columns = [(name, column) for name, column in reward_columns if column not in joined]
     scenario.data.source.spec.check(source_options(scenario))
-    return [*join_warnings, *_check_data(scenario, folder, reward_columns)]
+    return warnings
 
 
 def _check_engine(scenario: Scenario) -> None:
@@ -86,9 +100,8 @@ def _check_engine(scenario: Scenario) -> None:
         )
 
 
-def _check_joins(scenario: Scenario) -> tuple[list[str], list[str]]:
-    """Open every store that is joined, and close it: the columns that samples get, and warnings. Raises "
-    "ConfigError, StoreError."""
+def _check_joins(scenario: Scenario) -> list[str]:
+    """Open every store that is joined, and close it; warnings. Raises ConfigError, StoreError."""
     joined = Joins(joins(scenario))
     features = run_setup(scenario).features
     try:
@@ -102,10 +115,9 @@ def _check_joins(scenario: Scenario) -> tuple[list[str], list[str]]:
             raise ConfigError(
                 f"sparse.tables.{features[name]}: the joined column {name!r} is a list; models read one id an event"
             )
-        warnings = joined.warnings()
+        return joined.warnings()
     finally:
         joined.close()
-    return joined.names, warnings
 
 
 def _check_reward(target: Any, name: str, options: Any) -> None:
@@ -126,9 +138,22 @@ def _check_tiers(scenario: Scenario) -> None:
             raise ConfigError(f"sparse.tables.{name}.tiers: {error}") from None
 
 
-def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple[str, str]]) -> list[str]:
-    """`reward_columns`: (reward, column of the items). What is dangerous in the data, in sentences."""
+def check_data(scenario: Scenario, folder: Path) -> list[str]:
+    """Read and split the data, and check what the scenario asks of them.
+
+    Args:
+        scenario: A scenario whose definition is right.
+        folder: Where its files are.
+
+    Returns:
+        What is dangerous in the data, in sentences.
+
+    Raises:
+        ConfigError: A column that the scenario names is not there.
+        DataError: The tables cannot be read, or hold too little.
+    """
     start = warm_start(scenario)
+    reward_columns = _reward_columns(scenario, folder)
     data = data_setup(scenario, folder, start and start.known)
     if data.on_disk():
         return _check_sample(scenario, data, folder, reward_columns)
@@ -159,6 +184,17 @@ def _check_data(scenario: Scenario, folder: Path, reward_columns: Sequence[tuple
         body.kind.check_data(name, body, seq)
     profile = measure(seq.offsets, seq.item, seq.time, len(items))
     return list(data_warnings(profile, data.split, feature_dims(scenario)))
+
+
+def _reward_columns(scenario: Scenario, folder: Path) -> list[tuple[str, str]]:
+    """Return (reward, column) of the items' columns that rewards ask for; joined columns are not among them."""
+    joined = Joins(joins(scenario)).names
+    return [
+        (name, column)
+        for _, name, options in reward_options(scenario)
+        for column in columns_of(find_reward(options.use or name, folder, name=name))
+        if column not in joined
+    ]
 
 
 def _check_sample(

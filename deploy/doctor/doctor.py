@@ -26,6 +26,7 @@ from nonet.errors import ConfigError
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 _OPTIONAL = {"triton": "attention kernels (interpreter on cpu)", "transformers": "Hugging Face backbones"}
 _COMPILERS = ("c++", "g++", "clang++")
+_SERVE_PORT = 8000  # the default of `nonet serve`
 _FILES, _SHM_BYTES, _MEMORY_BYTES = 4096, 200 << 20, 2 << 30
 
 
@@ -41,7 +42,7 @@ class Check:
 
 def examine() -> list[Check]:
     """Every check, in the order people read them."""
-    return [*_versions(), *_devices(), _ray(), _compiler(), *_room(), *_folders(), _calibrated()]
+    return [*_versions(), *_devices(), _ray(), _port(), _compiler(), *_room(), *_folders(), _calibrated()]
 
 
 def main(measure: bool, as_json: bool) -> int:
@@ -134,6 +135,16 @@ def _ray() -> Check:
     if not address:
         return Check("ray", OK, "no RAY_ADDRESS: each run starts a local Ray that ends with it")
     return Check("ray", OK, f"RAY_ADDRESS is {address}")
+
+
+def _port() -> Check:
+    from nonet.workers import check_port
+
+    try:
+        check_port("127.0.0.1", _SERVE_PORT)
+    except ConfigError as error:
+        return Check("port", WARNING, str(error), "`nonet serve` listens there by default")
+    return Check("port", OK, f"{_SERVE_PORT} is free for nonet serve")
 
 
 def _compiler() -> Check:

@@ -62,6 +62,13 @@ class Run:
 
         if ray.is_initialized():
             self._controller.renew.remote()
+            self._take_stop_request()
+
+    def _take_stop_request(self) -> None:
+        """Stop where `nonet stop` asked for it; removing the file is the answer."""
+        if self.folder.stop_request.exists():
+            self.stop()
+            self.folder.stop_request.unlink(missing_ok=True)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -88,6 +95,7 @@ class Run:
                     view.note(warning)
                 if answer["outcome"]:
                     return self._ended(answer["outcome"])
+                self._take_stop_request()
                 if interrupted.count and asked_at is None:
                     asked_at = time.monotonic()
                     view.note("stopping after this step; once more to leave at once")
@@ -173,6 +181,7 @@ def start(
     there = run.path.exists()
     lock = claim(run)
     try:
+        run.stop_request.unlink(missing_ok=True)
         read_copies(run) if resume else run.begin_anew()
         memory = PeakMemory().__enter__()
         controller = _controller(scenario, folder, run, resume, command)
@@ -225,14 +234,20 @@ def _controller(
 
 
 def stop_run(run: str, timeout_s: float = _STOP_S) -> str:
-    """Stop a run on the cluster that RAY_ADDRESS names: a commit at the next step, then everything ends. What was done."""
+    """Stop a run on the cluster that RAY_ADDRESS names: a commit at the next step, then everything ends.
+
+    Args:
+        run: The run's id.
+        timeout_s: Seconds to wait for its end; it is ended without a commit after that.
+
+    Returns:
+        What was done.
+    """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
 
     from nonet.workers.runtime import NAMESPACE, ensure_ray
 
-    if not os.environ.get("RAY_ADDRESS"):
-        raise ConfigError("`nonet stop` needs RAY_ADDRESS: a run of a local Ray is stopped with Ctrl-C")
     ensure_ray()
     try:
         controller = ray.get_actor(f"{run}/{CONTROLLER}", NAMESPACE)

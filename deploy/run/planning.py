@@ -33,13 +33,14 @@ def searched(source: Any, view: ClusterView, as_json: bool) -> str:
     from nonet.controller.predict import calibration, search, search_dict, search_text
 
     check_covered(source.scenario, plan(source.scenario, view))
+    checked(source)
     plans = search(source.scenario, view, data_facts(source.scenario, source.folder), calibration.load())
     return json.dumps(search_dict(plans), indent=1) if as_json else search_text(plans)
 
 
 def shown(source: Any, made: Plan, predict: bool, as_json: bool) -> str:
     """A scenario file's plan with warnings about its data and, if asked for, the prediction, as text or JSON."""
-    warnings = data_warnings(source)
+    warnings = checked(source)
     prediction = predicted(source, made) if predict else None
     if as_json:
         answer = made.as_dict() | ({"data_warnings": warnings} if warnings else {})
@@ -96,23 +97,57 @@ def _facts_of_sample(scenario: Scenario, folder: Path) -> DataFacts:
     return DataFacts(profile.users, profile.trained(held_out), spread, shares, profile.items, prompts)
 
 
+def checked(source: Any) -> list[str]:
+    """Check a scenario file as a run does before it starts, the tables too where they can be read from here.
+
+    Args:
+        source: The scenario file.
+
+    Returns:
+        Warnings in sentences: of stores that are joined, of the data.
+
+    Raises:
+        ConfigError: A key, a reward, its options or a column is wrong.
+        DataError: The tables cannot be read, or hold too little.
+    """
+    from nonet.controller.scenario import check_runnable
+    from nonet.controller.setup import preflight
+
+    scenario, folder = source.scenario, source.folder
+    try:
+        check_runnable(scenario)
+    except ConfigError:  # the plan's own notes say which keys
+        return data_warnings(source)
+    warnings = preflight.check_definition(scenario, folder)
+    return warnings + (preflight.check_data(scenario, folder) if _has_tables_here(source) else [])
+
+
 def data_warnings(source: Any) -> list[str]:
     """What is dangerous in a scenario file's data, in sentences; none where the tables are not files of this machine, or
     larger than a plan should read."""
     from nonet.controller.scenario.settings import data_warnings, profile_of
+
+    data = source.scenario.data
+    if not _has_tables_here(source):
+        return []
+    profile = profile_of(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
+    split = {"use": data.split.use, **data.split.options()}
+    return list(data_warnings(profile, split, feature_dims(source.scenario)))
+
+
+def _has_tables_here(source: Any) -> bool:
+    """Return whether the tables are files of this machine that are small enough to be read by a plan. Raises DataError."""
     from nonet.samples.tables import find_parquet
 
     data = source.scenario.data
     for path in (data.interactions, data.items or data.interactions):
         if "://" in path:
-            return []
+            return False
         place = path if ":" in path else str(source.folder / path)
         system, files = find_parquet(place, "interactions")
         if sum(info.size for info in system.get_file_info(files)) > _MOST_BYTES:
-            return []
-    profile = profile_of(data.model_dump(exclude_none=True), source.folder, data.keep.model_dump())
-    split = {"use": data.split.use, **data.split.options()}
-    return list(data_warnings(profile, split, feature_dims(source.scenario)))
+            return False
+    return True
 
 
 def knock(address: str) -> None:

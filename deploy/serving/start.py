@@ -26,6 +26,7 @@ from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.features import artifacts_of, check_features, check_selected
 from nonet.deploy.serving.service import ServeConfig, read_config
 from nonet.errors import ConfigError, PlacementError
+from nonet.workers import check_port, check_ray_environment
 
 APP = "nonet"
 _LOOK_S, _PROXY_S = 0.05, 60
@@ -40,6 +41,7 @@ def serve_run(
     settings = read_config(config)
     host, port = host or settings.host, port or settings.port
     folder = find_run(run)
+    check_port(host, port)
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
@@ -54,7 +56,7 @@ def serve_run(
 
         opened = OpenRun.of(folder.path, address=settings.registry)
         _ = opened.registry.serving  # raises for an address that does not answer
-    _check_port(host, port)
+    check_ray_environment()
     with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
         say(f"page  http://{host}:{port}/    API  http://{host}:{port}/docs    end it with Ctrl-C")
@@ -251,17 +253,6 @@ def _stop(serve: Any) -> None:
 
     serve.shutdown()
     ray.shutdown()
-
-
-def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"{host}:{port} cannot be listened on ({error.strerror}); choose another with --port"
-            ) from None
 
 
 def _until_interrupted() -> None:

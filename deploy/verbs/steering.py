@@ -14,6 +14,7 @@ from nonet.errors import ConfigError
 _Run = Annotated[
     str, typer.Argument(metavar="RUN", help="A run under way: a folder, an id, a prefix, or `last`.")
 ]
+_Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Its name in the run, as --name.")]
 _Stage = Annotated[str | None, typer.Option(help="The RL stage; by default the one under way.")]
 _Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's answer.")]
 
@@ -26,6 +27,7 @@ def attach(
             metavar="USE", help="file.py[:Name], package.module:Name, a shipped name or an address."
         ),
     ],
+    title: _Name = None,
     name: Annotated[
         str | None, typer.Option(help="What it is called; by default as its function or class.")
     ] = None,
@@ -41,13 +43,16 @@ def attach(
     """Give a run one more reward, between two steps of its RL stage."""
     from nonet.deploy.run import steer
 
-    asked = steer.attach(run, reward, name=name, weight=weight, stage=stage, options=_options(option))
+    asked = steer.attach(
+        run, reward, name=_only_name(title, name), weight=weight, stage=stage, options=_options(option)
+    )
     _answered(*asked, wait, as_json)
 
 
 def detach(
     run: _Run,
-    reward: Annotated[str, typer.Argument(metavar="REWARD", help="Its name in the run.")],
+    title: _Name = None,
+    name: Annotated[str | None, typer.Option(help="What it is called in the run.")] = None,
     stage: _Stage = None,
     wait: _Wait = 60.0,
     as_json: JsonOption = False,
@@ -55,14 +60,19 @@ def detach(
     """Have a run go on without one of its rewards."""
     from nonet.deploy.run import steer
 
-    _answered(*steer.detach(run, reward, stage=stage), wait, as_json)
+    chosen = _only_name(title, name)
+    if chosen is None:
+        raise ConfigError("detach wants the name of a reward: nonet detach RUN NAME, or --name NAME")
+    _answered(*steer.detach(run, chosen, stage=stage), wait, as_json)
 
 
 def set_value(
     run: _Run,
     change: Annotated[
         str,
-        typer.Argument(metavar="PATH=VALUE", help="stages.<rl>.rewards.<name>.weight (or at_least) = number"),
+        typer.Argument(
+            metavar="PATH=VALUE", help="[stages.<rl>.]rewards.<name>.weight (or at_least) = number"
+        ),
     ],
     wait: _Wait = 60.0,
     as_json: JsonOption = False,
@@ -103,6 +113,13 @@ def trial(
     print(json.dumps(trial_facts(found), indent=1) if as_json else trial_text(found))
     if found.trial.troubles:
         sys.exit(1)
+
+
+def _only_name(title: str | None, name: str | None) -> str | None:
+    """Return the name that was given, as an argument or by --name."""
+    if title is not None and name not in (None, title):
+        raise ConfigError(f"two names are given, {title!r} and --name {name!r}; give one")
+    return title or name
 
 
 def _options(changes: list[str] | None) -> dict[str, Any]:

@@ -81,11 +81,11 @@ class SubCatalogue:
         """Which (prompt, leaf) pairs [F] are out."""
         return self._out_CI.to(leaf_F.device)[self._which(prompts, leaf_F.device)[user_F], leaf_F]
 
-    def closed_below(self, level: int, user_D: Tensor, node_D: Tensor, prompts: int) -> Tensor:
-        """How many leaves below nodes [D] of a level are out for their prompts."""
-        return self._closed_CN(level, node_D.device)[
-            self._which(prompts, node_D.device)[user_D], node_D
-        ].long()
+    def are_all(self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int) -> Tensor:
+        """Return whether so many leaves [D] are all that the prompts may be given below nodes [D] of a level."""
+        which_D = self._which(prompts, node_D.device)[user_D]
+        closed_D = self._closed_CN(level, node_D.device)[which_D, node_D].long()
+        return count_D == self._trie.leaves_below(level, node_D) - closed_D
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
         """Which nodes of a level lead to nothing that their prompt may be given, bool."""
@@ -236,10 +236,8 @@ def _dead_nodes(
         node_F, nodes = trie.nodes_of(level, leaf_F), trie.n_nodes[level]
         pair, count = torch.unique_consecutive(user_F * nodes + node_F, return_counts=True)
         user, node = pair // nodes, pair % nodes
-        size = trie.leaves_below(level, node)
-        if within is not None:
-            size = size - within.closed_below(level, user, node, users)
-        full = count == size
+        below = trie.leaves_below(level, node)
+        full = count == below if within is None else within.are_all(level, user, node, count, users)
         if bool(full.any()):
             dead[level] = (user[full], node[full])
     return dead

@@ -1,14 +1,15 @@
 """Filters: conditions over item columns, as masks over the trie of a catalogue that many questions share.
 
-A filter that leaves out half of a catalogue is one mask, made once for a condition; a list of the items that are left out would
-be sorted for every question.
+All filters of a batch are one array: a word for each leaf of the trie, in it a bit for each filter. It is made in one pass, and a
+look-up reads a word, whatever the number of filters. A list of the items that a filter leaves out would be sorted for every
+question.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from nonet.models.generation import SubCatalogue, Trie
 
-# Shapes: Q questions, C distinct filters, I items, F pairs of a question and a leaf.
+# Shapes: Q questions, G words of 64 filters, I items, F pairs of a question and a leaf, D pairs of a question and a node.
 CACHE_BYTES = 128 << 20
+_WORDS = tuple(np.dtype(kind) for kind in (np.int8, np.int16, np.int32, np.int64))
+_FEW_LEAVES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +62,11 @@ def _unpack_filter(text: str, catalogue: str, bits: np.ndarray, items: int) -> I
 
 
 class FilterCache:
-    """Masks over one trie by filter, the newest ones, bounded in bytes."""
+    """Masks over one trie by batch of filters, the newest ones, bounded in bytes."""
 
     def __init__(self, trie: Trie, most_bytes: int = CACHE_BYTES):
         self._trie, self._most_bytes = trie, most_bytes
-        self._masks: OrderedDict[tuple[str, str], SubCatalogue] = OrderedDict()
+        self._masks: OrderedDict[tuple[tuple[str, str], ...], FilterBits] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -73,82 +76,110 @@ class FilterCache:
 
     def within(self, filters: Sequence[ItemFilter | None]) -> FilteredBatch | None:
         """Return the masks of a batch of questions; None where none of them has a filter."""
-        if not any(each is not None for each in filters):
+        by_key = {each.key: each for each in filters if each is not None}
+        if not by_key:
             return None
-        places: dict[tuple[str, str], int] = {}
-        masks: list[SubCatalogue] = []
-        which = np.full(len(filters), -1)
-        for question, each in enumerate(filters):
-            if each is None:
-                continue
-            if each.key not in places:
-                places[each.key] = len(masks)
-                masks.append(self._mask(each))
-            which[question] = places[each.key]
-        self._shrink()
-        return FilteredBatch(masks, which)
+        keys = sorted(by_key)
+        place = {key: number for number, key in enumerate(keys)}
+        bits = self._bits(tuple(keys), [by_key[key] for key in keys])
+        which = np.array([-1 if each is None else place[each.key] for each in filters])
+        return FilteredBatch(bits, which)
 
-    def _mask(self, each: ItemFilter) -> SubCatalogue:
+    def _bits(self, keys: tuple[tuple[str, str], ...], filters: Sequence[ItemFilter]) -> FilterBits:
         with self._lock:
-            mask = self._masks.pop(each.key, None)
-            if mask is None:
-                mask = SubCatalogue(self._trie, each.allowed_of(self._trie.n_items)[None])
-            self._masks[each.key] = mask
-            return mask
-
-    def _shrink(self) -> None:
-        with self._lock:
+            found = self._masks.pop(keys, None) or FilterBits(self._trie, filters)
+            self._masks[keys] = found
             while len(self._masks) > 1 and self.nbytes > self._most_bytes:
                 self._masks.popitem(last=False)
+            return found
+
+
+class FilterBits:
+    """What up to 64 filters a word allow, as a bit each: of every leaf of a trie, and of every node with such a leaf below it."""
+
+    def __init__(self, trie: Trie, filters: Sequence[ItemFilter]):
+        self.trie, self.filters = trie, list(filters)
+        kind = next(each for each in _WORDS if 8 * each.itemsize >= min(len(filters), 64))
+        words = [self._leaf_words(kind, at) for at in range(0, len(filters), 64)]
+        self._levels = {trie.levels: np.stack(words)}  # by level, the words [G, N] of its nodes
+        self._tensors: dict[tuple[int, str], Tensor] = {}
+
+    def _leaf_words(self, kind: np.dtype[Any], at: int) -> np.ndarray:
+        word_I = np.zeros(self.trie.n_items, kind)
+        for bit, each in enumerate(self.filters[at : at + 64]):
+            word_I |= each.allowed_of(len(word_I)).astype(kind) << kind.type(bit)
+        return np.take(word_I, self.trie.item_of_leaf, mode="clip")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its words."""
+        return sum(words.nbytes for words in self._levels.values())
+
+    def allow(self, level: int, filter_X: Tensor, node_X: Tensor) -> Tensor:
+        """Return whether the filter [X] of each pair allows something below its node [X] of a level; filter -1 allows all."""
+        key = level, str(node_X.device)
+        if key not in self._tensors:
+            self._tensors[key] = torch.from_numpy(self._words(level)).to(node_X.device)
+        chosen_X = filter_X.clamp_min(0)
+        word_X = self._tensors[key][chosen_X // 64, node_X]
+        bit_X = (chosen_X % 64).to(word_X.dtype)
+        return (torch.bitwise_right_shift(word_X, bit_X) & 1).bool() | (filter_X < 0)
+
+    def _words(self, level: int) -> np.ndarray:
+        if level not in self._levels:
+            first = self.trie.first_child[level][:-1]
+            self._levels[level] = np.bitwise_or.reduceat(self._words(level + 1), first, axis=1)
+        return self._levels[level]
 
 
 class FilteredBatch(SubCatalogue):
-    """Questions with a filter each, or none: `which_Q` is the mask of each question, -1 for none."""
+    """Questions with a filter each, or none: `which_Q` is the filter of each question, -1 for none."""
 
-    def __init__(self, masks: Sequence[SubCatalogue], which_Q: np.ndarray):
-        self._masks, self._mask_of_Q = list(masks), torch.from_numpy(np.asarray(which_Q, np.int64))
+    def __init__(self, bits: FilterBits, which_Q: np.ndarray):
+        self._bits, self._filter_of_Q = bits, torch.from_numpy(np.asarray(which_Q, np.int64))
 
     def of(self, which_U: np.ndarray) -> SubCatalogue:
         """The filters of some of the questions."""
-        return FilteredBatch(self._masks, self._mask_of_Q.numpy()[which_U])
+        return FilteredBatch(self._bits, self._filter_of_Q.numpy()[which_U])
 
     def out_items(self, prompts: int) -> list[np.ndarray]:
         """The items, of the dense index, that each question may not be given."""
-        none, out = np.empty(0, np.int64), [mask.out_items(1)[0] for mask in self._masks]
-        return [none if which < 0 else out[which] for which in self._mask_of_Q.tolist()]
+        items = self._bits.trie.n_items
+        out = [np.flatnonzero(~each.allowed_of(items)) for each in self._bits.filters]
+        return [np.empty(0, np.int64) if which < 0 else out[which] for which in self._filter_of_Q.tolist()]
 
     def out(self, leaf_UX: Tensor) -> Tensor:
         """Which leaves of each question are out [Q, X] bool."""
-        return self._by_question(leaf_UX, lambda mask, leaf: mask.out(leaf))
+        return self.dead(self._bits.trie.levels, leaf_UX)
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
         """Which nodes of a level lead to nothing that their question may be given, bool."""
-        return self._by_question(node_UVK, lambda mask, node: mask.dead(level, node))
+        filter_U = self._filter_of_Q.to(node_UVK.device).view(-1, *[1] * (node_UVK.ndim - 1))
+        return ~self._bits.allow(level, filter_U.expand_as(node_UVK), node_UVK)
 
     def out_of(self, user_F: Tensor, leaf_F: Tensor, prompts: int) -> Tensor:
         """Which (question, leaf) pairs [F] are out."""
-        out_F = torch.zeros(len(leaf_F), dtype=torch.bool, device=leaf_F.device)
-        for at_F, mask in self._by_pair(user_F):
-            out_F[at_F] = mask.out(leaf_F[at_F][None])[0]
-        return out_F
+        return ~self._bits.allow(self._bits.trie.levels, self._filter_of_Q.to(user_F.device)[user_F], leaf_F)
 
-    def closed_below(self, level: int, user_D: Tensor, node_D: Tensor, prompts: int) -> Tensor:
-        """How many leaves below nodes [D] of a level are out for their questions."""
-        count_D = torch.zeros_like(node_D)
-        for at_D, mask in self._by_pair(user_D):
-            first = torch.zeros_like(user_D[at_D])
-            count_D[at_D] = mask.closed_below(level, first, node_D[at_D], 1)
-        return count_D
+    def are_all(self, level: int, user_D: Tensor, node_D: Tensor, count_D: Tensor, prompts: int) -> Tensor:
+        """Return whether so many leaves [D] are all that the questions may be given below nodes [D] of a level.
 
-    def _by_question(self, values: Tensor, look: Callable[[SubCatalogue, Tensor], Tensor]) -> Tensor:
-        found = torch.zeros_like(values, dtype=torch.bool)
-        which_Q = self._mask_of_Q.to(values.device)
-        for place, mask in enumerate(self._masks):
-            mine_q = (which_Q == place).nonzero().squeeze(1)
-            found[mine_q] = look(mask, values[mine_q])
-        return found
+        A few leaves of each node are looked at first; all of them where those do not tell.
+        """
+        filter_D = self._filter_of_Q.to(user_D.device)[user_D]
+        size_D = self._bits.trie.leaves_below(level, node_D)
+        some_D = torch.minimum(size_D, 4 * count_D + _FEW_LEAVES)
+        all_D = self._allowed(level, filter_D, node_D, some_D) <= count_D
+        unsure_d = (all_D & (some_D < size_D)).nonzero().squeeze(1)
+        counts = self._allowed(level, filter_D[unsure_d], node_D[unsure_d], size_D[unsure_d])
+        all_D[unsure_d] = counts <= count_D[unsure_d]
+        return all_D
 
-    def _by_pair(self, user_F: Tensor) -> list[tuple[Tensor, SubCatalogue]]:
-        """Return for each mask the places [n] of the prompts [F] that it is for."""
-        which_F = self._mask_of_Q.to(user_F.device)[user_F]
-        return [((which_F == place).nonzero().squeeze(1), mask) for place, mask in enumerate(self._masks)]
+    def _allowed(self, level: int, filter_D: Tensor, node_D: Tensor, look_D: Tensor) -> Tensor:
+        """Return how many of the first leaves below each node, `look_D` of them, its filter allows."""
+        trie = self._bits.trie
+        first_D = node_D if level == trie.levels else trie.tensor("first_leaf", level, node_D.device)[node_D]
+        pair_F = torch.repeat_interleave(look_D)
+        place_F = torch.arange(len(pair_F), device=pair_F.device) - (look_D.cumsum(0) - look_D)[pair_F]
+        allowed_F = self._bits.allow(trie.levels, filter_D[pair_F], first_D[pair_F].long() + place_F)
+        return torch.zeros_like(look_D).index_add_(0, pair_F, allowed_F.long())

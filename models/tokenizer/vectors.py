@@ -100,11 +100,7 @@ def item_vectors(
             block = encode(by_name[name], texts(items, by_name[name]["columns"]), folder)
         else:
             block = _source(name, items, seq, dim=dim, seed=seed, folder=folder)
-        if not np.isfinite(block).all():
-            bad = int((~np.isfinite(block).all(1)).sum())
-            raise DataError(
-                f"tokenizer.vectors: {name!r} has NaN or infinite values in {bad} rows. Clean the file."
-            )
+        _check_finite(name, block)
         blocks.append(weight * _standardised(block))
     return np.ascontiguousarray(np.concatenate(blocks, 1), dtype=np.float32)
 
@@ -117,8 +113,16 @@ def check_sources(spec: Spec, items: pa.Table, folder: Path) -> None:
             check_encoder(by_name[name], folder)
             for column in by_name[name]["columns"]:
                 _kind(column, items, folder)
-        else:
-            _kind(name, items, folder)
+        elif _kind(name, items, folder) == "file" and len(items):  # items of prepared data are not read here
+            _check_finite(name, _file(folder / name, items))
+
+
+def _check_finite(name: str, block: np.ndarray) -> None:
+    if not np.isfinite(block).all():
+        bad = int((~np.isfinite(block).all(1)).sum())
+        raise DataError(
+            f"tokenizer.vectors: {name!r} has NaN or infinite values in {bad} rows. Clean the file."
+        )
 
 
 def weights_of(spec: Spec) -> dict[str, float]:
@@ -261,6 +265,11 @@ def _of_vectors(kind: pa.DataType) -> bool:
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type)
 
 
+def _of_integers(kind: pa.DataType) -> bool:
+    """Return whether a column holds lists of integers: vectors in a file of vectors, words in a table of items."""
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
+
+
 def _vectors(name: str, column: pa.ChunkedArray) -> np.ndarray:
     """Vectors [I, D] of a column of lists; an item without one gets their mean, which says nothing. Raises DataError."""
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
@@ -298,30 +307,52 @@ def _file(path: Path, items: pa.Table) -> np.ndarray:
 
 
 def _parquet(path: Path, items: pa.Table) -> np.ndarray:
-    table = pq.read_table(path)
+    """Read the vectors [I, D] of the items from a table of `item_id` and one column of lists, or numeric columns."""
+    what = f"tokenizer.vectors: {path}"
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{what} is no Parquet file ({str(error).splitlines()[0]}).") from None
+    names = ", ".join(table.column_names)
     if "item_id" not in table.column_names:
-        raise DataError(
-            f"tokenizer.vectors: {path} has no column item_id; it has {', '.join(table.column_names)}."
-        )
-    place = {item: row for row, item in enumerate(table["item_id"].to_pylist())}
+        raise DataError(f"{what} has no column item_id; it has {names}.")
+    place: dict[Any, int] = {}
+    for row, item in enumerate(table["item_id"].to_pylist()):
+        if item is None:
+            raise DataError(f"{what} has no item_id in row {row}. Name the item, or drop the row.")
+        if place.setdefault(item, row) != row:
+            raise DataError(
+                f"{what} has item {item!r} twice, in rows {place[item]} and {row}. Keep one vector of each item."
+            )
     item_ids = items["item_id"].to_pylist()
     missing = [item for item in item_ids if item not in place]
     if missing:
         raise DataError(
-            f"tokenizer.vectors: {path} lacks {len(missing)} of {len(item_ids)} items, first {missing[:5]}. "
-            "Add their vectors."
+            f"{what} lacks {len(missing)} of {len(item_ids)} items, first {missing[:5]}. Add their vectors."
         )
-    rest = [name for name in table.column_names if name != "item_id"]
-    if "vector" in rest:
-        rows = [np.asarray(value, np.float32) for value in table["vector"].to_pylist()]
-        if len({len(row) for row in rows}) != 1:
+    index = [name for name in table.column_names if name.startswith("__index_level_")]  # pandas' own
+    table = table.drop_columns(index).take([place[item] for item in item_ids])
+    lists = [field.name for field in table.schema if _of_vectors(field.type) or _of_integers(field.type)]
+    if "vector" in lists or len(lists) == 1:
+        name = "vector" if "vector" in lists else lists[0]
+        empty = pc.fill_null(pc.list_value_length(table[name]), 0).to_numpy() == 0
+        if empty.any():
+            first = item_ids[int(empty.argmax())]
             raise DataError(
-                f"tokenizer.vectors: {path} has vectors of different lengths; they must all be equal."
+                f"{what} has no {name} for {int(empty.sum())} of {len(item_ids)} items, first {first!r}. Add their vectors."
             )
-        block = np.stack(rows)
-    else:
-        block = np.stack([table[name].cast(pa.float32()).to_numpy() for name in rest], 1)
-    return block[[place[item] for item in item_ids]]
+        return _vectors(name, table[name])
+    numbers = [
+        field.name
+        for field in table.schema
+        if field.name != "item_id" and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+    ]
+    if len(lists) > 1 or not numbers or len(numbers) + 1 < len(table.column_names):
+        raise DataError(
+            f"{what} has {names}; beside item_id there must be one column of lists of numbers, such as vector, or "
+            "numeric columns alone. Leave out the others."
+        )
+    return np.stack([table[name].cast(pa.float32()).to_numpy() for name in numbers], 1)
 
 
 def _standardised(block: np.ndarray) -> np.ndarray:

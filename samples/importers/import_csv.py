@@ -42,6 +42,8 @@ pc: Any = pyarrow.compute  # its functions are made at import time, unknown to t
 _FEW_MISSING = 0.01
 """The share of rows without an id up to which they are left out, and beyond which the table is refused."""
 
+_MANY_SHARED = 0.1
+
 
 def import_csv(
     src: PathLike,
@@ -154,6 +156,7 @@ def _read(path: Path, chosen: dict[str, str], notes: list[str] | None) -> pa.Tab
                 f"csv {path}: {blank + column.null_count:,} of {len(table):,} rows have no {name}: it is "
                 f"{first or 'empty'!r} there, "
                 "which would be one id. Drop or fill those rows, or name another column: --column ROLE=NAME"
+                + _shared_times(table, name, chosen)
             )
         if blank + column.null_count:
             table = table.filter(pc.invert(pc.is_in(column, value_set=pa.array([*missing_texts(), None]))))
@@ -162,6 +165,18 @@ def _read(path: Path, chosen: dict[str, str], notes: list[str] | None) -> pa.Tab
         table = _with(table, name, natural_ids(table[name]))
     table = _with_declared_lists(table)
     return table.rename_columns([bare_name(name) for name in table.column_names])
+
+
+def _shared_times(table: pa.Table, user: str, chosen: Mapping[str, str]) -> str:
+    """Return what to add to the refusal of a column of users whose other rows have no order in time; "" where they have."""
+    time = chosen.get("time", "")
+    if user not in (chosen.get("user"), chosen.get("user_id")) or time not in table.column_names:
+        return ""
+    known = table.filter(pc.invert(pc.is_in(table[user], value_set=pa.array([*missing_texts(), None]))))
+    moments = known.group_by([user, time]).aggregate([]).num_rows
+    if not len(known) or (share := 1 - moments / len(known)) < _MANY_SHARED:
+        return ""
+    return f". {share:.0%} of its other rows share a timestamp with another row of their user: only the file orders them"
 
 
 def _with_finest_times(

@@ -52,7 +52,7 @@ from nonet.samples.sequences import (
     policy,
     repeat_shares,
 )
-from nonet.samples.tables import as_numbers, check_columns, keys_in, read_items
+from nonet.samples.tables import as_numbers, check_columns, keys_in, parquet_schema, read_items
 
 _PARTITION_ROWS = 1 << 21
 _THREADS = 4
@@ -136,7 +136,8 @@ class _Job:
     def run(self, root: Path) -> Prepared:
         least_events(self.ask.keep)
         items = None if self.ask.items is None else read_items(self.ask.items, self.ask.columns)
-        check_columns(self.ask.columns, [*self.log.names, *(items.column_names if items is not None else [])])
+        given = [] if self.ask.items is None else parquet_schema(self.ask.items, "items").names
+        check_columns(self.ask.columns, [*self.log.names, *given])
         self._check_room()
         self.work.mkdir(parents=True, exist_ok=True)
         catalogue = distinct_items(self.log, self.ask.where) if items is None else items

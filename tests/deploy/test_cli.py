@@ -14,6 +14,15 @@ import pytest
 
 from nonet.deploy import cli
 
+CLICKS = """
+name: clicks
+data: {interactions: interactions.parquet, items: items.parquet, split: {use: leave_last_out, test: 1}}
+model: {use: deepfm}
+sparse: {defaults: {dim: 9}, tables: {item: {}, rating: {}}}
+stages: {train: {epochs: 1, batch: {tokens: 64}, target: rating >= 1}}
+evaluate: {metrics: [auc]}
+"""
+
 
 def nonet(folder: Path, *args: str, monkeypatch, capsys) -> tuple[int, str, str]:
     """Run the command line in this process, as if typed in `folder`."""
@@ -31,16 +40,21 @@ def nonet(folder: Path, *args: str, monkeypatch, capsys) -> tuple[int, str, str]
 
 @pytest.fixture
 def refused(ring, monkeypatch, capsys):
-    """Run the ring scenario with changes; it must be refused in one line before anything is written."""
+    """Run and plan the ring scenario with changes; both must refuse it in the same line before anything is written."""
 
-    def run(*changes: str) -> str:
+    def run(*changes: str, verbs: tuple[str, ...] = ("run", "plan")) -> str:
         options = [part for change in changes for part in ("--set", change)]
-        code, _, err = nonet(ring, "run", "ring.yaml", *options, monkeypatch=monkeypatch, capsys=capsys)
-        assert code == 2, err
-        assert err.count("\n") == 1
-        assert "Traceback" not in err
-        assert not (ring / "runs").exists()
-        return err
+        said = {}
+        for verb in verbs:
+            code, _, said[verb] = nonet(
+                ring, verb, "ring.yaml", *options, monkeypatch=monkeypatch, capsys=capsys
+            )
+            assert code == 2, said[verb]
+            assert said[verb].count("\n") == 1
+            assert "Traceback" not in said[verb]
+            assert not (ring / "runs").exists()
+        (line,) = set(said.values())
+        return line
 
     return run
 
@@ -171,6 +185,24 @@ def test_what_only_plans_is_said_before_anything_starts(ring, monkeypatch, capsy
     assert "model.path: s3://models/Qwen3-0.6B (a folder on this machine is read)" in err
 
 
+def test_plan_and_run_refuse_the_label_as_a_feature_in_the_same_line(ring, monkeypatch, capsys):
+    (ring / "clicks.yaml").write_text(CLICKS)
+    said = set()
+    for verb in ("plan", "run"):
+        code, _, err = nonet(ring, verb, "clicks.yaml", monkeypatch=monkeypatch, capsys=capsys)
+        assert code == 2
+        said.add(err)
+    (line,) = said
+    assert "sparse.tables.rating: the feature 'rating' is the label (stages.train.target names it)" in line
+
+
+def test_a_plan_warns_of_what_this_version_does_not_run_and_reads_no_more(ring, monkeypatch, capsys):
+    change = ["--set", "storage=s3://somewhere/runs"]
+    code, out, _ = nonet(ring, "plan", "ring.yaml", *change, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0
+    assert "warning: ring: this version plans but does not run storage" in out
+
+
 def test_resume_with_nothing_to_resume(ring, monkeypatch, capsys):
     code, _, err = nonet(
         ring, "run", "ring.yaml", "--resume", "--run-dir", "none", monkeypatch=monkeypatch, capsys=capsys
@@ -252,7 +284,7 @@ def test_seeds_of_a_bench_are_numbers(ring, monkeypatch, capsys):
 def test_a_misspelt_role_or_key_of_every_reward_is_told_what_there_is(refused):
     assert (
         "roles.trainr (a role of your own says what it is: use: file.py:SPEC. Did you mean 'trainer'?)"
-        in refused("roles={trainr: {workers: 1}}")
+        in refused("roles={trainr: {workers: 1}}", verbs=("run",))
     )
     assert "Every reward has weight, at_least, timeout_s, pool, workers." in refused(
         "stages.rl.rewards.hit={wieght: 2}"

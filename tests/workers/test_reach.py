@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from nonet.errors import ConfigError
 from nonet.workers import reach
-from nonet.workers.reach import check_ray_environment
+from nonet.workers.reach import check_port, check_ray_environment
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_a_run_that_cannot_reach_its_cluster_leaves_no_folder_and_no_traceback(t
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "nonet.deploy.cli", "run", "quickstart"],
+        [sys.executable, "-c", "from nonet.deploy.cli import main; main()", "run", "quickstart"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -90,3 +91,20 @@ def test_a_run_that_cannot_reach_its_cluster_leaves_no_folder_and_no_traceback(t
     assert "RAY_ADDRESS is 127.0.0.1:1" in done.stderr
     assert time.monotonic() - began < 60
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_a_port_in_use_is_one_line_that_says_what_to_write(foreign, host):
+    with pytest.raises(
+        ConfigError, match=rf"^{host}:{foreign} cannot be listened on .*; choose another port with --port$"
+    ):
+        check_port(host, foreign)
+
+
+def test_a_host_of_no_machine_is_named_and_a_free_port_is_fine():
+    with pytest.raises(ConfigError, match=r"^no.such.host:80 cannot be listened on .* host with --host$"):
+        check_port("no.such.host", 80)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    check_port("127.0.0.1", port)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -54,6 +55,18 @@ def test_an_unreadable_calibration_is_a_warning_that_says_what_to_do():
     check = found()["calibration"]
     assert check.state == WARNING
     assert "doctor --calibrate" in check.advice
+
+
+def test_a_busy_port_of_serve_is_a_warning(monkeypatch):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        monkeypatch.setattr(doctor, "_SERVE_PORT", busy.getsockname()[1])
+        check = found()["port"]
+    assert check.state == WARNING
+    assert "choose another port with --port" in check.found
+    monkeypatch.setattr(doctor, "_SERVE_PORT", 0)
+    assert found()["port"].state == OK
 
 
 def test_versions_are_compared_as_numbers():

@@ -115,7 +115,7 @@ def test_a_version_whose_files_are_torn_is_named_and_never_served(port, served):
 
 
 def test_a_port_in_use_and_a_run_without_a_commit_are_one_line(port, served, tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot be listened on .* choose another with --port"):
+    with pytest.raises(ConfigError, match=r"cannot be listened on .* choose another port with --port"):
         serve_run(str(served.folder.path), port=port)
     empty = tmp_path / "run"
     shutil.copytree(served.folder.path, empty, ignore=shutil.ignore_patterns("checkpoints", "serving"))

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from served_run import ServedRun
 
 from nonet.deploy.serving.features import Fallback, Features, Histories, Items, Refused
+from nonet.models.generation import SubCatalogue, Trie
 from nonet.models.inference import Engine, FilterCache, ItemFilter
+from nonet.models.inference import filters as filters_module
 
 WHERES = ["title != 'item a0'", "title >= 'item p'", "title < 'item c'", "events > 17", "title == 'item d3'"]
 
@@ -95,13 +98,46 @@ def test_masks_are_bounded_in_bytes_and_shared_by_condition(world):
     one = FilterCache(engine._recommender.corpus.trie)
     questions = [asked(features, WHERES[0], user) for user in ("103", "104", "105")]
     within = one.within([question.within for question in questions])
-    assert len(within._masks) == 1
+    assert len(within._bits.filters) == 1
     size = one.nbytes
     small = FilterCache(engine._recommender.corpus.trie, most_bytes=2 * size)
     for number in range(20):
         small.within([ItemFilter(f"filter {number}", "c", np.arange(40) % 20 == number)])
         assert small.nbytes <= 3 * size
     assert one.within([None, None]) is None
+
+
+@pytest.mark.parametrize("count", [3, 70])
+@pytest.mark.parametrize("few", [0, 64])
+def test_bits_of_all_filters_say_what_a_mask_of_each_says(monkeypatch, count, few):
+    """Leaves, nodes of every level, and whether forbidden leaves are all that a filter allows below a node."""
+    monkeypatch.setattr(filters_module, "_FEW_LEAVES", few)
+    draw = np.random.default_rng(count)
+    flat = draw.choice(8**3, 200, replace=False)
+    trie = Trie.build(np.stack([flat // 64, flat // 8 % 8, flat % 8], 1), (8, 8, 8))
+    shares = draw.choice([0.0, 0.02, 0.3, 1.0], count)
+    allowed_CI = draw.random((count, 200)) < shares[:, None]
+    filters = [ItemFilter(f"{number:02d}", "c", mask) for number, mask in enumerate(allowed_CI)]
+    which = draw.permutation(np.append(np.arange(count), [0, 1]))
+    bits = FilterCache(trie).within([filters[number] for number in which])
+    masks = SubCatalogue(trie, allowed_CI, which)
+    assert bits is not None
+    for level in range(1, trie.levels + 1):
+        every = torch.arange(trie.n_nodes[level]).expand(len(which), -1)
+        node = every[:, :, None]
+        assert torch.equal(bits.dead(level, node), masks.dead(level, node))
+        user = torch.arange(len(which))[:, None].expand_as(every).flatten()
+        for number in (0, 1, 5, 200):
+            counts = torch.full_like(user, number)
+            wanted = masks.are_all(level, user, every.flatten(), counts, len(which))
+            found = bits.are_all(level, user, every.flatten(), counts, len(which))
+            possible = masks._closed_CN(level, "cpu")[torch.from_numpy(which)[user], every.flatten()]
+            left = trie.leaves_below(level, every.flatten()) - possible.long() >= number
+            assert torch.equal(found & left, wanted)  # more forbidden ones than there are do not occur
+    leaf = torch.arange(trie.n_leaves).expand(len(which), -1)
+    assert torch.equal(bits.out(leaf), masks.out(leaf))
+    for mine, theirs in zip(bits.out_items(len(which)), masks.out_items(len(which)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_filters_of_features_are_bounded_in_bytes(world, monkeypatch):

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.tokenizer.rq_kmeans import check_tokenizer
 from nonet.models.tokenizer.vectors import Nonzeros, cooccurrence, item_vectors, svd, tfidf, weights_of
 from nonet.samples.sequences.sequences import TRAIN, build_sequences
 
@@ -179,3 +180,51 @@ def test_vectors_that_do_not_fit_the_items_are_one_readable_error(tmp_path):
         vectors(items.append_column("image", uneven), seq, "image", tmp_path)
     with pytest.raises(DataError, match="'image' has no vector in any row"):
         vectors(items.append_column("image", pa.nulls(20, pa.list_(pa.float32()))), seq, "image", tmp_path)
+
+
+def test_a_vector_column_by_another_name_and_a_pandas_index_are_read(tmp_path):
+    items, seq = tables()
+    own = np.random.default_rng(0).integers(0, 9, (20, 3))
+    np.save(tmp_path / "own.npy", own)
+    order = np.arange(20)[::-1]
+    lists = pa.table({"item_id": order, "embedding": own[order].tolist(), "__index_level_0__": order})
+    pq.write_table(lists, tmp_path / "named.parquet")
+    flat = {f"v{i}": own[order][:, i] for i in range(3)}
+    pq.write_table(
+        pa.table({"item_id": order, **flat, "__index_level_0__": order}), tmp_path / "flat.parquet"
+    )
+    want = vectors(items, seq, "own.npy", tmp_path)
+    assert np.array_equal(want, vectors(items, seq, "named.parquet", tmp_path))
+    assert np.array_equal(want, vectors(items, seq, "flat.parquet", tmp_path))
+
+
+IDS, ROWS = list(range(20)), [[0.5, float(i)] for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"item_id": [*IDS, 3], "vector": [*ROWS, [9.0, 9.0]]}, "has item 3 twice, in rows 3 and 20"),
+        ({"item_id": [*IDS, None], "vector": [*ROWS, [9.0, 9.0]]}, "has no item_id in row 20"),
+        ({"item_id": IDS, "vector": [*ROWS[:18], None, []]}, "no vector for 2 of 20 items, first 18"),
+        ({"item_id": IDS, "vector": [*ROWS[:19], [0.5, None]]}, "NaN or infinite values in 1 rows"),
+        ({"item_id": IDS, "vector": [*ROWS[:19], [0.5]]}, "vectors of 1 to 2 numbers"),
+        ({"item_id": IDS, "a": ROWS, "b": ROWS}, "one column of lists of numbers, such as vector"),
+        ({"item_id": IDS, "v0": [1.0] * 20, "name": ["x"] * 20}, "has item_id, v0, name; beside item_id"),
+        ({"item_id": IDS}, "beside item_id there must be one column"),
+        ({"item_id": IDS, "v0": [*IDS[:19], None]}, "NaN or infinite values in 1 rows"),
+    ],
+)
+def test_a_vector_file_that_cannot_be_meant_is_one_line_before_anything_starts(tmp_path, columns, said):
+    items, _ = tables()
+    pq.write_table(pa.table(columns), tmp_path / "own.parquet")
+    with pytest.raises(DataError, match=said) as raised:
+        check_tokenizer(items, {"use": "rq_kmeans", "vectors": ["own.parquet"]}, tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_vector_file_that_is_no_parquet_is_one_line(tmp_path):
+    items, _ = tables()
+    (tmp_path / "own.parquet").write_text("item_id,vector\n")
+    with pytest.raises(DataError, match="is no Parquet file"):
+        check_tokenizer(items, {"use": "rq_kmeans", "vectors": ["own.parquet"]}, tmp_path)

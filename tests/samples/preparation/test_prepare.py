@@ -123,6 +123,24 @@ def test_a_split_in_time_and_a_table_of_items_are_as_in_memory(tmp_path):
     assert there.equals(wanted)
 
 
+def test_columns_of_both_tables_may_have_other_names_as_in_memory(tmp_path):
+    table = _log(8)
+    ids = np.unique(table["item_id"])
+    items = pa.table({"item_id": ids, "name": [f"t{i}" for i in ids], "genre": [["a", "b"]] * len(ids)})
+    pq.write_table(items, tmp_path / "items.parquet")
+    ask = _options(
+        _written(tmp_path / "log", table.rename_columns({"rating": "stars"})),
+        items=str(tmp_path / "items.parquet"),
+        columns={"title": "name", "categories": "genre", "rating": "stars"},
+    )
+    built, prepared, wanted, there = _both(ask, tmp_path / "out")
+    _same(built, prepared)
+    assert there.equals(wanted)
+    assert {"title", "categories"} <= set(there.column_names)
+    with pytest.raises(DataError, match=r"title: 'nam' is in neither table. Did you mean 'name'"):
+        prepare(_options(ask.interactions, items=ask.items, columns={"title": "nam"}), tmp_path / "no")
+
+
 def _files(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 

@@ -1,0 +1,148 @@
+"""The verbs that steer a run: stop, attach, detach and set, and the names and paths that they take."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from tests_ring import make_ring
+
+from nonet.controller.record.commands import Commands
+from nonet.controller.record.run_folder import RunFolder, claim
+from nonet.controller.scenario import RewardOptions
+from nonet.controller.session.objectives import SETTABLE, Objectives
+from nonet.controller.session.steering import Steering
+from nonet.deploy import cli
+from nonet.deploy.run import steer
+from nonet.deploy.run.driver import Run
+from nonet.errors import ConfigError
+
+
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.scenario.write_text("name: x\n")
+    return folder
+
+
+@pytest.fixture
+def verb(monkeypatch, capsys):
+    """Run a verb of the command line in this process: (exit code, what it printed)."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def call(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["nonet", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return call
+
+
+def test_stop_asks_the_process_that_runs_a_run_and_waits_for_its_end(run, verb):
+    held, asked = claim(run), []
+    driver = SimpleNamespace(folder=run, stop=lambda: asked.append("stop"))
+
+    def drive() -> None:
+        while not asked:
+            Run._take_stop_request(driver)  # pyright: ignore[reportArgumentType]
+            time.sleep(0.01)
+        held.close()
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    assert verb("stop", run.path) == (0, "stopped run\n")
+    thread.join()
+    assert asked == ["stop"]
+    assert not run.stop_request.exists()
+
+
+def test_stop_refuses_a_run_that_is_over_or_that_nobody_runs(run, verb):
+    code, said = verb("stop", run.path)
+    assert (code, said) == (2, "nonet: run does not go on now; go on with: nonet resume run\n")
+    run.report.write_text("{}")
+    assert verb("stop", run.path) == (2, "nonet: run is over; there is nothing to stop\n")
+    assert not run.stop_request.exists()
+
+
+def test_a_request_to_stop_that_nobody_takes_is_withdrawn_and_names_the_way(run):
+    with claim(run), pytest.raises(ConfigError, match="is stopped with RAY_ADDRESS set to that cluster"):
+        steer.stop(run.path, notice_s=0.05)
+    assert not run.stop_request.exists()
+
+
+def test_attach_and_detach_take_the_name_alike(run, verb, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text("import nonet\n@nonet.reward\ndef fresh(item): return item")
+    ways = [["fresher"], ["--name", "fresher"], ["fresher", "--name", "fresher"]]
+    with claim(run):
+        for words in ways:
+            assert verb("attach", run.path, "--reward", "my.py:fresh", *words, "--wait", 0)[0] == 0
+            assert verb("detach", run.path, *words, "--wait", 0)[0] == 0
+        code, said = verb("detach", run.path, "fresh", "--name", "fresher")
+        assert (code, said) == (
+            2,
+            "nonet: two names are given, 'fresh' and --name 'fresher'; give one\n",
+        )
+        code, said = verb("detach", run.path)
+        assert (code, "detach wants the name of a reward: nonet detach RUN NAME" in said) == (2, True)
+        code, said = verb("attach", run.path, "--reward", "my.py:fresh", "3 x")
+        assert (code, "the reward's name is '3 x'; it must be letters" in said) == (2, True)
+    assert [each["name"] for each in Commands(run).waiting()] == ["fresher"] * 6
+
+
+@pytest.mark.parametrize("path", ["stages.rl.rewards.fresh.weight", "rewards.fresh.weight"])
+def test_set_takes_the_path_that_attach_reports_and_the_short_one(run, path):
+    objectives = Objectives({"hit": RewardOptions()})
+    session = SimpleNamespace(
+        run=run,
+        told=lambda text: None,
+        reward=SimpleNamespace(add=lambda *_: None),
+        groups=SimpleNamespace(start_reward=lambda *_: None),
+    )
+    steering = Steering(session, "rl", objectives)  # pyright: ignore[reportArgumentType]
+    steering._rehearse = lambda *_: None
+    asked = Commands(run)
+    options = {"use": "actor://x/fresh", "weight": 0.2}
+    first = asked.ask(verb="attach", name="fresh", stage=None, options=options, original="x", sha256="")
+    steering.at(0)
+    said = asked.answer(first)
+    assert said is not None
+    assert "with stages.rl.rewards.fresh.weight=0.2" in said["text"]
+    second = asked.ask(verb="set", name=path, stage=None, value=0.5)
+    steering.at(1)
+    assert (asked.answer(second) or {})["state"] == "taken"
+    assert objectives.rewards["fresh"].weight == 0.5
+
+
+def test_only_weights_and_floors_can_be_set():
+    assert not SETTABLE.match("stages.rl.lr")
+    assert not SETTABLE.match("rewards.fresh.use")
+    assert not SETTABLE.match("stages.rewards.fresh.weight")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_stop_ends_a_run_of_a_local_ray_after_a_commit(no_ray, tmp_path):
+    folder, run = make_ring(tmp_path), RunFolder(tmp_path / "long")
+    env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    nonet = [sys.executable, "-c", "from nonet.deploy.cli import main; main()"]
+    long = ["--set", "stages.pretrain.epochs=4000", "--run-dir", str(run.path)]
+    driver = subprocess.Popen([*nonet, "run", "ring.yaml", *long], cwd=folder, env=env)
+    while not (run.metrics.exists() and run.metrics.read_text().count("\n") > 20):
+        assert driver.poll() is None
+        time.sleep(0.1)
+    ended = subprocess.run([*nonet, "stop", str(run.path)], env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "stopped long\n"), ended.stderr
+    assert driver.wait(60) == 130
+    assert list(run.checkpoints.glob("step-*/manifest.json"))
