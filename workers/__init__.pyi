@@ -2,6 +2,7 @@ from .activity import Doing as Doing
 from .activity import look as look
 from .activity import waited_in_vain as waited_in_vain
 from .frozen_policy import FrozenPolicy as FrozenPolicy
+from .reach import check_address as check_address
 from .reach import check_port as check_port
 from .reach import check_ray_environment as check_ray_environment
 from .reach import unreachable as unreachable

@@ -32,8 +32,8 @@ def check_ray_environment() -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "local"):
         _check_temporary_folder()
-    elif address != "auto":
-        _check_address(address)
+    else:
+        check_address(address, "RAY_ADDRESS", "unset RAY_ADDRESS, or start a cluster there: ray start --head")
 
 
 def check_port(host: str, port: int) -> None:
@@ -58,19 +58,29 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
-def _check_address(address: str) -> None:
-    way_out = "unset RAY_ADDRESS, or start a cluster there: ray start --head"
+def check_address(address: str, said_by: str, way_out: str) -> None:
+    """Check that a Ray cluster answers at an address, where Ray itself would try for minutes.
+
+    Args:
+        address: `host:port`, with or without `ray://`, or `auto`, which is not checked.
+        said_by: What named the address, for messages.
+        way_out: What to do instead, for messages.
+
+    Raises:
+        ConfigError: The address is misspelt, or no cluster answers there.
+    """
+    if address == "auto":
+        return
     if not re.fullmatch(r"(ray://)?[^\s/:]+:\d{1,5}", address):
-        raise ConfigError(f"RAY_ADDRESS is {address!r}; it must be host:port, auto or local. {way_out}")
+        raise ConfigError(f"{said_by} is {address!r}; it must be host:port, auto or local. {way_out}")
     import grpc
 
-    target = address.removeprefix("ray://")
-    with grpc.insecure_channel(target) as channel:
+    with grpc.insecure_channel(address.removeprefix("ray://")) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=_ANSWER_S)
         except grpc.FutureTimeoutError:
             raise ConfigError(
-                f"RAY_ADDRESS is {address}, where no Ray cluster answers within {_ANSWER_S:g} s; {way_out}"
+                f"{said_by} is {address}, where no Ray cluster answers within {_ANSWER_S:g} s; {way_out}"
             ) from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from nonet.controller.plan import Plan, feature_dims, plan
 from nonet.controller.predict import DataFacts, Prediction, check_covered, predict, prediction_text
 from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError, PlacementError
+from nonet.workers import check_address
 
-_KNOCK_S = 3.0
 _MOST_BYTES = 1 << 28  # of a table that a plan reads to warn
-__all__ = ["data_facts", "data_warnings", "knock", "predicted", "prediction_text", "searched", "view"]
+__all__ = ["data_facts", "data_warnings", "predicted", "prediction_text", "searched", "view"]
 
 
 def view(cluster: Path | None, address: str | None) -> ClusterView:
@@ -150,25 +149,18 @@ def _has_tables_here(source: Any) -> bool:
     return True
 
 
-def knock(address: str) -> None:
-    """Fail within seconds where nobody listens: Ray itself would try for minutes. Raises OSError or ValueError."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
-
-
 def _live(address: str) -> ClusterView:
     import ray
 
     from nonet.controller.cluster import live_view
 
+    way_out = "start one with `ray start --head`, or plan on a file with --cluster"
+    check_address(address, "--address", way_out)
     try:
-        knock(address)
         ray.init(address=address, namespace="nonet", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise PlacementError(
-            f"no Ray answers at {address}: {' '.join(str(error).split())[:200]}. "
-            "Start one with `ray start --head`, or plan on a file with --cluster"
+            f"no Ray answers at {address}: {' '.join(str(error).split())[:200]}; {way_out}"
         ) from None
     try:
         return live_view()

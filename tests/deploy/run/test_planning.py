@@ -35,8 +35,8 @@ def test_where_no_ray_answers_the_error_says_how_to_plan_without_one():
         text=True,
         timeout=800,
     )
-    assert done.returncode == 1
-    assert "no Ray answers at 127.0.0.1:1" in done.stderr
+    assert done.returncode == 2
+    assert "--address is 127.0.0.1:1, where no Ray cluster answers" in done.stderr
     assert "--cluster" in done.stderr
 
 
