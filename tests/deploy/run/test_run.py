@@ -189,6 +189,26 @@ def test_two_trainers_equal_one_up_to_the_order_of_sums(whole):
     assert max(drift.values()) < 1e-4, drift
 
 
+@pytest.mark.slow
+def test_two_trainers_measure_the_same_kl_to_the_start_where_sparse_rows_learn_too(whole):
+    folder, _ = whole
+    learns = (
+        "stages.rl.algorithm={use: grpo, kl: 0.1}",
+        "stages.rl.sparse_lr=0.01",
+        "stages.rl.steps=6",
+        "stages.rl.control=false",
+    )
+    apart = "rollout: {workers: 1}, embedding: {workers: 1}"
+    one, two = (
+        run(folder, name, *learns, f"roles={{trainer: {{workers: {count}}}, {apart}}}")
+        for name, count in (("kl of one", 1), ("kl of two", 2))
+    )
+    first, second = _kl_exact(one.folder), _kl_exact(two.folder)
+    assert len(first) == 6
+    assert first[-1] > 1e-4, "the policy moved"
+    assert second == pytest.approx(first, rel=0.01, abs=1e-6)
+
+
 def test_recommendations_come_from_every_stage(whole):
     _, finished = whole
     answer = recommend_for(str(finished.folder.path), ["item b1", "item c2"], None, 5)
@@ -292,3 +312,8 @@ def _losses(folder: RunFolder) -> dict[tuple[str, int], float]:
         for r in records
         if r["name"] == "loss" and np.isfinite(r["value"])
     }
+
+
+def _kl_exact(folder: RunFolder) -> list[float]:
+    records = map(json.loads, folder.metrics.read_text().splitlines())
+    return [r["value"] for r in records if r["name"] == "kl_exact"]
