@@ -39,7 +39,7 @@ def _file_source(folder: Path, items: int) -> dict[str, Any]:
         pa.table({"user_id": np.arange(_USERS), "item_id": lists}), path, row_group_size=_USERS // 4
     )
     table, sids = pa.table({"item_id": np.arange(items)}), np.zeros((items, 3), np.int32)
-    nothing: Any = lambda: None  # no events of the run are read
+    nothing: Any = dict  # the events of a run are not read
     request = SampleRequest(
         "pretrain", 7, "users", 512, 50, None, 1 << 16, ("item",), nothing, lambda: table, sids
     )
