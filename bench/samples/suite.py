@@ -28,21 +28,23 @@ from nonet.bench.samples.contenders import (
     torch_batches,
     write_files,
 )
+from nonet.bench.samples.cost import cost
 from nonet.errors import ConfigError
 
 _FILES = 4  # of N rows; 4N have four times as many
 
 
 def samples(
-    rows: int = 500_000, rounds: int = 5, ray: bool = True, sections: str = "speed,resume,ledger"
+    rows: int = 500_000, rounds: int = 5, ray: bool = True, sections: str = "speed,resume,ledger,cost"
 ) -> dict[str, Any]:
-    """rows: N. ray: whether Ray takes part (seconds a pass). sections: speed, resume, ledger."""
+    """rows: N. ray: whether Ray takes part (seconds a pass). sections: speed, resume, ledger, cost."""
     folder = Path(tempfile.mkdtemp(prefix="nonet-bench-samples-"))
     made: dict[str, Any] = {"rows": [], "ratio": {}}
     parts: dict[str, Callable[[], tuple[list[Any], dict[str, float]]]] = {
         "speed": lambda: _speed(write_files(folder, 4 * _FILES, rows // _FILES), rounds, ray),
         "resume": lambda: _resume(write_files(folder, 4 * _FILES, rows // _FILES), folder, rounds, ray),
         "ledger": _ledger,
+        "cost": lambda: cost(folder),
     }
     try:
         for name in sections.split(","):

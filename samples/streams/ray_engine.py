@@ -46,7 +46,7 @@ def on_ray(feed: Feed, slices: Iterable[Slice]) -> Iterator[Raw]:
 
 def _of_epoch(feed: Feed, slices: StepRange | list[Slice]) -> Iterator[Raw]:
     there = ray.put(feed)
-    tasks = _tasks(feed, slices)
+    tasks = plan_tasks(feed, slices)
     if not tasks:
         return
     data = ray.data.read_datasource(
@@ -77,7 +77,7 @@ def _of_epoch(feed: Feed, slices: StepRange | list[Slice]) -> Iterator[Raw]:
         raise _ours(error) from error
 
 
-def _tasks(feed: Feed, slices: StepRange | list[Slice]) -> list[Callable[[], Iterable[Slice]]]:
+def plan_tasks(feed: Feed, slices: StepRange | list[Slice]) -> list[Callable[[], Iterable[Slice]]]:
     """Return what each read task asks for its slices: the row groups of a range, or runs of a list that share a row group."""
     if isinstance(slices, StepRange) and len(feed.leaves) == 1:
         assert slices.last_step is not None

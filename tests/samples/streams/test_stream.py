@@ -173,13 +173,13 @@ def _read(feed, steps, rank, world):
 
 def test_the_ray_engine_plans_an_epoch_by_its_row_groups_without_cutting_steps(files, monkeypatch):
     from nonet.samples.ledger import Steps
-    from nonet.samples.streams.ray_engine import _tasks
+    from nonet.samples.streams.ray_engine import plan_tasks
 
     feed = read(str(files)).shuffle(6).open(rows=7, step_rows=33)
     cuts, cut = [], Steps.slices
     monkeypatch.setattr(Steps, "slices", lambda self, step: cuts.append(step) or cut(self, step))
     epoch = next(feed.endless(3, 1, 2).epochs())
-    tasks = _tasks(feed, epoch)
+    tasks = plan_tasks(feed, epoch)
     assert not cuts
     assert len(tasks) <= len(feed.leaves[0].groups)
     assert [part for task in tasks for part in task()] == list(epoch)
