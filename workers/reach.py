@@ -61,7 +61,7 @@ def check_port(host: str, port: int) -> None:
 def _check_address(address: str) -> None:
     way_out = "unset RAY_ADDRESS, or start a cluster there: ray start --head"
     if not re.fullmatch(r"(ray://)?[^\s/:]+:\d{1,5}", address):
-        raise ConfigError(f"RAY_ADDRESS is {address!r}; it must be host:port, auto or local. {way_out}")
+        raise ConfigError(f"RAY_ADDRESS is {address!r}; it must be host:port, auto or local; {way_out}")
     import grpc
 
     target = address.removeprefix("ray://")
