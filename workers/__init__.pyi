@@ -14,9 +14,11 @@ from .validation import of_some_users as of_some_users
 from .weight_files import SHARD_BYTES as SHARD_BYTES
 from .weight_files import Saving as Saving
 from .weight_files import Shards as Shards
+from .weight_files import check_base as check_base
 from .weight_files import load_model as load_model
 from .weight_files import load_weights as load_weights
 from .weight_files import one_file as one_file
+from .weight_files import read_base as read_base
 from .weight_files import read_tensors as read_tensors
 from .weight_files import write_base as write_base
 from .weight_files import write_tensors as write_tensors

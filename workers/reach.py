@@ -72,7 +72,7 @@ def check_address(address: str, said_by: str, way_out: str) -> None:
     if address == "auto":
         return
     if not re.fullmatch(r"(ray://)?[^\s/:]+:\d{1,5}", address):
-        raise ConfigError(f"{said_by} is {address!r}; it must be host:port, auto or local. {way_out}")
+        raise ConfigError(f"{said_by} is {address!r}; it must be host:port, auto or local; {way_out}")
     import grpc
 
     with grpc.insecure_channel(address.removeprefix("ray://")) as channel:

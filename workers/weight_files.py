@@ -126,7 +126,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     Raises:
         CheckpointError: They do not fit, or belong to another base model than the one that was loaded.
     """
-    _check_base(model, path.parent)
+    check_base(model, read_base(path.parent), str(path.parent))
     try:
         model.load_state_dict(_known(model, read_tensors(path)))
     except RuntimeError as error:
@@ -143,15 +143,18 @@ def write_base(sha256: str, folder: Path) -> list[Path]:
     return [path]
 
 
-def _check_base(model: torch.nn.Module, folder: Path) -> None:
-    """Raise CheckpointError where a checkpoint names another base model. Earlier versions named none."""
+def read_base(dense: Path) -> str | None:
+    """Return the SHA-256 of the base model that the weights of a checkpoint's dense folder go with, where it names one."""
+    file = dense / BASE
+    return json.loads(file.read_text(encoding="utf-8"))["sha256"] if file.exists() else None
+
+
+def check_base(model: torch.nn.Module, named: str | None, where: str) -> None:
+    """Raise CheckpointError where weights go with another base model. Earlier versions named none."""
     own = getattr(model, "base_sha256", None)
-    if own is None or not (folder / BASE).exists():
-        return
-    named = json.loads((folder / BASE).read_text(encoding="utf-8"))["sha256"]
-    if named != own:
+    if own is not None and named is not None and named != own:
         raise CheckpointError(
-            f"{folder}: its weights go with a base model of SHA-256 {named[:12]}, and model.path holds {own[:12]}; put the base "
+            f"{where}: its weights go with a base model of SHA-256 {named[:12]}, and model.path holds {own[:12]}; put the base "
             "folder back, or start a run with the new one"
         )
 

@@ -19,7 +19,7 @@ _ITEMS, _CODES, _WIDTH, _MERGED, _BEAMS, _SEEN = 1_000_000, 256, 64, 16, 20, 50
 
 
 def filters(run: str, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Seconds of the beams of 16 requests, 50 seen items each: without a filter, with the same, with one each; new and kept ones."""
+    """Seconds of the beams of 16 requests, 50 seen items each: no filter, the same, one each; new filters and kept ones."""
     draw = np.random.default_rng(0)
     flat = draw.choice(_CODES**3, _ITEMS, replace=False)
     sids = np.stack([flat // _CODES**2, flat // _CODES % _CODES, flat % _CODES], 1)

@@ -15,6 +15,7 @@ from nonet.deploy.serving.features.catalogues import Catalogues
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation import Corpus, Recommender
 from nonet.samples.tokenised import StoredSequences, UserEvents
+from nonet.workers import check_base, read_base
 from nonet.workers.registry import Contents, Registry, Version, counts_of, model_of, registry_beside
 from nonet.workers.roles import RunSetup
 
@@ -125,6 +126,8 @@ class OpenRun:
             "step": manifest.step,
             "commit": _name(manifest),
         }
+        if (base := read_base(commit / "dense")) is not None:
+            source["base"] = base
         newest = self.catalogues.newest()
         return Contents.of_commit(commit, self.setup, newest.folders, newest.trie.version, source)
 
@@ -137,7 +140,9 @@ class OpenRun:
             )
         dense, counts = self.registry.files(version)
         rows = self.registry.rows(version.number, self.setup.specs())
-        return model_of(dense, counts, rows, self.setup, corpus, device)
+        made = model_of(dense, counts, rows, self.setup, corpus, device)
+        check_base(made.model, version.source.get("base"), f"version {version.number} of {self.folder.id}")
+        return made
 
     def publish_newest(self, *, mid_stage: bool = False) -> Version:
         """Publish the newest checkpoint that a stage selected, unless it was published, and serve it.

@@ -196,3 +196,30 @@ def test_scenario_and_plan_import_neither_ray_nor_torch():
     modules = "nonet.controller.scenario.scenario, nonet.controller.plan.planner"
     code = f"import sys, {modules}; assert not {{'ray', 'torch'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "used"),
+    [
+        ([], ["muon", "muon", "muon"]),
+        (["roles.trainer={engine: {use: deepspeed}}"], ["adamw", "adamw", "adamw"]),
+        (["stages.finetune.optimizer=adamw"], ["muon", "adamw", "muon"]),
+        (
+            ["roles.trainer={engine: {use: deepspeed}}", "stages.rl.optimizer={use: muon}"],
+            ["adamw", "adamw", "muon"],
+        ),
+        (
+            ["roles.trainer={engine: {use: deepspeed}}", "stages.pretrain.optimizer={clip: 0.5}"],
+            ["adamw", "adamw", "adamw"],
+        ),
+    ],
+)
+def test_an_engine_s_own_optimizer_is_the_default_and_one_that_is_named_stays(changes, used):
+    scenario, _ = load_scenario("quickstart", changes)
+    assert [stage.optimizer.use for stage in scenario.stages.values()] == used
+    assert scenario.stages["pretrain"].optimizer.clip == (0.5 if "clip" in str(changes) else 1.0)
+
+
+def test_an_optimizer_that_is_neither_is_told_what_there_is():
+    with pytest.raises(ConfigError, match="input should be 'muon' or 'adamw', got 'adamx'"):
+        load_scenario("quickstart", ["stages.pretrain.optimizer=adamx"])

@@ -11,10 +11,11 @@ from served_run import ServedRun, ask, items
 from starlette.testclient import TestClient
 
 from nonet.controller.record import Checkpoints
-from nonet.deploy.serving.features import OpenRun
+from nonet.deploy.serving.features import OpenRun, open_run
 from nonet.deploy.serving.service import Engines, ServeConfig
 from nonet.deploy.serving.start import one_process, serve_run
-from nonet.errors import ConfigError
+from nonet.errors import CheckpointError, ConfigError
+from nonet.workers import write_base
 from nonet.workers.registry import RemoteRegistry
 
 AT_ONCE_S = 0.2
@@ -307,3 +308,25 @@ def _written(folder, text):
 def _folder(parent, name):
     (parent / name).mkdir()
     return parent / name
+
+
+def test_a_version_carries_the_base_of_its_checkpoint_and_another_base_is_refused(served, monkeypatch):
+    served.commit(6)
+    commit, manifest = served.open().newest_commit()
+    write_base("a" * 64, commit)
+    run = served.open()
+    version = run.registry.publish(run.contents(commit, manifest), base=None, serve=False)
+    assert run.registry.version(version.number).source["base"] == "a" * 64
+    run.recommender(version)  # a model without a base folder is compared with nothing
+    usual = open_run.model_of
+
+    def with_base(*args):
+        made = usual(*args)
+        made.model.base_sha256 = "b" * 64
+        return made
+
+    monkeypatch.setattr(open_run, "model_of", with_base)
+    with pytest.raises(
+        CheckpointError, match=r"version \d+ of .* SHA-256 aaaaaaaaaaaa.*put the base folder back"
+    ):
+        run.recommender(version)

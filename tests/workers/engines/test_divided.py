@@ -127,7 +127,8 @@ def test_two_ranks_step_a_hugging_face_backbone_and_go_on_from_its_commit(ring, 
 
 
 def test_muon_and_deepspeed_do_not_go_together(ring):
-    scenario, _ = load_scenario(ring.scenario, ["roles.trainer={engine: {use: deepspeed}}"])
+    deepspeed = "roles.trainer={engine: {use: deepspeed}}"
+    scenario, _ = load_scenario(ring.scenario, [deepspeed, "stages.pretrain.optimizer=muon"])
     with pytest.raises(
         ConfigError,
         match=r"stages.pretrain.optimizer: muon with engine deepspeed \(say optimizer: {use: adamw}",
