@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nonet.samples.streams import read
+from nonet.samples.streams import node_groups, read
 from nonet.samples.streams.leaf import Leaf
 
 RANK = """
 import sys
-from nonet.samples.streams import read
+from nonet.samples.streams import node_groups, read
 from nonet.samples.streams.leaf import Leaf
 path, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 decoded, decode = [], Leaf.read
@@ -92,3 +92,10 @@ def test_only_the_newest_groups_stay(tmp_path, monkeypatch):
 def _slices(stream, rank: int, world: int):
     feed = stream.open(rows=50, step_rows=400)
     return [part for step in range(feed.steps.an_epoch) for part in feed.slices(step, rank, world)]
+
+
+def test_a_folder_of_somebody_else_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_groups.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(node_groups.os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(PermissionError, match="belongs to somebody else"):
+        node_groups.NodeGroups("digest")
