@@ -54,7 +54,9 @@ def test_stop_asks_the_process_that_runs_a_run_and_waits_for_its_end(run, verb):
     driver = SimpleNamespace(folder=run, stop=lambda: asked.append("stop"))
 
     def drive() -> None:
-        while not asked:
+        requested = False
+        while not asked and not requested:
+            requested = run.stop_request.exists()
             Run._take_stop_request(driver)  # pyright: ignore[reportArgumentType]
             time.sleep(0.01)
         held.close()
