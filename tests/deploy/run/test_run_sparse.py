@@ -200,7 +200,7 @@ def _trained_and_published(s):
     s.trainer.train(s.stage, 0, 6)
     s.publish()
     users, positions = s.rollout.group.heldout_prompts().get(WAIT_S)
-    return Prompts("pretrain", 0, 0, users, positions)
+    return Prompts("rl", 0, 0, users, positions, served=True)
 
 
 def _beams(s, asked):
