@@ -41,7 +41,6 @@ def serve_run(
     settings = read_config(config)
     host, port = host or settings.host, port or settings.port
     folder = find_run(run)
-    check_port(host, port)
     if not any(folder.checkpoints.glob("step-*/manifest.json")):
         raise ConfigError(f"{folder.id} has no commit yet: there is no model to serve")
     artifacts_of(folder)
@@ -56,6 +55,7 @@ def serve_run(
 
         opened = OpenRun.of(folder.path, address=settings.registry)
         _ = opened.registry.serving  # raises for an address that does not answer
+    check_port(host, port)
     check_ray_environment()
     with serving(folder.path, settings, host, port):
         say(f"{folder.id} is served at http://{host}:{port} after {time.monotonic() - began:.1f} s")
