@@ -14,6 +14,7 @@ from .worker_setup import baselines_of as baselines_of
 from .worker_setup import between_roles as between_roles
 from .worker_setup import deadlines as deadlines
 from .worker_setup import following as following
+from .worker_setup import joins as joins
 from .worker_setup import reward_options as reward_options
 from .worker_setup import reward_spec as reward_spec
 from .worker_setup import role_specs as role_specs

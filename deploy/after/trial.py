@@ -8,7 +8,7 @@ rough as the lists.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.controller.scenario import RewardOptions
-from nonet.controller.setup import data_setup, reward_options
+from nonet.controller.setup import data_setup, joins, reward_options
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, NonetError
 from nonet.models.generation import as_array
@@ -25,6 +25,7 @@ from nonet.rl import join
 from nonet.rl.rewards import Reward, RunData, Trial, load_reward, set_up, tried
 from nonet.samples.batches import event_at, rl_events, seen
 from nonet.samples.sequences import Sequences, Transitions
+from nonet.samples.stores import Joins
 from nonet.types import Jagged, Rollouts
 
 _WIDTH, _LEVELS = 16, 3
@@ -44,25 +45,29 @@ def try_reward(source: ScenarioFile, use: str, weight: float, options: dict[str,
     """A reward beside those of the scenario, on that many of its RL users. Raises ConfigError, DataError."""
     seq, items = data_setup(source.scenario, source.folder).build()
     run = _Run(seq, items)
-    beams = _beams(run, users, source.scenario.seed)
+    beams, times = _beams(run, users, source.scenario.seed)
     name = use.rpartition(":")[2].rpartition("/")[2].removesuffix(".py")
     rewards: dict[str, Reward] = {name: _ready(name, use, Path.cwd(), options, run)}
     weights, left_out = {name: weight}, []
     for _, other, each in reward_options(source.scenario):
-        if other == name:
+        if other == name or _target(each.use or other, source.folder) == _target(use, Path.cwd()):
+            left_out += [(other, "it is the same reward")] if other != name else []
             continue
         try:
             rewards[other] = _ready(other, each.use or other, source.folder, each.options(), run)
             weights[other] = each.weight_at(0)
         except NonetError as error:
             left_out.append((other, str(error)))
-    columns = {column for reward in rewards.values() for column in reward.columns}
+    joined = Joins(joins(source.scenario))
+    columns = sorted({column for reward in rewards.values() for column in reward.columns})
     beams = join(beams, {column: run.column(column) for column in columns if column in items.column_names})
-    missing = [column for column in rewards[name].columns if column not in items.column_names]
+    if looked_up := [each for each in columns if each in joined.names and each not in items.column_names]:
+        asked = beams.item_id, beams.valid, beams.user_id, times
+        beams = replace(beams, columns=beams.columns | joined.beam_columns(looked_up, *asked))
+    missing = [column for column in rewards[name].columns if column not in beams.columns]
     if missing:
-        raise ConfigError(
-            f"reward {name!r} asks for the column {missing[0]!r}; items have {', '.join(items.column_names)}"
-        )
+        known = ", ".join([*items.column_names, *joined.names])
+        raise ConfigError(f"reward {name!r} asks for the column {missing[0]!r}; items have {known}")
     title = run.column("title") if "title" in items.column_names else run.item_id.astype(np.str_)
     shown = np.where(beams.item >= 0, title[np.maximum(beams.item, 0)], "")
     return Tried(tried(name, rewards, weights, beams), shown, left_out)
@@ -149,6 +154,12 @@ class _Run(RunData):
         return as_array(self.items[name]) if name in self.items.column_names else super().column(name)
 
 
+def _target(use: str, folder: Path) -> tuple[Path | str, str]:
+    """Return what `use` names: a file by its whole path, and the name in it."""
+    where, _, attribute = use.partition(":")
+    return ((folder / where).resolve() if where.endswith(".py") else where), attribute
+
+
 def _ready(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunData) -> Reward:
     general = RewardOptions(**options)
     reward = load_reward(use, folder, general.options(), name=name)
@@ -158,8 +169,11 @@ def _ready(name: str, use: Any, folder: Path, options: dict[str, Any], run: RunD
     return reward
 
 
-def _beams(run: _Run, users: int, seed: int) -> Rollouts:
-    """Rollouts of the newest RL event of some users, the likeliest item first. Raises ConfigError where there are none."""
+def _beams(run: _Run, users: int, seed: int) -> tuple[Rollouts, np.ndarray]:
+    """Return rollouts of the newest RL event of some users, the likeliest item first, and the events' times [U].
+
+    Raises ConfigError where there are none.
+    """
     seq, count = run.seq, run.items.num_rows
     events = rl_events(seq)
     if not len(events):
@@ -186,7 +200,7 @@ def _beams(run: _Run, users: int, seed: int) -> Rollouts:
             few[draw.integers(len(few))] = seq.item[at[user]]
         item[user, : len(few)] = few
     ids = run.item_id
-    return Rollouts(
+    rollouts = Rollouts(
         uid=np.array([f"test/0/{row}" for row in rows], np.str_),
         user_id=np.asarray(seq.user_id[rows]),
         item_id=np.where(item >= 0, ids[np.maximum(item, 0)], "" if ids.dtype.kind == "U" else -1),
@@ -203,3 +217,4 @@ def _beams(run: _Run, users: int, seed: int) -> Rollouts:
         catalogue_version="",
         step=0,
     )
+    return rollouts, np.asarray(seq.time[at])

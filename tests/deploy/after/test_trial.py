@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import pyarrow as pa
 from tests_ring import make_ring
 
 from nonet.deploy.after.trial import trial_facts, trial_text, try_reward
 from nonet.deploy.run import api
+from nonet.samples.stores import PackedStore
 
 OWN = """
 import numpy as np
@@ -24,6 +27,15 @@ def odd(item):
 @nonet.reward
 def flat(item):
     return np.ones(len(item))
+"""
+
+PRICE = """
+import nonet
+
+
+@nonet.reward
+def price(price):
+    return price
 """
 
 
@@ -53,3 +65,31 @@ def test_a_reward_is_compared_with_those_of_the_scenario(tmp_path, monkeypatch):
     assert (facts["reward"], len(facts["users"]), facts["troubles"]) == ("odd", 8, [])
     assert "hit" in facts["correlation"]
     assert "share of the weighted spread" in trial_text(found)
+
+
+def test_a_reward_of_the_scenario_is_not_compared_with_itself_under_another_name(tmp_path, monkeypatch):
+    folder = make_ring(tmp_path)
+    monkeypatch.chdir(folder / "rewards")
+    scenario = api.scenario(
+        folder / "ring.yaml", ["stages.rl.rewards.mine={use: rewards/own.py, weight: 0.1, ceiling: 9}"]
+    )
+    found = try_reward(scenario, "own.py", 0.5, {"ceiling": 20}, 8)
+    assert set(trial_facts(found)["correlation"]) == {"hit"}
+    assert "not compared with mine: it is the same reward" in trial_text(found)
+
+
+def test_a_reward_sees_joined_columns_as_of_each_prompts_time(tmp_path, monkeypatch):
+    folder = make_ring(tmp_path)
+    store = PackedStore.create(
+        folder / "prices", pa.schema([("price", pa.float64())]), key=pa.int64(), versions=True
+    )
+    ids = np.arange(1000, 1040)
+    for time, price in ((0, 1.0), (10**9, 2.0)):  # the second is of long after the log
+        values = pa.table({"price": np.full(len(ids), price)})
+        store.put(ids, values, np.full(len(ids), time))
+    (folder / "price.py").write_text(PRICE)
+    monkeypatch.chdir(folder)
+    joined = f"data.join={{item: {{use: '{folder / 'prices'}', columns: [price]}}}}"
+    found = try_reward(api.scenario(folder / "ring.yaml", [joined]), "price.py", 0.5, {}, 8)
+    assert found.trial.troubles == []
+    assert set(np.unique(found.trial.scores["price"])) == {1.0}
