@@ -219,7 +219,6 @@ def test_what_is_no_engine_is_said_where_the_scenario_is_read(ring, change, says
 @pytest.mark.parametrize(
     ("roles", "says"),
     [
-        ({"trainer": {"engine": {"use": "deepspeed", "zero": 2}}}, r"muon with engine deepspeed"),
         (
             {"trainer": {"workers": 2, "engine": {"use": "deepspeed", "offload": "optimizer"}}},
             r"offload: optimizer on device cpu, .* \(say offload: none\)",
@@ -241,6 +240,20 @@ def test_engines_that_no_run_would_use_are_refused(roles, says):
     }
     with pytest.raises(ConfigError, match=says):
         check_runnable(make_scenario(body))
+
+
+def test_a_named_optimizer_that_the_engine_has_not_is_refused_and_the_default_is_one_that_it_has():
+    body = {
+        "name": "own",
+        "data": {"interactions": "x"},
+        "roles": {"trainer": {"engine": {"use": "deepspeed", "zero": 2}}},
+        "stages": {"pretrain": {"epochs": 1}},
+    }
+    made = make_scenario(body)
+    check_runnable(made)
+    assert made.stages["pretrain"].optimizer.use == "adamw"
+    with pytest.raises(ConfigError, match="muon with engine deepspeed"):
+        check_runnable(make_scenario({**body, "stages": {"pretrain": {"epochs": 1, "optimizer": "muon"}}}))
 
 
 def test_facts_are_read_without_torch():
