@@ -49,7 +49,7 @@ def need(
     keeps = {named[role].kind(role).keeps: role for role in roles if role in named}
     if "training" in keeps:
         role = named[keeps["training"]]
-        copies = {"reference": int(kind.keeps_reference(body)), "old versions": kind.old_versions(body)}
+        copies = {"reference": int(kind.keeps_reference(body)), "old versions": kind.count_old_versions(body)}
         fixed |= _trained(role, copies, workers, size, body.optimizer.use)
         if stored := _stored_rows(scenario, stage):
             fixed["rows before they changed"] = stored
@@ -122,7 +122,7 @@ def _stored_rows(scenario: Scenario, stage: str) -> float:
     """Return the bytes of sparse rows that a trainer stores before they change, at most: a table's budget, where it has one,
     else a row and its key for every event of the histories of those steps."""
     body = scenario.stages[stage]
-    steps, users = body.kind.stored_row_steps(body), body.kind.least_users(body)[0] or 0
+    steps, users = body.kind.count_stored_row_steps(body), body.kind.least_users(body)[0] or 0
     events, dims, total = steps * users * scenario.data.history, feature_dims(scenario), 0.0
     for name, budget in table_bytes(scenario).items():
         rows = sum(events * (dims[each] * 4 + 8) for each in scenario.sparse.tables[name].features or [name])

@@ -239,11 +239,11 @@ class StageKind:
         """Whether trainers keep the stage's first weights."""
         return False
 
-    def old_versions(self, body: Any) -> int:
+    def count_old_versions(self, body: Any) -> int:
         """Return how many published versions of the weights trainers keep to compare rollouts with."""
         return 0
 
-    def stored_row_steps(self, body: Any) -> int:
+    def count_stored_row_steps(self, body: Any) -> int:
         """Return in how many steps sparse rows change that trainers store as they were before, for reference and versions."""
         return 0
 

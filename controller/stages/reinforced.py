@@ -127,17 +127,17 @@ class ReinforcedKind(StageKind):
     def keeps_reference(self, body: Reinforced) -> bool:
         return body.algorithm.spec.needs_reference(body.algorithm.options())
 
-    def old_versions(self, body: Reinforced) -> int:
+    def count_old_versions(self, body: Reinforced) -> int:
         staleness = int(body.rollout.options().get("staleness", 0))
         return staleness + 1 if body.mismatch is not None and staleness else 0
 
-    def stored_row_steps(self, body: Reinforced) -> int:
+    def count_stored_row_steps(self, body: Reinforced) -> int:
         if body.sparse_lr is None:
             return 0
         moving = body.algorithm.options().get("reference")
         every = moving.get("every") if isinstance(moving, dict) else None
         kept = min(body.steps, every or body.steps) if self.keeps_reference(body) else 0
-        return kept + sum(range(self.old_versions(body)))  # the newest version is the policy itself
+        return kept + sum(range(self.count_old_versions(body)))  # the newest version is the policy itself
 
     def least_users(self, body: Reinforced) -> tuple[int | None, str]:
         return body.users, "users"

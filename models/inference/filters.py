@@ -149,11 +149,11 @@ class FilteredBatch(SubCatalogue):
         return [np.empty(0, np.int64) if which < 0 else out[which] for which in self._filter_of_Q.tolist()]
 
     def out(self, leaf_UX: Tensor) -> Tensor:
-        """Which leaves of each question are out [Q, X] bool."""
+        """Return which leaves of each question are out [Q, X] bool."""
         return self.dead(self._bits.trie.levels, leaf_UX)
 
     def dead(self, level: int, node_UVK: Tensor) -> Tensor:
-        """Which nodes of a level lead to nothing that their question may be given, bool."""
+        """Return which nodes of a level lead to nothing that their question may be given, bool."""
         filter_U = self._filter_of_Q.to(node_UVK.device).view(-1, *[1] * (node_UVK.ndim - 1))
         return ~self._bits.allow(level, filter_U.expand_as(node_UVK), node_UVK)
 

@@ -115,7 +115,7 @@ class Leaf:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of everything that decides what `read` gives: the files, their contents, the columns and the conditions."""
+        """Return a hash of all that decides what `read` gives: the files, their contents, the columns and the conditions."""
         files = [(path, file) for (_, path), file in zip(self._places, self.manifest.files, strict=True)]
         facts = repr((files, self.files, str(self.schema), self.form))
         return hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()

@@ -221,7 +221,7 @@ def _schema(seq: Sequences) -> pa.Schema:
 
 
 def _rows(seq: Sequences, start: int, stop: int) -> pa.Table:
-    """A row of lists for each of users [start, stop)."""
+    """Return a row of lists for each of users [start, stop)."""
     first, last = int(seq.offsets[start]), int(seq.offsets[stop])
     cut = slice(first, last)
     bounds = (np.asarray(seq.offsets[start : stop + 1]) - first).astype(np.int32)

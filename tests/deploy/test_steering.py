@@ -17,7 +17,6 @@ from nonet.controller.record.run_folder import RunFolder, claim
 from nonet.controller.scenario import RewardOptions
 from nonet.controller.session.objectives import SETTABLE, Objectives
 from nonet.controller.session.steering import Steering
-from nonet.deploy import cli
 from nonet.deploy.run import steer
 from nonet.deploy.run.driver import Run
 from nonet.errors import ConfigError
@@ -32,18 +31,12 @@ def run(tmp_path) -> RunFolder:
 
 
 @pytest.fixture
-def verb(monkeypatch, capsys):
+def verb(monkeypatch, command):
     """Run a verb of the command line in this process: (exit code, what it printed)."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     def call(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["nonet", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, err = capsys.readouterr()
+        code, out, err = command(*words)
         return code, out + err
 
     return call

@@ -4,7 +4,7 @@ from nonet.workers.engines.base import EngineOptions, Options, TrainEngine
 
 
 def _buffer(options: Options, ranks: int) -> float:
-    """The flat buffer that gradients are summed in."""
+    """Return the flat buffer that gradients are summed in, in units of the fp32 gradients."""
     return 1.0 if ranks > 1 else 0.0
 
 

@@ -155,6 +155,7 @@ class Registry:
         replace(serving, followed=commit).write(self.root / "serving.json")
 
     def _check_base(self, base: int | None) -> None:
+        """Raise StaleVersion where the version that another is made from was rolled back."""
         serving = self.serving
         if base is not None and base in serving.refused:
             raise StaleVersion(

@@ -56,7 +56,7 @@ class RemoteRegistry(Registry):
 
     @property
     def announced(self) -> Serving:
-        """Who is to be served by what, as the address says now: read without waiting for files that are being taken."""
+        """Return who is to be served by what, as the address says now: read without waiting for files that are being taken."""
         now = time.monotonic()
         if self._announced is None or now - self._announced[0] >= self._look_s:
             text = self._read(_SERVING)

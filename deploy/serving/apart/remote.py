@@ -32,7 +32,7 @@ class RemoteFeatures:
         self.items = Items(catalogue, self.items)
 
     def journal_facts(self) -> dict[str, Any]:
-        """`Features.journal_facts`, as the other process said a few seconds ago at most; empty before it has."""
+        """Return `Features.journal_facts` as the other process said a few seconds ago at most; empty before it has."""
         return dict(self._journal)
 
     def example_users(self, count: int) -> list[int | str]:
@@ -40,6 +40,7 @@ class RemoteFeatures:
         return []
 
     def _ask_for_facts(self) -> None:
+        """Keep asking the other process for its facts, for as long as this one lives."""
         while True:
             with suppress(Exception):  # the service is away: the next look may find it
                 self._journal = self._handle.journal_facts.remote().result(timeout_s=5)

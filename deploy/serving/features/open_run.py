@@ -110,7 +110,7 @@ class OpenRun:
 
     @property
     def has_version(self) -> bool:
-        """Whether a version answers somebody."""
+        """Return whether a version answers somebody."""
         return self.registry.serving.default is not None
 
     @property

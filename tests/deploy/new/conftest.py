@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from nonet.deploy import cli
-
 
 @pytest.fixture
-def new(tmp_path, monkeypatch, capsys):
+def new(tmp_path, monkeypatch, command):
     """`nonet new` with these words in an empty folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nonet", "new", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return partial(command, "new")
 
 
 @pytest.fixture
