@@ -20,7 +20,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import import_file, import_name
@@ -148,6 +150,33 @@ def check_options(target: Any, options: Mapping[str, Any], *, name: str | None =
         raise ConfigError(
             f"{title} needs the option {missing[0]!r}: add `{missing[0]}: ...` to it in the scenario."
         )
+    _check_option_types(title, target, options)
+
+
+def _check_option_types(title: str, target: Any, options: Mapping[str, Any]) -> None:
+    """Check options against their annotations, bounds such as `Annotated[float, Field(gt=0)]` included.
+
+    Options without an annotation, or with one that cannot be resolved here, are left to the reward itself.
+
+    Raises:
+        ConfigError: an option does not fit its annotation.
+    """
+    try:
+        hints = get_type_hints(target.__init__ if isinstance(target, type) else target, include_extras=True)
+    except Exception:  # an annotation may name what only a type checker imports
+        return
+    for key in options.keys() & hints.keys():
+        try:
+            TypeAdapter(hints[key], config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
+                options[key]
+            )
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise ConfigError(
+                f"{title}: the option {key} is {options[key]!r}; {reason[0].lower()}{reason[1:]}."
+            ) from None
+        except PydanticUserError:  # not a type that pydantic can check
+            continue
 
 
 def columns_of(target: Any) -> list[str]:

@@ -10,8 +10,10 @@ the rewards that know items are one a beam (pointwise); `rank`, `ndcg` and `dive
 from __future__ import annotations
 
 import zlib
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from nonet.errors import ConfigError
 from nonet.rl.rewards.api import Reward, reward
@@ -53,7 +55,7 @@ def ndcg(item_id: np.ndarray, target: Jagged, valid: np.ndarray) -> np.ndarray:
 
 
 @reward
-def novelty(events: np.ndarray, *, half_life: float = 30.0) -> np.ndarray:
+def novelty(events: np.ndarray, *, half_life: Annotated[float, Field(gt=0)] = 30.0) -> np.ndarray:
     """1 for an item without an event in training, halved every `half_life` events; [U, W] float32."""
     if not half_life > 0:
         raise ConfigError(f"half_life is {half_life}; it is a number of events above 0")
@@ -104,7 +106,7 @@ class Cooccurrence(Reward):
     """How often a beam's item came soon after one of the user's last events, in training: the mean over the `last` events of
     count(event, item) / count(event); [U, W]."""
 
-    def __init__(self, last: int = 5):
+    def __init__(self, last: Annotated[int, Field(ge=1)] = 5):
         self.last = last
 
     def open(self, run: RunData) -> None:
@@ -131,7 +133,7 @@ class TextSimilarity(Reward):
     column: text of the items. Words are hashed into 4096 places.
     """
 
-    def __init__(self, column: str = "title", last: int = 5):
+    def __init__(self, column: str = "title", last: Annotated[int, Field(ge=1)] = 5):
         self.column, self.last = column, last
 
     def open(self, run: RunData) -> None:

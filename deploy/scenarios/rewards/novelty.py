@@ -2,9 +2,17 @@
 events.
 """
 
+from typing import Annotated
+
+from pydantic import Field
+
 import nonet
 
 
 @nonet.reward
-def novelty(events, *, half_life: float = 30.0):  # events [U, W]: training events of each recommended item
+def novelty(
+    events,  # [U, W]: training events of each recommended item
+    *,
+    half_life: Annotated[float, Field(gt=0)] = 30.0,
+):
     return 0.5 ** (events / half_life)

@@ -23,7 +23,7 @@ from nonet.rl.rewards.api import (
     score_checked,
 )
 from nonet.rl.rewards.checks import set_up
-from nonet.rl.rewards.shipped import hit
+from nonet.rl.rewards.shipped import Cooccurrence, hit, novelty
 
 
 @reward
@@ -76,6 +76,13 @@ def test_writing_a_reward_needs_no_torch():
         (hit, {"k": 3}, "reward 'margin' has no option 'k'; it takes none"),
         (Scaled, {}, "reward 'margin' needs the option 'factor'"),
         (Scaled, {"factor": 1, "shfit": 2}, "no option 'shfit'; did you mean 'shift' (of factor, shift)?"),
+        (
+            novelty,
+            {"half_life": 0},
+            "reward 'margin': the option half_life is 0; input should be greater than 0.",
+        ),
+        (novelty, {"half_life": "x"}, "the option half_life is 'x'; input should be a valid number"),
+        (Cooccurrence, {"last": 0}, "the option last is 0; input should be greater than or equal to 1"),
         (dict, {}, "class dict must inherit from nonet.Reward"),
         (Reward, {}, "must inherit from nonet.Reward and define score"),
         (7, {}, "7 is neither a function nor a nonet.Reward"),
