@@ -54,6 +54,7 @@ ROOMS = {
         "roles",
         "roles/kinds",
         "roles/evaluation",
+        "roles/learners",
         "roles/click",
     ),
     "controller": (

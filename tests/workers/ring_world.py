@@ -87,7 +87,9 @@ class World:
     def update(
         self, beams: dict[str, Any], scores: dict[str, np.ndarray], step: int = 0, stage: Any = None
     ) -> dict[str, float]:
-        """One RL step; its record without seconds."""
+        """Take one RL step and return its record without seconds. `stage`: settings from this step on."""
+        if stage is not None and self.trainer._learner is not None:
+            self.trainer._learner.stage = stage
         asked = {name: beams[name] for name in _OF_UPDATE}
         return _without_time(self.trainer.update(stage or self.stages["rl"], step, asked, scores))
 

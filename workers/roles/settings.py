@@ -18,6 +18,7 @@ from nonet.errors import ConfigError
 if TYPE_CHECKING:
     from nonet.models.generation import Corpus
 
+SUPERVISED = "nonet.workers.roles.learners:SupervisedLearner"
 CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 
 
@@ -176,6 +177,7 @@ class StageSetup:
     align      of a stage that aligns words and codes: items a step, what they count (weight), the column of their words
     optimizer  of the dense part: use, weight_decay, clip, and clip_rows: whether rows are cut with it
     precision  in what supervised losses are computed: use, scale, grow_every
+    learner    dotted path of the StageLearner that trains the stage
     phases     of the trainer: when it learns; when it is saved, loaded or published
     chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
     """
@@ -204,3 +206,4 @@ class StageSetup:
     align: Mapping[str, Any] = field(default_factory=dict)
     precision: Mapping[str, Any] = field(default_factory=dict)
     frozen_rows: bool = False
+    learner: str = SUPERVISED

@@ -127,9 +127,9 @@ def test_the_gradient_of_a_step_in_chunks_is_that_of_the_whole_step(ring, monkey
             return 0.0
 
         monkeypatch.setattr(dense, "clip", clip)
-        read = trainer._read(stage, 0)
+        read = trainer._learner_of(stage).read_batch(0)
         rows = {table: trainer.sparse.pull(table, keys) for table, keys in read.keys.items()}
-        grads, _ = trainer._computed(stage, 0, read, rows)
+        grads, _ = trainer._learner_of(stage).take_step(0, read, rows)
         taken.update({f"rows of {table}": grad for table, grad in grads.items()})
     close(found[ALL], found[64], "gradient", atol=1e-6)
     assert found[64]["rows of item"].abs().max() > 1e-3
@@ -150,7 +150,7 @@ def test_only_the_first_chunk_has_the_dropout_of_an_uncut_step(ring, monkeypatch
         stage = world.begin("pretrain", chunk=chunk)
         drawn = seeds.setdefault(chunk, [])
         monkeypatch.setattr(
-            "nonet.workers.roles.trainer.device", lambda name, drawn=drawn: SimpleNamespace(seed=drawn.append)
+            "nonet.workers.roles.learners.supervised.device", lambda name, drawn=drawn: SimpleNamespace(seed=drawn.append)
         )
         world.trainer.train(stage, 0, 1)
     assert seeds[ALL] == seeds[64][:1]

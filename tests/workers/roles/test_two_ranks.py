@@ -64,6 +64,8 @@ def as_rank(world, rank):
     world.trainer.place = replace(world.trainer.place, rank=rank, world=2)
     world.trainer._member = Membership(rank, 2, n_trainers=2)
     world.trainer.dense.change_process_group(world.trainer._member)
+    if world.trainer._learner is not None:
+        world.trainer._learner.context = world.trainer._context()
     return world
 
 
@@ -93,12 +95,12 @@ def test_ranks_draw_dropout_of_their_own(ring):
         for rank in range(2):
             world = ring.world(*changes)
             stage = world.stages["pretrain"]
+            world.trainer.place = replace(world.trainer.place, rank=rank)
             world.trainer.begin(stage)
-            samples = world.trainer._samples(stage)
+            samples = world.trainer._learner_of(stage).samples
             makes = samples.batch(0, 0, 1)
             samples.batch = lambda *which, makes=makes: makes
             world.trainer.begin = lambda stage: None
-            world.trainer.place = replace(world.trainer.place, rank=rank)
             found.append(world.train("pretrain", 0, 1)[0]["loss"])
         return found
 
