@@ -138,6 +138,29 @@ class RunSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """How prompts are answered; it passes unchanged from the controller to each rollout rank.
+
+    Attributes:
+        stage: Name of the RL stage.
+        step: Number of the step in the stage.
+        width: Beams per prompt.
+        version: Published version of the weights that must answer.
+        chunk: Prompts that are computed at once; None for all of them.
+        draw: Options of a rollout that draws; empty for the `width` most likely items.
+        blind: Whether beams leave out what the user took next, as where lists are served.
+    """
+
+    stage: str
+    step: int
+    width: int
+    version: int
+    chunk: int | None = None
+    draw: Mapping[str, Any] = field(default_factory=dict)
+    blind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LearningRate:
     """peak, share of the steps spent warming up, then cosine or linear decay to zero, or none."""
 

@@ -118,7 +118,7 @@ class Trainer(DistributeWorker):
         Returns:
             One record per step (`SupervisedLearner.train`).
         """
-        return self._learner_of(stage).train(start, stop)
+        return self.learner_of(stage).train(start, stop)
 
     @method(collect="first", stage=Replicate, beams=Shard, scores=Shard, weights=Replicate)
     def update(
@@ -145,7 +145,7 @@ class Trainer(DistributeWorker):
             groups without what their user took next), prompts, exact entropy and kl_exact of a few prompts, the mean score per
             beam of each reward as `reward.<name>`, their weighted sum as `reward`, lr, norm and seconds.
         """
-        return self._learner_of(stage).update(step, beams, scores, weights, version)
+        return self.learner_of(stage).update(step, beams, scores, weights, version)
 
     @method(collect="sum", beams=Shard, away=True)
     def hits(self, beams: Mapping[str, Any]) -> np.ndarray:
@@ -275,7 +275,7 @@ class Trainer(DistributeWorker):
         self.dense.learning = learning_of(stage.optimizer)
         self.dense.restart()
 
-    def _learner_of(self, stage: StageSetup) -> StageLearner:
+    def learner_of(self, stage: StageSetup) -> StageLearner:
         """Return the learner of the stage under way."""
         if self._learner is None or self._learner.stage != stage:
             self._learner = self._make_learner(stage)

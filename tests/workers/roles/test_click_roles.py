@@ -151,6 +151,6 @@ def test_a_tenth_of_the_rows_learn_without_their_moment(likes):
     trainer, _ = likes.trainer()
     hours, rows = 0, 0
     for step in range(6):
-        batch = trainer._learner_of(likes.stage).read_batch(step).batch
+        batch = trainer.learner_of(likes.stage).read_batch(step).batch
         hours, rows = hours + len(batch.bags["hour"].values), rows + len(batch.label)
     assert 0.05 < 1 - hours / rows < 0.15
