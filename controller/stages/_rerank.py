@@ -18,9 +18,10 @@ import numpy as np
 from nonet.atomic import write_whole
 from nonet.controller.groups import Prompts
 from nonet.controller.record import Recorder, rerank_name
-from nonet.controller.scenario import PREFERRED, Best, best_metric
+from nonet.controller.scenario import PREFERRED, Best, Scenario, best_metric
 from nonet.controller.session import Session
 from nonet.controller.stages._looks import probe_prompts, prompt_weights, trained_reward
+from nonet.models import NATS
 from nonet.models.ranking import of_events, per_event
 from nonet.workers.runtime import GroupFuture, Shard
 
@@ -55,8 +56,7 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     unit = _unit(session, chosen)
     rule = getattr(session.scenario.stages[stage], "best", None)
     least = rule.least if isinstance(rule, Best) else 0.0
-    metric = best_metric(session.scenario)
-    metric = metric if of_events([metric]) else PREFERRED
+    metric = metric_of_lists(session.scenario)
     found = []
     for share in _SHARES:
         total, hits = [], []
@@ -77,6 +77,12 @@ def rerank(session: Session, stage: str, recorder: Recorder) -> None:
     recorder.event(
         "note", text=f"{text}; trained reward of validation {found[0][0]:.4f} to {found[best][0]:.4f}"
     )
+
+
+def metric_of_lists(scenario: Scenario) -> str:
+    """Return the metric that the multiplier must keep: the one that chooses checkpoints, where lists can be measured by it."""
+    metric = best_metric(scenario)
+    return PREFERRED if metric == NATS or not of_events([metric]) else metric
 
 
 def _is_quick(session: Session, stage: str, seconds: float, validated: int, recorder: Recorder) -> bool:
