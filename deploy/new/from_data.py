@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,9 @@ def new_from_data(
 
 def _write_files(texts: Mapping[Path, str]) -> None:
     """Write files that are not there yet; where one of them cannot be written, none is left behind."""
+    folders = [
+        folder for path in texts for folder in (path.parent, *path.parent.parents) if not folder.exists()
+    ]
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +90,9 @@ def _write_files(texts: Mapping[Path, str]) -> None:
     except BaseException:
         for path in texts:
             path.unlink(missing_ok=True)
+        for folder in sorted(set(folders), reverse=True):
+            with suppress(OSError):  # it was not made, or something else was put there meanwhile
+                folder.rmdir()
         raise
 
 

@@ -52,7 +52,7 @@ def read_profile(
     The tables are read once a process for their paths and times of change; another `keep` reads nothing.
     """
     arrays = _arrays(interactions, items, columns, where)
-    user, item, time, kind, rating, catalogue, item_columns, every, occurs = arrays
+    user, item, time, kind, rating, catalogue, item_columns, padded, every, occurs = arrays
     if occurs is None:
         events, kept = kept_events(user, item, int(user.max()) + 1, catalogue, keep or {})
     else:
@@ -69,6 +69,7 @@ def read_profile(
         kinds=_counts(kind, events),
         ratings=_counts(rating, events),
         columns=item_columns,
+        zero_padded=padded,
     )
     return profile if occurs is None else scaled(profile, every, occurs[kept])
 
@@ -114,11 +115,13 @@ def _read(interactions: str, items: str | None, columns: Columns, where: str | N
             raise DataError(f"data.where: {where!r} matches no interaction.")
     if items is None:
         item, ids = _codes(table["item_id"])
-        size, item_columns = len(ids), ()
+        size, item_columns, item_ids = len(ids), (), table["item_id"]
     else:
         catalogue, item_columns = _items(items, columns)
         item, size = catalogue_index(table["item_id"], catalogue["item_id"]), len(catalogue)
-    return *_of_events(table, item), size, item_columns, 1, None
+        item_ids = catalogue["item_id"]
+    padded = _zero_padded({"user": table["user_id"], "item": item_ids})
+    return *_of_events(table, item), size, item_columns, padded, 1, None
 
 
 def _of_events(table: pa.Table, item: np.ndarray) -> tuple[Any, ...]:
@@ -155,7 +158,21 @@ def _read_sample(
     table = pa.concat_tables(parts)
     if not len(table):
         raise DataError(f"data.where: {where!r} matches no interaction.")
-    return *_of_events(table, np.concatenate(rows)), len(catalogue), item_columns, every, occurs
+    padded = _zero_padded({"user": table["user_id"], "item": catalogue["item_id"]})
+    return *_of_events(table, np.concatenate(rows)), len(catalogue), item_columns, padded, every, occurs
+
+
+def _zero_padded(ids: Mapping[str, pa.ChunkedArray]) -> Mapping[str, str]:
+    """Return by name the first id with a zero in front, of columns of text that hold nothing but digits."""
+    found: dict[str, str] = {}
+    for name, column in ids.items():
+        if not _is_text(column.type):
+            continue
+        distinct = column.unique()
+        padded = pc.match_substring_regex(distinct, r"^0[0-9]+$")
+        if pc.any(padded).as_py() and pc.all(pc.match_substring_regex(distinct, r"^[0-9]+$")).as_py():
+            found[name] = distinct.filter(padded)[0].as_py()
+    return found
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:

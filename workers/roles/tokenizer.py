@@ -294,6 +294,7 @@ def facts_of(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]
         "events": len(seq.item),
         "trained_events": sums.events[TRAIN],
         "users_only_trained": len(seq) - sums.tested,
+        "duplicates": sums.duplicates,
         **sums.lengths(seq),
         "held_out": sums.held_out(),
         "dropped": list(seq.dropped),
