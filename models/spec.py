@@ -75,6 +75,7 @@ class ModelSpec:
     options      its keys in a scenario
     build        (options, codes, features, seed) -> module, or the dotted path of that function
     roles        classes of the roles that train, rank and prepare data for it, by role, where they are not the shipped ones
+    learner      dotted path of the learner of stages whose kind names none, where it is not that of histories of users
     features     sparse features it reads; None: whatever tables say
     makes_lists  whether it recommends: then there are rollouts, RL, and a policy on repeats
     rows         what a step's batch counts: "users" or "events"
@@ -90,6 +91,7 @@ class ModelSpec:
     options: ClassVar[type[StrictModel]] = StrictModel
     build: ClassVar[Any] = ""
     roles: ClassVar[Mapping[str, Any]] = {}
+    learner: ClassVar[str] = ""
     features: ClassVar[tuple[str, ...] | None] = None
     makes_lists: ClassVar[bool] = True
     rows: ClassVar[str] = "users"

@@ -61,6 +61,7 @@ def test_a_run_has_an_algorithm_a_model_an_engine_a_source_a_role_and_a_stage_of
     losses = [r["value"] for r in records(finished, "pretrain") if r["name"] == "loss"]
     assert len(losses) == 3  # of six, for the source has half of the users
     assert losses[-1] < losses[0]
+    assert len([r["value"] for r in records(finished, "pretrain") if r["name"] == "l2"]) == 3  # the learner's
     kl = [r["value"] for r in records(finished, "rl") if r["name"] == "kl"]
     assert kl == [0.0, 0.0]  # the algorithm keeps no reference
     path, _ = Checkpoints(finished.folder.checkpoints).newest()

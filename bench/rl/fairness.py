@@ -157,8 +157,10 @@ class _World:
         self.rollout.apply(self._version)
 
     def _beams(self, width: int, *, blind: bool) -> dict[str, Any]:
-        how = {"stage": _STAGE, "step": 0, "width": width, "version": self._version, "chunk": 64}
-        return self.rollout.generate(self.users, self.positions, **how, blind=blind)
+        from nonet.workers.roles import RolloutRequest
+
+        request = RolloutRequest(_STAGE, 0, width, self._version, chunk=64, blind=blind)
+        return self.rollout.generate(self.users, self.positions, request)
 
     def _measure(self, lists: Mapping[str, Any]) -> Found:
         """Return trained reward and NDCG@10 of lists, of both parts of the users."""

@@ -141,7 +141,9 @@ class SmallWorld:
 
     def beams(self, users: np.ndarray, positions: np.ndarray, step: int, width: int) -> dict[str, Any]:
         """What the rollout answers."""
+        from nonet.workers.roles import RolloutRequest
+
         self._version += 1
         self.rollout.apply(self._version)
         how = {"stage": "rl", "step": step, "width": width, "version": self._version}
-        return self.rollout.generate(users, positions, draw=self.draw, **how)
+        return self.rollout.generate(users, positions, RolloutRequest(**how, draw=self.draw))

@@ -106,9 +106,11 @@ class _Ours:
 
     def _batches(self) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
         """All steps' sequences as tensors of their own, and the keys of items and users, by their place in an nn.Embedding."""
-        steps = [
-            [chunk.batch for chunk in self.trainer._read(self.stage, step)] for step in range(self.steps)
-        ]
+        from nonet.workers.roles.learners import SupervisedLearner
+
+        learner = self.trainer.learner_of(self.stage)
+        assert isinstance(learner, SupervisedLearner)
+        steps = [[chunk.batch for chunk in learner.read_batch(step)] for step in range(self.steps)]
         seq = self.trainer.corpus.seq
         user = np.unique(np.concatenate([batch.context["user"].numpy() for step in steps for batch in step]))
         items = len(self.trainer.corpus.sids)

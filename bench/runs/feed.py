@@ -114,11 +114,12 @@ class Feed:
     def beams(self, users: np.ndarray, positions: np.ndarray, step: int = 0) -> dict[str, Any]:
         """Rollouts of the stage rl on the wire."""
         from nonet.controller.stages import Reinforced
+        from nonet.workers.roles import RolloutRequest
 
         body = self.scenario.stages["rl"]
         assert isinstance(body, Reinforced)
         width = body.rollout.options()["width"]
-        return self.rollout.generate(users, positions, stage="rl", step=step, width=width, version=0)
+        return self.rollout.generate(users, positions, RolloutRequest("rl", step, width, 0))
 
     def probe_hits(self) -> tuple[int, int]:
         """Prompts of the probe that have the target among their beams, and all of them."""

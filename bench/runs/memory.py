@@ -97,12 +97,12 @@ class _Side:
         self._at += 1
 
     def roll_out(self) -> dict[str, Any]:
+        from nonet.workers.roles import RolloutRequest
+
         self._version += 1
         self._rollout.apply(self._version)
         users, positions = self._rollout.lease("rl", 0, _USERS)
-        return self._rollout.generate(
-            users, positions, stage="rl", step=0, width=_WIDTH, version=self._version
-        )
+        return self._rollout.generate(users, positions, RolloutRequest("rl", 0, _WIDTH, self._version))
 
     def update(self) -> None:
         names = ("sid", "valid", "logp", "user", "position")

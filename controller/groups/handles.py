@@ -14,7 +14,7 @@ import numpy as np
 from nonet.deadlines import DEFAULTS, Deadline, Deadlines
 from nonet.embedding.training import added_up, since_then
 from nonet.errors import ConfigError
-from nonet.workers.roles import StageSetup
+from nonet.workers.roles import RolloutRequest, StageSetup
 from nonet.workers.runtime import GroupFuture, PerRank, Rendezvous, Replicate, Shard, WorkerGroup, together
 
 
@@ -210,16 +210,16 @@ class RolloutHandle:
     def generate(self, prompts: Prompts) -> GroupFuture:
         """Beams of the published version for these prompts; a future, nothing passes through here."""
         self.ensure_on_device(prompts.stage)
-        how = self._how(prompts)
+        request = self._request(prompts)
         if prompts.users is None:
-            beams = self.group.generate_step(prompts.size, **how)
+            beams = self.group.generate_step(prompts.size, request)
         else:
-            beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), **how)
+            beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), request)
         return self._through(prompts, beams)
 
     def generate_group(self, rank: int, prompts: Prompts, part: tuple[int, int]) -> GroupFuture:
         """Beams of the published version for `part` = (which, of how many) of a step's prompts, by one rank."""
-        answer = self.group.ask(rank, "generate_group", prompts.size, Replicate(part), **self._how(prompts))
+        answer = self.group.ask(rank, "generate_group", prompts.size, Replicate(part), self._request(prompts))
         return self._through(prompts, answer)
 
     def _through(self, prompts: Prompts, beams: GroupFuture) -> GroupFuture:
@@ -228,14 +228,15 @@ class RolloutHandle:
             beams = step.apply(beams)
         return beams
 
-    def _how(self, prompts: Prompts) -> dict[str, Any]:
+    def _request(self, prompts: Prompts) -> RolloutRequest:
+        """Return how these prompts are answered."""
         options = self._options[prompts.stage]
-        return {
-            "stage": prompts.stage,
-            "step": prompts.step,
-            "width": prompts.width or options["width"],
-            "version": self.version,
-            "chunk": self._chunks.get(prompts.stage),
-            **({"draw": dict(options)} if len(options) > 1 and not prompts.served else {}),
-            **({"blind": True} if prompts.blind else {}),
-        }
+        return RolloutRequest(
+            stage=prompts.stage,
+            step=prompts.step,
+            width=prompts.width or options["width"],
+            version=self.version,
+            chunk=self._chunks.get(prompts.stage),
+            draw=dict(options) if len(options) > 1 and not prompts.served else {},
+            blind=prompts.blind,
+        )

@@ -139,6 +139,11 @@ class StageOptions(StrictModel):
         return STAGES.get(self.use or self.kind_name, self._files)
 
     @property
+    def learner(self) -> str:
+        """The learner that the stage's kind names, as other processes find it; "" for the model's own."""
+        return self._files.address(self.kind.learner)
+
+    @property
     def address(self) -> str:
         """The kind's name, as other processes find it."""
         return self._files.address(self.use or self.kind_name)
@@ -175,6 +180,7 @@ class StageKind:
 
     plan_name   as plans, predictions and calibrations call it
     options     its keys
+    learner     dotted path of the StageLearner that trains it; "" for the model's own (`ModelSpec.learner`)
     loop        (session, name, recorder, stopped) -> whether it came to its end, or the dotted path of that function
     roles       that work in it; `name.` stands for the workers it brings along
     trainer_phases  of the trainer: (when it learns, when it is saved, loaded or published)
@@ -187,6 +193,7 @@ class StageKind:
     plan_name: ClassVar[str] = "supervised"
     options: ClassVar[type[StageOptions]] = StageOptions
     loop: ClassVar[str | Callable[..., bool]] = ""
+    learner: ClassVar[str] = ""
     roles: ClassVar[tuple[str, ...]] = ("trainer", "embedding")
     trainer_phases: ClassVar[tuple[str, str]] = ("train", "train")
     rolls_out: ClassVar[bool] = False

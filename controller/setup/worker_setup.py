@@ -24,7 +24,7 @@ from nonet.plugins import OWN, Files, find, heavy
 from nonet.samples.sequences import training_end
 from nonet.samples.stores import JoinSetup
 from nonet.samples.tokenised import StoredSequences
-from nonet.workers.roles import RunSetup, StageSetup
+from nonet.workers.roles import SUPERVISED, RunSetup, StageSetup
 from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
 
@@ -236,6 +236,7 @@ def stage_setups(
             phases=body.kind.trainer_phases,
             optimizer=body.optimizer.model_dump(),
             precision=body.precision.model_dump(),
+            learner=body.learner or scenario.model.spec.learner or SUPERVISED,
             epochs=lengths["steps"] * lengths["users"] / max(1, rows),
             **lengths,
         )

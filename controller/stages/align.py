@@ -28,6 +28,7 @@ class AlignKind(SupervisedKind):
     """Words and codes of items, beside the histories of users."""
 
     options: ClassVar[type[StageOptions]] = Align
+    learner: ClassVar[str] = "nonet.workers.roles.learners:AlignLearner"
     aligns: ClassVar[bool] = True
 
     def claims(self, keys: set[str]) -> bool:

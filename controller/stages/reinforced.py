@@ -34,6 +34,7 @@ class ReinforcedKind(StageKind):
     plan_name: ClassVar[str] = "rl"
     options: ClassVar[type[StageOptions]] = Reinforced
     loop: ClassVar[str] = "nonet.controller.stages._loops:reinforced"
+    learner: ClassVar[str] = "nonet.workers.roles.learners:PolicyLearner"
     trainer_phases: ClassVar[tuple[str, str]] = ("update", "publish")
     rolls_out: ClassVar[bool] = True
     roles: ClassVar[tuple[str, ...]] = ("trainer", "rollout", "embedding", "name.")

@@ -27,6 +27,7 @@ class DeepFmSpec(ModelSpec):
         "evaluator": "nonet.workers.roles.click:ClickEvaluator",
         "tokenise": "nonet.workers.roles.click:ClickTokeniser",
     }
+    learner: ClassVar[str] = "nonet.workers.roles.click:ClickLearner"
     makes_lists: ClassVar[bool] = False
     rows: ClassVar[str] = "events"
     cuts_steps: ClassVar[bool] = False

@@ -15,6 +15,7 @@ from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.embedding.reading.reader import make_update
 from nonet.models.generation.corpus import Corpus
 from nonet.workers.engines import MEASURED
+from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import KnownRun, Tokeniser
@@ -80,14 +81,14 @@ class World:
         self._version += 1
         self.rollout.apply(self._version)
         users, positions = self.rollout.lease(stage, step, self.stages[stage].users)
-        return self.rollout.generate(
-            users, positions, stage=stage, step=step, width=width, version=self._version
-        )
+        return self.rollout.generate(users, positions, RolloutRequest(stage, step, width, self._version))
 
     def update(
         self, beams: dict[str, Any], scores: dict[str, np.ndarray], step: int = 0, stage: Any = None
     ) -> dict[str, float]:
-        """One RL step; its record without seconds."""
+        """Take one RL step and return its record without seconds. `stage`: settings from this step on."""
+        if stage is not None and self.trainer._learner is not None:
+            self.trainer._learner.stage = stage
         asked = {name: beams[name] for name in _OF_UPDATE}
         return _without_time(self.trainer.update(stage or self.stages["rl"], step, asked, scores))
 

@@ -12,6 +12,7 @@ from nonet.models.policy import Drawing, catalogue_log_prob
 from nonet.random import rng
 from nonet.rl import from_wire, to_wire
 from nonet.samples.batches import masked
+from nonet.workers.roles import RolloutRequest
 
 KINDS = [
     {"use": "sample"},
@@ -40,7 +41,8 @@ def world(request, tmp_path_factory):
 def asked(world, options, width=WIDTH, step=0, chunk=None, times=1):
     users, positions = world.rollout.lease("rl", 0, PROMPTS)
     how = {"stage": "rl", "step": step, "width": width, "version": 1, "chunk": chunk}
-    return world.rollout.generate(np.repeat(users, times), np.repeat(positions, times), draw=options, **how)
+    request = RolloutRequest(**how, draw=options)
+    return world.rollout.generate(np.repeat(users, times), np.repeat(positions, times), request)
 
 
 def policy(world):

@@ -93,7 +93,7 @@ def test_minibatches_of_one_prompt_each_and_more_of_them_than_prompts_are_traine
 
 def _apart(world):
     """Largest difference of the policy's weights to its reference's."""
-    reference = torch.cat([p.reshape(-1) for p in world.trainer._reference.model.parameters()])
+    reference = torch.cat([p.reshape(-1) for p in world.trainer._learner.reference.model.parameters()])
     return float((world.weights() - reference).abs().max())
 
 
@@ -114,7 +114,7 @@ def test_a_reference_by_ema_keeps_its_share_of_itself(world):
     first = there.weights()
     beams = there.beams()
     there.update(beams, scores_of(beams))
-    reference = torch.cat([p.reshape(-1) for p in there.trainer._reference.model.parameters()])
+    reference = torch.cat([p.reshape(-1) for p in there.trainer._learner.reference.model.parameters()])
     torch.testing.assert_close(reference, 0.75 * first + 0.25 * there.weights())
 
 
@@ -127,7 +127,7 @@ def test_exact_figures_are_those_of_all_items(world):
     asked = there.rollout._recommender
     batch = asked.batch(beams["user"], beams["position"])
     every = []
-    for model in (there.trainer.model.eval(), there.trainer._reference.model):
+    for model in (there.trainer.model.eval(), there.trainer._learner.reference.model):
         every.append(score_items(model, model.prefill(batch, asked.rows(batch)), asked.corpus.trie).double())
     policy, reference = every
     record = there.update(beams, scores_of(beams, 2), 2)

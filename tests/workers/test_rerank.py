@@ -9,6 +9,7 @@ import pytest
 from ring_world import Ring
 
 from nonet.models.ranking import MISSED
+from nonet.workers.roles import RolloutRequest
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def world(ring):
 def candidates(world, width=12, blind=True):
     users, positions = world.rollout.lease("rl", 0, 8)
     how = {"stage": "rl", "step": 0, "width": width, "version": 1, "blind": blind}
-    return world.rollout.generate(users, positions, **how)
+    return world.rollout.generate(users, positions, RolloutRequest(**how))
 
 
 def rerank(world, beams, scores, multiplier):

@@ -11,6 +11,7 @@ from nonet.errors import ConfigError
 from nonet.models.generation.beams import SubCatalogue, beam_search
 from nonet.samples.batches.prompt_rows import event_at, masked
 from nonet.types import Jagged
+from nonet.workers.roles import RolloutRequest
 
 SCENES = (
     "stages.rl.scenes={column: rating, of: {'3': {catalogue: 'item_id < 1020', weights: {own: 0.0}}, "
@@ -48,7 +49,7 @@ def test_a_scene_is_given_items_of_its_own_catalogue_alone(world, use):
     users, positions = world.rollout.lease("rl", 0, 48)
     world.beams()
     how = {"stage": "rl", "step": 0, "width": 6, "version": world._version}
-    beams = world.rollout.generate(users, positions, draw={"use": use}, **how)
+    beams = world.rollout.generate(users, positions, RolloutRequest(**how, draw={"use": use}))
     item, valid, scene = beams["item_id"], beams["valid"], beams["scene"]
     assert valid.any(1).all()
     assert (item[scene == 0][valid[scene == 0]] < 1020).all()
@@ -121,7 +122,7 @@ def test_a_scene_without_a_reward_learns_nothing_from_it(ring):
     third = seq.columns["rating"][event_at(seq, users, positions)] == 3
     world.beams()
     how = {"stage": "rl", "step": 0, "width": 4, "version": world._version}
-    beams = world.rollout.generate(users[third], positions[third], **how)
+    beams = world.rollout.generate(users[third], positions[third], RolloutRequest(**how))
     before = world.weights()
     record = world.trainer.update(world.stages["rl"], 0, beams, scores_of(beams))
     assert record["norm"] < 1e-6

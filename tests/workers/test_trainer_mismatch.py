@@ -8,6 +8,7 @@ import torch
 from ring_world import Ring, scores_of
 
 from nonet.errors import DataError
+from nonet.workers.roles import RolloutRequest
 
 MEASURED = "stages.rl.mismatch={correct: sequence_truncate, cap: 3.0}"
 FAST = "stages.rl.lr=3e-3"
@@ -42,7 +43,9 @@ def test_a_rollout_in_bf16_is_apart_and_says_by_how_much(ring):
     world, _ = begun(ring, MEASURED)
     users, positions = world.rollout.lease("rl", 0, world.stages["rl"].users)
     how = {"stage": "rl", "step": 0, "width": 4, "version": 1}
-    beams = world.rollout.generate(users, positions, draw={"use": "beam", "precision": "bf16"}, **how)
+    beams = world.rollout.generate(
+        users, positions, RolloutRequest(**how, draw={"use": "beam", "precision": "bf16"})
+    )
     record = updated(world, beams)
     assert beams["logp"].dtype == np.float32
     assert 1e-9 < record["mismatch/kl"] < 0.05

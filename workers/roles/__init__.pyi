@@ -1,7 +1,13 @@
 from .embedding import EmbeddingShard as EmbeddingShard
+from .learner import CheckpointPart as CheckpointPart
+from .learner import LearnerContext as LearnerContext
+from .learner import StageLearner as StageLearner
 from .reward import RewardWorker as RewardWorker
 from .rollout import Rollout as Rollout
 from .settings import CHUNK_TOKENS as CHUNK_TOKENS
+from .settings import SUPERVISED as SUPERVISED
+from .settings import LearningRate as LearningRate
+from .settings import RolloutRequest as RolloutRequest
 from .settings import RunSetup as RunSetup
 from .settings import SceneSetup as SceneSetup
 from .settings import StageSetup as StageSetup

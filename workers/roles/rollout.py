@@ -33,7 +33,7 @@ from nonet.types import Jagged, Rollouts, SampleBatch
 from nonet.workers import Incoming
 from nonet.workers.devices import claim
 from nonet.workers.devices import tensors_of as buffers_of
-from nonet.workers.roles.settings import RunSetup
+from nonet.workers.roles.settings import RolloutRequest, RunSetup
 from nonet.workers.runtime import DistributeWorker, Replicate, Shard, join, method, shares
 
 
@@ -156,34 +156,29 @@ class Rollout(DistributeWorker):
         """How many prompts there are to probe."""
         return len(self.heldout_prompts()[0])
 
-    @method(collect="concat", users=Shard, positions=Shard, draw=Replicate)
-    def generate(
-        self,
-        users: np.ndarray,
-        positions: np.ndarray,
-        *,
-        stage: str,
-        step: int,
-        width: int,
-        version: int,
-        chunk: int | None = None,
-        draw: Mapping[str, Any] | None = None,
-        blind: bool = False,
-    ) -> dict[str, Any]:
-        """Beams for prompts (users [U], positions [U]) as Rollouts on the wire; `user` and `position` name the prompts.
+    @method(collect="concat", users=Shard, positions=Shard, request=Replicate)
+    def generate(self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest) -> dict[str, Any]:
+        """Answer prompts with beams.
 
-        `chunk` is how many prompts are computed at once, by default all of them. `draw`: options of a rollout that draws; by
-        default the `width` most likely items. `blind`: they do not say what the user took next.
-        Raises StaleVersion when this rank's weights are not those of `version`.
+        Args:
+            users: Rows of the prompts' users [U].
+            positions: Positions of the prompts in their users' histories [U].
+            request: How they are answered.
+
+        Returns:
+            Rollouts on the wire; `user` and `position` name the prompts.
+
+        Raises:
+            StaleVersion: The weights of this rank are not those of `request.version`.
         """
-        if version != self._version:
+        if request.version != self._version:
             raise StaleVersion(
-                f"rollout-{self.rank} has weights of version {self._version}, version {version} is published: apply it first"
+                f"rollout-{self.rank} has weights of version {self._version}, version {request.version} is published: apply it "
+                "first"
             )
-        parts = bounded(np.ones(len(users), np.int64), chunk or max(1, len(users)))
-        how = stage, step, width, draw or {}
-        beams = join([self._answered(users[part], positions[part], *how) for part in parts])
-        if blind:
+        parts = bounded(np.ones(len(users), np.int64), request.chunk or max(1, len(users)))
+        beams = join([self._generate_chunk(users[part], positions[part], request) for part in parts])
+        if request.blind:
             beams["target"] = Jagged(beams["target"].values[:0], np.zeros(len(users) + 1, np.int64))
         return beams
 
@@ -260,57 +255,28 @@ class Rollout(DistributeWorker):
         hit_UW = (lists["item"] == taken[:, None]) & lists["valid"]
         return np.where(hit_UW.any(1), hit_UW.argmax(1), MISSED)
 
-    @method(collect="concat", draw=Replicate)
-    def generate_step(
-        self,
-        size: int,
-        *,
-        stage: str,
-        step: int,
-        width: int,
-        version: int,
-        chunk: int | None = None,
-        draw: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Beams for this rank's share of the prompts of an RL step, which nobody need send. Raises as `generate`."""
-        how = {"stage": stage, "step": step, "width": width, "version": version, "chunk": chunk}
-        return self.generate_group(size, (self.rank, self.world), draw=draw, **how)
+    @method(collect="concat", request=Replicate)
+    def generate_step(self, size: int, request: RolloutRequest) -> dict[str, Any]:
+        """Answer this rank's share of the `size` prompts of an RL step, which every rank knows. Raises as `generate`."""
+        return self.generate_group(size, (self.rank, self.world), request)
 
-    @method(collect="concat", part=Replicate, draw=Replicate)
-    def generate_group(
-        self,
-        size: int,
-        part: tuple[int, int],
-        *,
-        stage: str,
-        step: int,
-        width: int,
-        version: int,
-        chunk: int | None = None,
-        draw: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Beams for `part` = (which, of how many) of the prompts of an RL step, whichever rank is asked. Raises as `generate`."""
-        users, positions = self.lease(stage, step, size)
-        mine = slice(*shares(len(users), part[1])[part[0]])
-        how = {"stage": stage, "step": step, "width": width, "version": version, "chunk": chunk}
-        return self.generate(users[mine], positions[mine], draw=draw, **how)
+    @method(collect="concat", part=Replicate, request=Replicate)
+    def generate_group(self, size: int, part: tuple[int, int], request: RolloutRequest) -> dict[str, Any]:
+        """Answer `part` = (which, of how many) of the prompts of an RL step, whichever rank is asked. Raises as `generate`."""
+        users, positions = self.lease(request.stage, request.step, size)
+        own = slice(*shares(len(users), part[1])[part[0]])
+        return self.generate(users[own], positions[own], request)
 
-    def _answered(
-        self,
-        users: np.ndarray,
-        positions: np.ndarray,
-        stage: str,
-        step: int,
-        width: int,
-        draw: Mapping[str, Any],
+    def _generate_chunk(
+        self, users: np.ndarray, positions: np.ndarray, request: RolloutRequest
     ) -> dict[str, Any]:
-        """What `generate` gives for one chunk."""
+        """Answer one chunk of the prompts (`generate`)."""
         corpus = self._corpus
-        batch = self._recommender.batch(users, positions, stage)
+        batch = self._recommender.batch(users, positions, request.stage)
         events = event_at(corpus.seq, users, positions)
-        scene, within = self._scenes(stage, events)
-        with lowered(draw.get("precision", "fp32"), self._recommender.device):
-            beams, drawn = self._beams(batch, users, positions, stage, step, width, draw, within)
+        scene, within = self._scenes(request.stage, events)
+        with lowered(request.draw.get("precision", "fp32"), self._recommender.device):
+            beams, drawn = self._beams(batch, users, positions, request, within)
         item = beams.item.numpy()
         history = seen(corpus.seq, users, positions)
         rollouts = Rollouts(
@@ -326,7 +292,7 @@ class Rollout(DistributeWorker):
             scene=scene,
             weights_version=self._version,
             catalogue_version=corpus.trie.version,
-            step=step,
+            step=request.step,
             **drawn,
         )
         asked = {"user": np.asarray(users), "position": np.asarray(positions)}
@@ -349,16 +315,15 @@ class Rollout(DistributeWorker):
         batch: SampleBatch,
         users: np.ndarray,
         positions: np.ndarray,
-        stage: str,
-        step: int,
-        width: int,
-        draw: Mapping[str, Any],
+        request: RolloutRequest,
         within: SubCatalogue | None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Beams, or draws with what they say of how they were drawn."""
+        """Return the beams, and for draws also how they were drawn."""
+        width, draw = request.width, request.draw
         if not is_drawn(draw):
             return self._recommender.beams(batch, width, users, positions, within), {}
-        noise = [rng(self.run.seed, stage, step, uid, "rollout") for uid in batch.uid]
+        words = request.stage, request.step
+        noise = [rng(self.run.seed, *words, uid, "rollout") for uid in batch.uid]
         beams = Drawing(self._recommender, batch, users, positions, noise, within).drawn(width, draw)
         drawn: dict[str, Any] = {"added": beams.added.numpy()} if draw.get("with_target") else {}
         if draw.get("correct", True):

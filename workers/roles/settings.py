@@ -18,6 +18,7 @@ from nonet.errors import ConfigError
 if TYPE_CHECKING:
     from nonet.models.generation import Corpus
 
+SUPERVISED = "nonet.workers.roles.learners:SupervisedLearner"
 CHUNK_TOKENS = 1 << 14  # positions at once where a scenario does not say
 
 
@@ -137,6 +138,29 @@ class RunSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """How prompts are answered; it passes unchanged from the controller to each rollout rank.
+
+    Attributes:
+        stage: Name of the RL stage.
+        step: Number of the step in the stage.
+        width: Beams per prompt.
+        version: Published version of the weights that must answer.
+        chunk: Prompts that are computed at once; None for all of them.
+        draw: Options of a rollout that draws; empty for the `width` most likely items.
+        blind: Whether beams leave out what the user took next, as where lists are served.
+    """
+
+    stage: str
+    step: int
+    width: int
+    version: int
+    chunk: int | None = None
+    draw: Mapping[str, Any] = field(default_factory=dict)
+    blind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LearningRate:
     """peak, share of the steps spent warming up, then cosine or linear decay to zero, or none."""
 
@@ -176,6 +200,7 @@ class StageSetup:
     align      of a stage that aligns words and codes: items a step, what they count (weight), the column of their words
     optimizer  of the dense part: use, weight_decay, clip, and clip_rows: whether rows are cut with it
     precision  in what supervised losses are computed: use, scale, grow_every
+    learner    dotted path of the StageLearner that trains the stage
     phases     of the trainer: when it learns; when it is saved, loaded or published
     chunk      of a supervised step the positions, of an RL update the prompts that are computed at once, on each rank
     """
@@ -204,3 +229,4 @@ class StageSetup:
     align: Mapping[str, Any] = field(default_factory=dict)
     precision: Mapping[str, Any] = field(default_factory=dict)
     frozen_rows: bool = False
+    learner: str = SUPERVISED

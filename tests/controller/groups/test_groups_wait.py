@@ -54,7 +54,9 @@ def test_rollouts_compute_the_chunk_that_the_plan_names(run_groups, monkeypatch)
     chunk = run_groups.plan.chunk("rl", "rollout")
     assert 1 <= chunk < 4096
     told = []
-    run_groups.rollout.group.__dict__["generate"] = lambda *args, **kwargs: told.append(kwargs["chunk"])
+    run_groups.rollout.group.__dict__["generate"] = lambda users, positions, request: told.append(
+        request.chunk
+    )
     monkeypatch.setattr(run_groups.rollout, "ensure_on_device", lambda stage: None)
     run_groups.rollout.generate(Prompts("rl", 0, users=np.empty(0, int), positions=np.empty(0, int)))
     assert told == [chunk]

@@ -102,7 +102,7 @@ def test_a_reward_that_is_late_is_named_with_its_own_time():
 
 def test_beams_are_as_wide_as_their_stage_says():
     told = []
-    group = SimpleNamespace(generate=lambda users, positions, **options: told.append(options["width"]))
+    group = SimpleNamespace(generate=lambda users, positions, request: told.append(request.width))
     rollout = RolloutHandle(group, {"rl": {"width": 4}, "again": {"width": 9}})  # type: ignore[arg-type]
     for stage in ("again", "rl"):
         rollout.generate(Prompts(stage, 0, 0, np.arange(2), np.arange(2)))

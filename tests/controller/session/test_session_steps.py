@@ -15,7 +15,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session.session import Session
 from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.roles.settings import StageSetup
+from nonet.workers.roles.settings import RolloutRequest, StageSetup
 
 BODY = {
     "name": "steps",
@@ -263,9 +263,9 @@ def test_prompts_publish_first_and_tell_the_trainer_which_step_they_are_of(world
         world.calls.clear()
         session.rollout.generate(prompts)
         session.trainer.update(Now(), {"hit": Now()})
-        (size,), options = world.call("rollout.generate_step")
+        (size, request), _ = world.call("rollout.generate_step")
         assert size == RL.users
-        assert options == {"stage": "rl", "step": step, "width": 4, "version": session.version, "chunk": None}
+        assert request == RolloutRequest("rl", step, width=4, version=session.version)
         (stage, at, *_), _ = world.call("trainer.update")
         assert (stage, at) == (RL, step)
         assert session.publish() == step + 2
@@ -354,7 +354,7 @@ def test_prompts_are_cut_over_the_rollouts(world):
     users, positions = np.arange(5), np.arange(5) + 3
     world.rollout.version = 9
     world.rollout.generate(Prompts("rl", 2, 0, users, positions))
-    (first, second), options = world.call("rollout.generate")
+    (first, second, request), _ = world.call("rollout.generate")
     assert first.value is users
     assert second.value is positions
-    assert options["version"] == 9
+    assert request.version == 9

@@ -17,6 +17,7 @@ from nonet.controller.scenario.unsupported import check_runnable
 from nonet.controller.setup.own_files import named_files
 from nonet.errors import ConfigError
 from nonet.workers.engines import ENGINES, Learning, TrainEngine, make_engine
+from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.runtime.process_group import Membership
 
@@ -110,6 +111,7 @@ MEETS = """
 import torch.distributed as dist
 
 from nonet.workers.engines import Ddp, TrainEngine
+from nonet.workers.roles import RolloutRequest
 
 
 class Meets(Ddp):
@@ -158,7 +160,9 @@ def test_an_engine_from_a_file_trains_commits_and_publishes(ring, tmp_path, name
     assert torch.equal(again.weights(), world.weights())
     rollout, beams = apart_from(ring, world), world.beams()
     asked = {"stage": "rl", "step": 0, "width": beams["valid"].shape[1], "version": 1}
-    assert np.array_equal(rollout.generate(beams["user"], beams["position"], **asked)["sid"], beams["sid"])
+    assert np.array_equal(
+        rollout.generate(beams["user"], beams["position"], RolloutRequest(**asked))["sid"], beams["sid"]
+    )
 
 
 def test_an_engine_is_made_where_the_trainers_have_met(ring, tmp_path):

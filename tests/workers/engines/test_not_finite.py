@@ -16,8 +16,8 @@ from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.stages._loops import run_stage
 from nonet.errors import DataError
 from nonet.workers.engines import Learning, gradients_of, make_engine, poison, skip_step
+from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
 from nonet.workers.roles.settings import StageSetup
-from nonet.workers.roles.supervised_update import SupervisedUpdate
 from nonet.workers.runtime import Membership
 
 
@@ -28,7 +28,7 @@ def ring(tmp_path_factory):
 
 def break_steps(monkeypatch, *steps, where="loss"):
     """Let some steps have a loss, a dense gradient or a gradient of rows that is no number."""
-    right, now = SupervisedUpdate.gradients, SimpleNamespace(step=-1)
+    right, now = SupervisedLoss.gradients, SimpleNamespace(step=-1)
 
     def gradients(update, read, rows, draw):
         now.step += 1
@@ -37,12 +37,12 @@ def break_steps(monkeypatch, *steps, where="loss"):
             if where == "loss":
                 sums = sums | {"loss": math.nan}
             elif where == "dense":
-                next(iter(update.dense.model.parameters())).grad.view(-1)[3] = math.inf
+                next(iter(update.context.dense.model.parameters())).grad.view(-1)[3] = math.inf
             else:
                 next(iter(grads.values())).view(-1)[0] = math.nan
         return grads, sums
 
-    monkeypatch.setattr(SupervisedUpdate, "gradients", gradients)
+    monkeypatch.setattr(SupervisedLoss, "gradients", gradients)
 
 
 def state(world):

@@ -17,6 +17,7 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.samples.batches.chunks import bounded
+from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.roles.tokenizer import Tokeniser
@@ -84,9 +85,7 @@ class World:
 
     def generate(self, chunk=None, width=4):
         users, positions = self.rollout.heldout_prompts()
-        return self.rollout.generate(
-            users, positions, stage="rl", step=0, width=width, version=1, chunk=chunk
-        )
+        return self.rollout.generate(users, positions, RolloutRequest("rl", 0, width, 1, chunk))
 
 
 def close(one, other, what, atol=2e-6):
@@ -127,9 +126,9 @@ def test_the_gradient_of_a_step_in_chunks_is_that_of_the_whole_step(ring, monkey
             return 0.0
 
         monkeypatch.setattr(dense, "clip", clip)
-        read = trainer._read(stage, 0)
+        read = trainer.learner_of(stage).read_batch(0)
         rows = {table: trainer.sparse.pull(table, keys) for table, keys in read.keys.items()}
-        grads, _ = trainer._computed(stage, 0, read, rows)
+        grads, _ = trainer.learner_of(stage).take_step(0, read, rows)
         taken.update({f"rows of {table}": grad for table, grad in grads.items()})
     close(found[ALL], found[64], "gradient", atol=1e-6)
     assert found[64]["rows of item"].abs().max() > 1e-3
@@ -150,7 +149,8 @@ def test_only_the_first_chunk_has_the_dropout_of_an_uncut_step(ring, monkeypatch
         stage = world.begin("pretrain", chunk=chunk)
         drawn = seeds.setdefault(chunk, [])
         monkeypatch.setattr(
-            "nonet.workers.roles.trainer.device", lambda name, drawn=drawn: SimpleNamespace(seed=drawn.append)
+            "nonet.workers.roles.learners.supervised.device",
+            lambda name, drawn=drawn: SimpleNamespace(seed=drawn.append),
         )
         world.trainer.train(stage, 0, 1)
     assert seeds[ALL] == seeds[64][:1]

@@ -89,6 +89,16 @@ def test_a_step_is_rows_of_events_and_an_epoch_is_all_of_them(likes):
     assert records[-1]["loss"] < records[0]["loss"]
 
 
+def test_mapped_pages_of_the_log_are_released_while_a_click_model_trains(likes, monkeypatch):
+    trainer, _ = likes.trainer()
+    released = []
+    monkeypatch.setattr(Sequences, "let_go", lambda self: released.append(self))
+    assert len(trainer.train(likes.stage, 0, 10)) == 10
+    assert not released
+    trainer.train(replace(likes.stage, steps=70), 60, 70)
+    assert len(released) == 1
+
+
 def test_a_trained_model_tells_liked_events_from_others_and_its_baselines_cannot(likes, evaluator, tmp_path):
     trainer, shard = likes.trainer()
     trainer.train(likes.stage, 0, likes.stage.steps)
@@ -141,6 +151,6 @@ def test_a_tenth_of_the_rows_learn_without_their_moment(likes):
     trainer, _ = likes.trainer()
     hours, rows = 0, 0
     for step in range(6):
-        batch = trainer._read(likes.stage, step).batch
+        batch = trainer.learner_of(likes.stage).read_batch(step).batch
         hours, rows = hours + len(batch.bags["hour"].values), rows + len(batch.label)
     assert 0.05 < 1 - hours / rows < 0.15

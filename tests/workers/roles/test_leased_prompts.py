@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from ring_world import Ring
 
+from nonet.workers.roles import RolloutRequest
+
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory):
@@ -22,9 +24,7 @@ def test_ranks_answer_the_prompts_of_the_step_between_them_once_each(ring, ranks
     for rank in range(ranks):
         world.rollout.place = replace(world.rollout.place, rank=rank, world=ranks)
         parts.append(
-            world.rollout.generate_step(
-                world.stages["rl"].users, stage="rl", step=2, width=4, version=world._version
-            )
+            world.rollout.generate_step(world.stages["rl"].users, RolloutRequest("rl", 2, 4, world._version))
         )
     for name in ("user", "position", "sid", "valid"):
         assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name])

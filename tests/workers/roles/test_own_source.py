@@ -61,7 +61,7 @@ def ring(tmp_path_factory):
 
 
 def seen(world):
-    return world.trainer._samples(world.stages["pretrain"]).batch.__globals__["SEEN"]
+    return world.trainer.learner_of(world.stages["pretrain"]).samples.batch.__globals__["SEEN"]
 
 
 def test_a_trainer_learns_from_a_stream_and_never_opens_the_events(ring):

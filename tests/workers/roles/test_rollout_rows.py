@@ -13,6 +13,7 @@ from nonet.controller.setup.run_files import data_setup
 from nonet.controller.setup.worker_setup import run_setup, stage_setups
 from nonet.embedding.reading.remote import RemoteReader
 from nonet.errors import StaleVersion
+from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles import rollout as rollouts
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
@@ -54,7 +55,7 @@ class World:
 
     def beams(self, rollout, version):
         users, positions = self.asked
-        return rollout.generate(users, positions, stage="rl", step=0, width=4, version=version)
+        return rollout.generate(users, positions, RolloutRequest("rl", 0, 4, version))
 
 
 def same(one, other):

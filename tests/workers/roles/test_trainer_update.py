@@ -422,6 +422,6 @@ def test_a_reference_that_follows_by_ema_moves_its_rows_too(world):
     key, before = there.rows()
     there.update(beams, scores_of(beams))
     _, after = there.rows()
-    stored = there.trainer._reference.stored["item"]
+    stored = there.trainer._learner.reference.stored["item"]
     place = np.searchsorted(key, stored.keys.numpy())
     np.testing.assert_allclose(stored.rows, 0.75 * before[place] + 0.25 * after[place], atol=1e-6)

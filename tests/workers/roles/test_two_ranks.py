@@ -10,6 +10,7 @@ import pytest
 import torch
 from ring_world import Ring, scores_of
 
+from nonet.workers.roles import RolloutRequest
 from nonet.workers.roles.rollout import Rollout
 from nonet.workers.runtime.process_group import Membership
 
@@ -64,6 +65,8 @@ def as_rank(world, rank):
     world.trainer.place = replace(world.trainer.place, rank=rank, world=2)
     world.trainer._member = Membership(rank, 2, n_trainers=2)
     world.trainer.dense.change_process_group(world.trainer._member)
+    if world.trainer._learner is not None:
+        world.trainer._learner.context = world.trainer._context()
     return world
 
 
@@ -93,12 +96,12 @@ def test_ranks_draw_dropout_of_their_own(ring):
         for rank in range(2):
             world = ring.world(*changes)
             stage = world.stages["pretrain"]
+            world.trainer.place = replace(world.trainer.place, rank=rank)
             world.trainer.begin(stage)
-            samples = world.trainer._samples(stage)
+            samples = world.trainer.learner_of(stage).samples
             makes = samples.batch(0, 0, 1)
             samples.batch = lambda *which, makes=makes: makes
             world.trainer.begin = lambda stage: None
-            world.trainer.place = replace(world.trainer.place, rank=rank)
             found.append(world.train("pretrain", 0, 1)[0]["loss"])
         return found
 
@@ -153,7 +156,7 @@ def test_a_rollout_apart_answers_with_the_weights_and_rows_it_was_sent(ring):
             apart.receive(7, world.trainer.weights(number))
         apart.apply(7, dense=True, sparse=world.shard.export(7))
         asked = {"stage": "rl", "step": 0, "width": fused["valid"].shape[1], "version": 7}
-        found = apart.generate(fused["user"], fused["position"], **asked)
+        found = apart.generate(fused["user"], fused["position"], RolloutRequest(**asked))
         for name in ("item", "sid", "valid"):
             assert np.array_equal(found[name], fused[name])
         np.testing.assert_allclose(found["logp"], fused["logp"], rtol=1e-6)

@@ -11,27 +11,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.embedding.training import ShardedTables
-from nonet.models.generation import Corpus, Voters, Votes, on, policy_log_prob
+from nonet.models.generation import Votes, on, policy_log_prob
 from nonet.models.policy import catalogue_log_prob, divergence, entropy
 from nonet.plugins import heavy
 from nonet.random import rng
 from nonet.rl import Advantages, Critic, Draws, PolicyLoss, corrected, corrections, mismatch_record, stops
-from nonet.rl.algorithms import ALGORITHMS, Algorithm, Policy
+from nonet.rl.algorithms import Algorithm, Policy
 from nonet.samples.batches import bounded, event_at, prompt_batch
 from nonet.types import SampleBatch
 from nonet.workers import FrozenPolicy, Share, SparseBatch
-from nonet.workers.engines import EngineRuntime, Meter, all_finite, gradients_of, poison, skip_step
-from nonet.workers.roles.settings import LearningRate, RunSetup, StageSetup
-from nonet.workers.runtime import Membership
+from nonet.workers.engines import all_finite, gradients_of, poison, skip_step
+from nonet.workers.roles import LearnerContext, LearningRate, StageSetup
 
 # Shapes: U prompts, W beams, L levels, M unique keys, D width.
 
@@ -45,39 +43,24 @@ class PolicyUpdate:
     """One RL step of a trainer.
 
     Attributes:
+        stage: The stage, with the weights of rewards that are in force at this step.
+        algorithm: What the stage learns by.
         reference: The policy that a KL term compares with; None where the algorithm needs none.
-        voters: The voters of the model's memory; None without one.
         critic: The value head of algorithms that have one.
         versions: Policies as they were published, by version, where `mismatch` is measured. The newest is the live policy.
     """
 
-    run: RunSetup
+    context: LearnerContext
     stage: StageSetup
-    corpus: Corpus
-    dense: EngineRuntime
-    sparse: ShardedTables
-    member: Membership
+    algorithm: Algorithm
     reference: FrozenPolicy | None
-    voters: Voters | None
-    device: str
-    critic: Critic | None = None
-    versions: Mapping[int, FrozenPolicy] = field(default_factory=dict)
-    meter: Meter = field(default_factory=Meter)
-
-    @property
-    def model(self) -> Any:
-        """What losses are computed with."""
-        return self.dense.model
-
-    @cached_property
-    def algorithm(self) -> Algorithm:
-        """What the stage learns by."""
-        return _algorithm(self.stage)
+    critic: Critic | None
+    versions: Mapping[int, FrozenPolicy]
 
     def step(self, step: int, beams: Mapping[str, Any], scores: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Gradients of this rank's share, dense steps with those of all, and their record (`Trainer.update`)."""
         began = time.perf_counter()
-        self.model.eval()
+        self.context.model.eval()
         beams = {name: np.ascontiguousarray(beams[name]) for name in _READ if name in beams}
         beams["valid"], scores, scored = _scored(beams["valid"], scores)
         apart, weight = self._mismatch(beams) if self.stage.mismatch else ({}, None)
@@ -94,14 +77,16 @@ class PolicyUpdate:
             skipped += not math.isfinite(norm)
             counts, totals = counts + count, sums if totals is None else totals + sums
         self._move_reference()
-        self.sparse.stop()
+        self.context.sparse.stop()
         if totals is None:
             totals, counts = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64), 1.0
         flat = float(advantage.small_groups + advantage.flat_groups)
         missed = float((~self._taken(beams)).all(1).sum())
         asked = float(len(valid_UW))
-        facts = self.member.total(flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked)
-        record = self._record(self.member.total(*totals.tolist()), counts, facts, list(scores))
+        facts = self.context.member.total(
+            flat, missed, scored, *watched, *_sums(beams["valid"], scores), asked
+        )
+        record = self._record(self.context.member.total(*totals.tolist()), counts, facts, list(scores))
         apart |= {"mismatch/stopped": float(held)} if apart else {}
         record |= self._by_scene(beams, scores, record) | self._breadth(beams) | apart
         record |= {"skipped": float(skipped)} if skipped else {}
@@ -120,7 +105,7 @@ class PolicyUpdate:
         )
         found = corrections(*asked, options["correct"], options["cap"])
         return mismatch_record(
-            self.member.total(*found.sums.tolist()), rollout_UWL.shape[-1]
+            self.context.member.total(*found.sums.tolist()), rollout_UWL.shape[-1]
         ), found.weight_UW
 
     def _passes(self) -> int:
@@ -134,11 +119,15 @@ class PolicyUpdate:
         assert self.critic is not None
         out = np.zeros(beams["logp"].shape, np.float32)
         parts = bounded(np.ones(len(out), np.int64), self.stage.chunk)
-        share = Share([self._prompts(_rows(beams, part)) for part in parts], self.run.features, self.device)
-        rows = share.frozen_rows(self.sparse)
+        share = Share(
+            [self._prompts(_rows(beams, part)) for part in parts],
+            self.context.run.features,
+            self.context.device,
+        )
+        rows = share.frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            cache = self.model.prefill(on(chunk.batch, self.device), chunk.spread(rows))
-            sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.device)
+            cache = self.context.model.prefill(on(chunk.batch, self.context.device), chunk.spread(rows))
+            sid_UWL = torch.from_numpy(np.ascontiguousarray(beams["sid"][part])).to(self.context.device)
             out[part] = self.critic.values(cache.state, sid_UWL).cpu().numpy()
         return out
 
@@ -152,16 +141,20 @@ class PolicyUpdate:
             for version in np.unique(made)
             for part in bounded(np.ones(int((made == version).sum()), np.int64), self.stage.chunk)
         ]
-        share = Share([self._prompts(_rows(beams, part)) for part in parts], self.run.features, self.device)
-        rows = share.frozen_rows(self.sparse)
+        share = Share(
+            [self._prompts(_rows(beams, part)) for part in parts],
+            self.context.run.features,
+            self.context.device,
+        )
+        rows = share.frozen_rows(self.context.sparse)
         for part, chunk in zip(parts, share, strict=True):
-            some, batch = _rows(beams, part), on(chunk.batch, self.device)
+            some, batch = _rows(beams, part), on(chunk.batch, self.context.device)
             version = self.versions.get(int(made[part[0]])) if len(part) else None
-            model = self.model if version is None else version.model
-            sid_UWL = torch.from_numpy(some["sid"]).to(self.device)
+            model = self.context.model if version is None else version.model
+            sid_UWL = torch.from_numpy(some["sid"]).to(self.context.device)
             cache = model.prefill(batch, chunk.spread(_rows_of(version, share.keys, rows)))
             votes = self._votes(some, version)
-            out[part] = policy_log_prob(model, cache, sid_UWL, self.corpus.trie, votes).cpu().numpy()
+            out[part] = policy_log_prob(model, cache, sid_UWL, self.context.corpus.trie, votes).cpu().numpy()
         return out
 
     def _minibatches(self, step: int, prompts: int) -> Iterator[np.ndarray]:
@@ -171,8 +164,8 @@ class PolicyUpdate:
         for epoch in range(int(options.get("epochs", 1))):
             order = np.arange(prompts)
             if parts > 1:
-                words = self.stage.name, step, epoch, self.member.rank, "minibatches"
-                order = rng(self.run.seed, *words).permutation(prompts)
+                words = self.stage.name, step, epoch, self.context.member.rank, "minibatches"
+                order = rng(self.context.run.seed, *words).permutation(prompts)
             yield from np.array_split(order, parts)
 
     def _minibatch(
@@ -181,20 +174,20 @@ class PolicyUpdate:
         """Gradients of one mini-batch; the count of all ranks, and sums over this rank's."""
         used_UW = valid_UW if advantage.used_U is None else valid_UW & advantage.used_U[:, None]
         count = self.algorithm.counted(used_UW, advantage.value, beams["sid"].shape[-1])
-        count = max(self.member.total(count)[0], 1.0)
+        count = max(self.context.member.total(count)[0], 1.0)
         return count, self._gradients(step, beams, advantage, used_UW, count)
 
     def _stepped(self, lr: float) -> float:
         """Take a dense step, and one of the critic; the gradient's norm. One that is not finite moves nothing."""
-        with self.meter.part("communication"):
-            norm = self.dense.clip()
+        with self.context.meter.part("communication"):
+            norm = self.context.dense.clip()
         if not math.isfinite(norm):
-            skip_step(self.dense)
+            skip_step(self.context.dense)
             if self.critic is not None:
                 self.critic.skip()
             return norm
-        with self.meter.part("optimizer"):
-            self.dense.step(lr)
+        with self.context.meter.part("optimizer"):
+            self.context.dense.step(lr)
         if self.critic is not None:
             self.critic.step(self._summed)
         return norm
@@ -205,16 +198,18 @@ class PolicyUpdate:
         """Gradients of the loss, a chunk of prompts at a time; sums of loss, kl, clipped, ratio and what the algorithm reports
         besides, over this rank's codes."""
         parts = bounded(np.ones(len(valid_UW), np.int64), self.stage.chunk)
-        share = Share([self._prompts(_rows(beams, p)) for p in parts], self.run.features, self.device)
+        share = Share(
+            [self._prompts(_rows(beams, p)) for p in parts], self.context.run.features, self.context.device
+        )
         learn = self.stage.sparse_lr is not None
         if learn:
             self._store_rows(share)
-        rows = self._learning_rows(share) if learn else share.frozen_rows(self.sparse)
+        rows = self._learning_rows(share) if learn else share.frozen_rows(self.context.sparse)
         sums = torch.zeros(4 + len(self.algorithm.more), dtype=torch.float64)
         for part, chunk in zip(parts, share, strict=True):
-            with self.meter.part("dense"):
+            with self.context.meter.part("dense"):
                 policy = self._loss(chunk, rows, _rows(beams, part), _part(advantage, part), valid_UW[part])
-                self.dense.backward(policy.loss / count)
+                self.context.dense.backward(policy.loss / count)
             each = policy.loss.detach(), policy.kl, policy.clipped, policy.ratio
             more = [policy.more[name] for name in self.algorithm.more]
             sums += torch.tensor([float(value) for value in (*each, *more)], dtype=torch.float64)
@@ -231,10 +226,10 @@ class PolicyUpdate:
         if not policies:
             return
         for table, keys in share.keys.items():
-            changing = self.member.union(keys)
+            changing = self.context.member.union(keys)
             missing = [policy.missing_keys(table, changing) for policy in policies]
             some = torch.cat(missing).unique()
-            rows = self.sparse.pull(table, some, train=False).detach().clone().to(self.device)
+            rows = self.context.sparse.pull(table, some, train=False).detach().clone().to(self.context.device)
             for policy in policies:
                 policy.store(table, some, rows)
 
@@ -244,13 +239,15 @@ class PolicyUpdate:
         if self.reference is None or not isinstance(how, Mapping) or not how.get("ema"):
             return
         self.reference.follow(
-            self.model, how["ema"], lambda table, keys: self.sparse.pull(table, keys, train=False).detach()
+            self.context.model,
+            how["ema"],
+            lambda table, keys: self.context.sparse.pull(table, keys, train=False).detach(),
         )
 
     def _learning_rows(self, share: Share) -> dict[str, Tensor]:
         """Rows [M, D] by table that gradients are kept of; every rank asks at once."""
-        rows = {table: self.sparse.pull(table, keys) for table, keys in share.keys.items()}
-        return {table: row.detach().to(self.device).requires_grad_() for table, row in rows.items()}
+        rows = {table: self.context.sparse.pull(table, keys) for table, keys in share.keys.items()}
+        return {table: row.detach().to(self.context.device).requires_grad_() for table, row in rows.items()}
 
     def _push(self, step: int, share: Share, rows: Mapping[str, Tensor]) -> None:
         """Move the rows at the stage's `sparse_lr`, which follows the dense rate's schedule."""
@@ -261,9 +258,9 @@ class PolicyUpdate:
             grad = torch.zeros_like(rows[table]) if rows[table].grad is None else rows[table].grad
             assert grad is not None
             if not all_finite([grad]):  # the step is skipped on every rank
-                poison(gradients_of(self.dense))
+                poison(gradients_of(self.context.dense))
                 grad = torch.zeros_like(grad)
-            self.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
+            self.context.sparse.push(table, keys, grad.cpu(), self.stage.first + step + 1, lr)
 
     def _record(
         self, totals: Sequence[float], count: float, facts: Sequence[float], rewards: Sequence[str]
@@ -306,7 +303,7 @@ class PolicyUpdate:
 
     def _weights(self, beams: Mapping[str, Any]) -> Mapping[str, Any]:
         """What each reward counts; where there are scenes, for each prompt [U, 1]."""
-        setup = self.run.scenes.get(self.stage.name)
+        setup = self.context.run.scenes.get(self.stage.name)
         if setup is None or not setup.names or "scene" not in beams:
             return self.stage.weights
         return {
@@ -319,7 +316,7 @@ class PolicyUpdate:
     ) -> dict[str, float]:
         """Of each scene: prompts, share of groups without what their user took, mean rewards, and what they count together;
         `reward` of all is then the mean of what they count in their scenes."""
-        setup = self.run.scenes.get(self.stage.name)
+        setup = self.context.run.scenes.get(self.stage.name)
         if setup is None or not setup.names or "scene" not in beams:
             return {}
         scene_U, titles = beams["scene"], (*setup.names, "others")
@@ -330,7 +327,7 @@ class PolicyUpdate:
             for index in range(len(titles))
             for values in (np.ones(len(scene_U)), missed_U, *means.values())
         ]
-        totals, found, whole = self.member.total(*sums), {}, 0.0
+        totals, found, whole = self.context.member.total(*sums), {}, 0.0
         for index, title in enumerate(titles):
             count, missed, *rewards = totals[index * (2 + len(means)) : (index + 1) * (2 + len(means))]
             if not count:
@@ -350,11 +347,11 @@ class PolicyUpdate:
         """How the prompts that these beams answer are made a batch."""
         return partial(
             prompt_batch,
-            self.corpus.seq,
-            self.corpus.sids,
+            self.context.corpus.seq,
+            self.context.corpus.sids,
             beams["user"],
             beams["position"],
-            history=self.run.history,
+            history=self.context.run.history,
             stage=self.stage.name,
         )
 
@@ -367,13 +364,13 @@ class PolicyUpdate:
         valid_UW: Tensor,
     ) -> PolicyLoss:
         """The algorithm's loss of a chunk's beams with their advantages; `rows` are those of its tables."""
-        sid_UWL, old_UWL = (torch.from_numpy(beams[name]).to(self.device) for name in ("sid", "logp"))
-        batch, spread, width = on(chunk.batch, self.device), chunk.spread(rows), sid_UWL.shape[1]
+        sid_UWL, old_UWL = (torch.from_numpy(beams[name]).to(self.context.device) for name in ("sid", "logp"))
+        batch, spread, width = on(chunk.batch, self.context.device), chunk.spread(rows), sid_UWL.shape[1]
         target = self.algorithm.needs_target(self.stage.algorithm)
         if target:
-            taken_UL = torch.from_numpy(self._targets(beams)).to(self.device)
+            taken_UL = torch.from_numpy(self._targets(beams)).to(self.context.device)
             sid_UWL = torch.cat([sid_UWL, taken_UL[:, None].to(sid_UWL.dtype)], 1)
-        asked = sid_UWL, self.corpus.trie
+        asked = sid_UWL, self.context.corpus.trie
         both_UWL = None
         if self.reference is not None:
             with torch.no_grad():
@@ -381,21 +378,21 @@ class PolicyUpdate:
                 cache = self.reference.model.prefill(batch, frozen)
                 votes = self._votes(beams, self.reference)
                 both_UWL = policy_log_prob(self.reference.model, cache, *asked, votes)
-        cache = self.model.prefill(batch, spread)
-        logp_UWL = policy_log_prob(self.model, cache, *asked, self._votes(beams))
+        cache = self.context.model.prefill(batch, spread)
+        logp_UWL = policy_log_prob(self.context.model, cache, *asked, self._votes(beams))
         policy = Policy(
             logp_UWL[:, :width],
             old_UWL,
-            advantage.value.to(self.device),
-            valid_UW.to(self.device),
+            advantage.value.to(self.context.device),
+            valid_UW.to(self.context.device),
             None if both_UWL is None else both_UWL[:, :width],
             logp_UWL[:, -1] if target else None,
             both_UWL[:, -1] if target and both_UWL is not None else None,
-            torch.from_numpy(self._taken(beams)).to(self.device) if target else None,
+            torch.from_numpy(self._taken(beams)).to(self.context.device) if target else None,
             None if self.critic is None else self.critic.values(cache.state, sid_UWL[:, :width]),
             advantage.group_U,
             self._weights_of_draws(beams, valid_UW),
-            torch.from_numpy(beams["value"]).to(self.device) if "value" in beams else None,
+            torch.from_numpy(beams["value"]).to(self.context.device) if "value" in beams else None,
         )
         return heavy(self.algorithm.loss)(policy, self.stage.algorithm)
 
@@ -404,28 +401,28 @@ class PolicyUpdate:
         if not self.algorithm.weighted or "weight" not in beams:
             return None
         draws = Draws(torch.from_numpy(beams["weight"]), torch.from_numpy(beams["chance"]))
-        return draws.scaled(valid_UW).float().to(self.device)
+        return draws.scaled(valid_UW).float().to(self.context.device)
 
     def _votes(self, beams: Mapping[str, Any], frozen: FrozenPolicy | None = None) -> Votes | None:
         """Return the memory's votes for the prompts: those of the live policy, or those of a frozen one."""
-        voters = self.voters
+        voters = self.context.voters
         if frozen is not None and voters is not None and voters.nearest:
-            keys = torch.from_numpy(self.corpus.seq.keys_of_items(voters.items))
-            voters = frozen.restore_voters(voters, self.run.features["item"], keys)
+            keys = torch.from_numpy(self.context.corpus.seq.keys_of_items(voters.items))
+            voters = frozen.restore_voters(voters, self.context.run.features["item"], keys)
         if voters is None:
             return None
-        return voters.votes(self.corpus.seq, beams["user"], beams["position"]).to(self.device)
+        return voters.votes(self.context.corpus.seq, beams["user"], beams["position"]).to(self.context.device)
 
     def _targets(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Semantic ids [U, L] of what each prompt's user took next."""
-        return self.corpus.sids[
-            self.corpus.seq.item[event_at(self.corpus.seq, beams["user"], beams["position"])]
+        return self.context.corpus.sids[
+            self.context.corpus.seq.item[event_at(self.context.corpus.seq, beams["user"], beams["position"])]
         ]
 
     def _feedback(self, beams: Mapping[str, Any], column: str) -> np.ndarray:
         """Return what the log says of each prompt's next event in a column of the interactions, [U] float64."""
-        events = event_at(self.corpus.seq, beams["user"], beams["position"])
-        return np.asarray(self.corpus.seq.columns[column][events], np.float64)
+        events = event_at(self.context.corpus.seq, beams["user"], beams["position"])
+        return np.asarray(self.context.corpus.seq.columns[column][events], np.float64)
 
     def _taken(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Which beams are what their user took next, [U, W] bool."""
@@ -436,17 +433,17 @@ class PolicyUpdate:
         """How many of the first prompts exact figures are taken of; sums of the policy's entropy over them and of its KL to the
         reference, nats over the whole catalogue. Large catalogues have none."""
         few = _rows(beams, slice(0, min(_WATCHED, self.stage.chunk)))
-        share = Share([self._prompts(few)], self.run.features, self.device)
-        if self.corpus.trie.n_leaves > _MOST_ITEMS:
+        share = Share([self._prompts(few)], self.context.run.features, self.context.device)
+        if self.context.corpus.trie.n_leaves > _MOST_ITEMS:
             return 0.0, 0.0, 0.0
-        rows, chunk = share.frozen_rows(self.sparse), next(iter(share))
+        rows, chunk = share.frozen_rows(self.context.sparse), next(iter(share))
         if not len(few["user"]):
             return 0.0, 0.0, 0.0
-        batch, policy_UI, other = on(chunk.batch, self.device), torch.empty(0), []
+        batch, policy_UI, other = on(chunk.batch, self.context.device), torch.empty(0), []
         for frozen in [None] if self.reference is None else [None, self.reference]:
-            model = self.model if frozen is None else frozen.model
+            model = self.context.model if frozen is None else frozen.model
             cache = model.prefill(batch, chunk.spread(_rows_of(frozen, chunk.keys, rows)))
-            found = catalogue_log_prob(model, cache, self.corpus.trie, self._votes(few, frozen))
+            found = catalogue_log_prob(model, cache, self.context.corpus.trie, self._votes(few, frozen))
             if frozen is None:
                 policy_UI = found
             else:
@@ -458,9 +455,11 @@ class PolicyUpdate:
         """How many different items all ranks' beams hold: of the beams (diversity), and of the catalogue (coverage)."""
         if "item" not in beams:
             return {}
-        items, places = self.corpus.trie.n_leaves, min(self.corpus.trie.n_leaves, _PLACES)
+        items, places = self.context.corpus.trie.n_leaves, min(self.context.corpus.trie.n_leaves, _PLACES)
         held = np.bincount(beams["item"][beams["valid"]] % places, minlength=places) > 0
-        *held, beams_there = self.member.total(*held.astype(float).tolist(), float(beams["valid"].sum()))
+        *held, beams_there = self.context.member.total(
+            *held.astype(float).tolist(), float(beams["valid"].sum())
+        )
         different = float(np.count_nonzero(held))
         if (
             items > places
@@ -470,27 +469,13 @@ class PolicyUpdate:
         return {"diversity": different / max(1.0, beams_there), "coverage": different / max(1, items)}
 
     def _sum(self, moments: Tensor) -> Tensor:
-        return torch.tensor(self.member.total(*moments.tolist()), dtype=moments.dtype)
+        return torch.tensor(self.context.member.total(*moments.tolist()), dtype=moments.dtype)
 
     def _summed(self, flat: Tensor) -> Tensor:
         """A flat gradient, added up over all ranks."""
-        if self.member.n_trainers > 1:
-            torch.distributed.all_reduce(flat, group=self.member.trainers)
+        if self.context.member.n_trainers > 1:
+            torch.distributed.all_reduce(flat, group=self.context.member.trainers)
         return flat
-
-
-def needs_reference(stage: StageSetup) -> bool:
-    """Whether a stage compares its weights with its first ones."""
-    return bool(stage.algorithm) and _algorithm(stage).needs_reference(stage.algorithm)
-
-
-def value_rate(stage: StageSetup) -> float:
-    """The rate of the stage's value head; 0 without one."""
-    return _algorithm(stage).value_rate(stage.algorithm) if stage.algorithm else 0.0
-
-
-def _algorithm(stage: StageSetup) -> Algorithm:
-    return ALGORITHMS.get(stage.algorithm["use"])
 
 
 def _rows_of(

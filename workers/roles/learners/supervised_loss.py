@@ -1,6 +1,6 @@
-"""SupervisedUpdate: what one rank's share of a supervised step adds to the gradients, of semantic ids and of nearest items.
+"""SupervisedLoss: the losses of a supervised step on one rank, of semantic ids and of nearest items, and their gradients.
 
-Losses are divided by the global count of targets, so the share of every rank and every chunk adds up to the step.
+Losses are divided by the global count of targets, so the parts of all ranks and chunks add up to the step.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import Corpus, Voters, nearest_loss, on
+from nonet.models.generation import nearest_loss, on
 from nonet.models.sid_decoder import sid_loss
 from nonet.random import rng
 from nonet.samples.sequences import TRAIN
 from nonet.types import SampleBatch
 from nonet.workers import Share
-from nonet.workers.engines import EngineRuntime, Precision
-from nonet.workers.roles.settings import RunSetup, StageSetup
-from nonet.workers.runtime import Membership
+from nonet.workers.engines import Precision
+from nonet.workers.roles import LearnerContext, StageSetup
 
 # Shapes: T positions, M targets, C items that may be near, D width.
 
@@ -29,27 +28,22 @@ NEGATIVES = 2048  # of the sampled softmax over items, where the nearest of them
 
 
 @dataclass(frozen=True)
-class SupervisedUpdate:
-    """What the steps of a stage work on; `voters`: of the model's memory, None without one."""
+class SupervisedLoss:
+    """Computes the losses of a stage's batches, and their gradients."""
 
-    run: RunSetup
+    context: LearnerContext
     stage: StageSetup
-    corpus: Corpus
-    dense: EngineRuntime
-    member: Membership
-    voters: Voters | None
-    device: str
     precision: Precision = field(default_factory=Precision)
 
     def negatives(self, step: int) -> dict[str, Tensor]:
         """Keys of items for the sampled softmax, by table, ascending; the same on every rank. None where nobody is near."""
-        if self.voters is None or not self.voters.nearest:
+        if self.context.voters is None or not self.context.voters.nearest:
             return {}
-        draw = rng(self.run.seed, self.stage.name, step, "negatives")
-        items = self.voters.items
+        draw = rng(self.context.run.seed, self.stage.name, step, "negatives")
+        items = self.context.voters.items
         drawn = items[draw.choice(len(items), min(NEGATIVES, len(items)), replace=False, shuffle=False)]
-        keys = torch.from_numpy(self.corpus.seq.keys_of_items(drawn))
-        return {self.run.features["item"]: keys.sort().values}
+        keys = torch.from_numpy(self.context.corpus.seq.keys_of_items(drawn))
+        return {self.context.run.features["item"]: keys.sort().values}
 
     def gradients(
         self, read: Share, rows: Mapping[str, Tensor], begin_chunk: Callable[[int], None]
@@ -57,53 +51,38 @@ class SupervisedUpdate:
         """Gradients of the rows [M, D] by table, those of the model in it; and over all ranks loss (nats a target), events
         and, of nearest items, nearest_loss."""
         leaves = {
-            table: table_rows.detach().to(self.device).requires_grad_() for table, table_rows in rows.items()
+            table: table_rows.detach().to(self.context.device).requires_grad_()
+            for table, table_rows in rows.items()
         }
-        total, sums = self.member.total(float(read.targets))[0], (0.0, 0.0)
+        total, sums = self.context.member.total(float(read.targets))[0], (0.0, 0.0)
         for number, chunk in enumerate(read):
             begin_chunk(number)
             if not bool(chunk.batch.loss_mask.values.any()):
                 continue  # a rank's share may hold no target; it still meets the others
-            with self.precision.cast(self.device):
-                losses = self._losses(read, leaves, on(chunk.batch, self.device), chunk.spread(leaves))
-            self.dense.backward(self.precision.scaled(torch.stack(losses).sum() / max(total, 1.0)))
+            with self.precision.cast(self.context.device):
+                losses = self._losses(
+                    read, leaves, on(chunk.batch, self.context.device), chunk.spread(leaves)
+                )
+            self.context.dense.backward(self.precision.scaled(torch.stack(losses).sum() / max(total, 1.0)))
             sums = sums[0] + float(losses[0].detach()), sums[1] + sum(float(x.detach()) for x in losses[1:])
-        loss, near = (each / max(total, 1.0) for each in self.member.total(*sums))
+        loss, near = (each / max(total, 1.0) for each in self.context.member.total(*sums))
         grads = {
             table: (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).to(rows[table].device)
             for table, leaf in leaves.items()
         }
         return grads, {"loss": loss, "events": total} | ({"nearest_loss": near} if read.also else {})
 
-    def aligned(self, step: int) -> dict[str, float]:
-        """Add the gradients of this rank's items of a step, of a stage that aligns words and codes; the mean loss of an item."""
-        if not self.stage.align:
-            return {}
-        draw, items = rng(self.run.seed, self.stage.name, step, "align"), len(self.corpus.items)
-        drawn = draw.choice(items, min(int(self.stage.align["items"]), items), replace=False, shuffle=False)
-        mine = np.sort(drawn)[self.member.rank :: self.member.n_trainers]
-        nats = 0.0
-        if len(mine):
-            texts = self.corpus.items[self.stage.align["column"]].take(mine).to_pylist()
-            sid_nL = torch.from_numpy(self.corpus.sids[mine].astype(np.int64)).to(self.device)
-            with self.precision.cast(self.device):
-                loss = self.dense.model.alignment_loss(sid_nL, [str(text or "") for text in texts])
-            counted = loss * (float(self.stage.align["weight"]) / len(drawn))
-            self.dense.backward(self.precision.scaled(counted))
-            nats = float(loss.detach())
-        return {"align_loss": self.member.total(nats)[0] / len(drawn)}
-
     def _losses(
         self, read: Share, leaves: Mapping[str, Tensor], batch: SampleBatch, spread: Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
         """Summed nats of a chunk's targets: of their semantic ids and, where the nearest vote, of them among all items."""
-        model, weight_M = self.dense.model, self._weights(batch)
+        model, weight_M = self.context.dense.model, self._weights(batch)
         state_TD = model.states(batch, spread)
         loss, _ = sid_loss(
             model,
             batch,
             spread,
-            self.corpus.trie,
+            self.context.corpus.trie,
             ahead=self.stage.ahead,
             smoothing=self.stage.smoothing,
             weight_M=weight_M,
@@ -111,16 +90,16 @@ class SupervisedUpdate:
         )
         if not read.also:
             return (loss,)
-        assert self.voters is not None
-        table, taught = self.run.features["item"], batch.loss_mask.values
+        assert self.context.voters is not None
+        table, taught = self.context.run.features["item"], batch.loss_mask.values
         near = nearest_loss(
             model,
             batch,
             state_TD[model.target_positions(batch)],
             spread["item"][taught],
-            read.also[table].to(self.device),
+            read.also[table].to(self.context.device),
             read.others(table, leaves),
-            len(self.voters.items),
+            len(self.context.voters.items),
             weight_M,
         )
         return loss, near
@@ -138,14 +117,14 @@ class SupervisedUpdate:
     @cached_property
     def _of_kinds(self) -> Tensor:
         """What a target of each kind of event counts, before all are made 1 on average."""
-        names = self.corpus.seq.event_names or ("",)
-        return torch.tensor([self.stage.weight.get(kind, 1.0) for kind in names], device=self.device)
+        names = self.context.corpus.seq.event_names or ("",)
+        return torch.tensor([self.stage.weight.get(kind, 1.0) for kind in names], device=self.context.device)
 
     @cached_property
     def _mean(self) -> float:
         """What a training event of the stage counts on average."""
         total, events = 0.0, 0
-        for part in self.corpus.seq.parts():
+        for part in self.context.corpus.seq.parts():
             taught = part.split == TRAIN
             if self.stage.target:
                 taught &= part.targets[self.stage.target]

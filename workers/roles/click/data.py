@@ -1,0 +1,46 @@
+"""ClickData: the events, items and labels that a click model learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import pyarrow as pa
+
+from nonet.models.deepfm import ClickSetup
+from nonet.models.generation import read_items
+from nonet.samples.batches import Clicks
+from nonet.samples.sequences import Sequences
+from nonet.workers.roles import RunSetup
+
+
+def click_setup(run: RunSetup) -> ClickSetup:
+    """Return what the model of a run is built from."""
+    return ClickSetup(run.model, run.tables, run.features, run.combiners, run.history, run.seed)
+
+
+class ClickData:
+    """Reads a run's artifacts for a click model; the log is opened at first use."""
+
+    def __init__(self, run: RunSetup, folders: Mapping[str, str]):
+        self._run, self._folders = run, folders
+        self.items: pa.Table = read_items(folders)
+        self.joins = None
+        self._clicks: dict[str | None, Clicks] = {}
+
+    @cached_property
+    def seq(self) -> Sequences:
+        """The events of all users."""
+        return Sequences.load(self._folders["sequences"])
+
+    def clicks(self, target: str | None) -> Clicks:
+        """Return the events labelled by the condition of a stage; made once per condition."""
+        if target not in self._clicks:
+            features, history = list(self._run.features), self._run.history
+            self._clicks[target] = Clicks.labelled(self.seq, self.items, target, features, history)
+        return self._clicks[target]
+
+    def let_go(self) -> None:
+        """Drop the process's resident pages of the memory-mapped log."""
+        if "seq" in self.__dict__:
+            self.seq.let_go()

@@ -1,0 +1,60 @@
+"""ClickLearner: stages of a click model; a step is a batch of events, a DeepFM's loss, one dense and one sparse step.
+
+Losses are divided by the number of rows on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from nonet.embedding.modules import EmbeddingBagCollection
+from nonet.samples.sources import SampleRequest
+from nonet.workers import PrefetchedRows, SparseBatch
+from nonet.workers.roles.click.data import click_setup
+from nonet.workers.roles.learners import SupervisedLearner
+
+# Shapes: M unique keys, D width.
+
+
+class ClickLearner(SupervisedLearner):
+    """Learns a stage from batches of labelled events."""
+
+    def make_request(self) -> SampleRequest:
+        """Return what the stage wants from the source: events."""
+        data = self.context.corpus
+        return self._request("events", lambda: data.seq, lambda: data.items)
+
+    def read_batch(self, step: int) -> SparseBatch:
+        """Read this rank's events of a step, with the keys of their bags."""
+        (make,) = self.samples.batch(step, self.context.rank, self.context.world)
+        batch = make()
+        return SparseBatch(batch, self._bags.asked(batch.bags), {})
+
+    def take_step(
+        self, step: int, batch: SparseBatch, rows: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
+        """Take one dense step on rows [M, D] by table (`SupervisedLearner.take_step`)."""
+        context, device = self.context, self.context.device
+        label, events = torch.from_numpy(batch.batch.label), batch.batch.step_rows
+        self.seed_dropout(step)
+        context.model.train()
+        self._bags.source = source = PrefetchedRows(rows)
+        with context.meter.part("dense"):
+            loss, pooled = torch.zeros(()), self._bags(batch.batch.bags, device)
+            if len(label):  # a rank's share may be empty; it still meets the others
+                with self.precision.cast(device):
+                    loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                        context.model(pooled), label.to(device), reduction="sum"
+                    )
+                context.dense.backward(self.precision.scaled(loss / events))
+        total = context.member.total(float(loss.detach()))[0]
+        self._bags.push(step)
+        return self.finish_step(step, total / events, float(events), batch.keys, source.grads)
+
+    @cached_property
+    def _bags(self) -> EmbeddingBagCollection:
+        return EmbeddingBagCollection(click_setup(self.context.run).configs(), PrefetchedRows({}))

@@ -1,0 +1,125 @@
+"""StageLearner: what a trainer does during one stage. It is created when the stage begins and dropped when it ends.
+
+Samples, ledgers, reference policies and mixed-precision state belong to the stage, so they live in the learner and end with it.
+Weights, optimizer, process groups and checkpoint files belong to the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nonet.embedding.training import ShardedTables
+from nonet.errors import ConfigError
+from nonet.models.generation import Voters
+from nonet.workers import Saving
+from nonet.workers.engines import EngineRuntime, Meter, matmul_rate
+from nonet.workers.roles.settings import RunSetup, StageSetup
+from nonet.workers.runtime import Membership
+
+CheckpointPart = Callable[[Path], list[Path]]
+"""Writes one part of a checkpoint into the checkpoint's folder and returns the files that it wrote."""
+
+
+@dataclass(frozen=True)
+class LearnerContext:
+    """What a learner shares with its trainer for the length of a stage.
+
+    Attributes:
+        run: Settings of the whole run.
+        corpus: Sequences, items and semantic ids (`Corpus`), or the folders' events and items of a click model.
+        dense: The engine that steps the dense weights.
+        sparse: This rank's part of the sparse tables.
+        member: The process groups of the trainers.
+        voters: The voters of the model's memory; None without a memory.
+        device: Name of the device, such as `cuda:0`.
+        meter: Counts FLOPs and seconds of the training steps.
+        rank: Rank of the trainer.
+        world: Number of trainers.
+    """
+
+    run: RunSetup
+    corpus: Any
+    dense: EngineRuntime
+    sparse: ShardedTables
+    member: Membership
+    voters: Voters | None
+    device: str
+    meter: Meter
+    rank: int
+    world: int
+
+    @property
+    def model(self) -> Any:
+        """The module that computes losses (the sharded or wrapped model)."""
+        return self.dense.model
+
+    def read_items(self) -> None:
+        """Give the nearest-item voter the current rows of its items. All ranks must call this at the same point."""
+        if self.voters is not None and self.voters.nearest:
+            keys = torch.from_numpy(self.corpus.seq.keys_of_items(self.voters.items))
+            rows = self.sparse.pull(self.run.features["item"], keys, train=False)
+            self.voters.read(rows.detach().clone())
+
+    def measure(self, stage: StageSetup) -> dict[str, float]:
+        """Return what the meter counted since the last record, and the device's matrix product rate as `peak`."""
+        use = stage.precision.get("use", "fp32")
+        return {**self.meter.taken(), "peak": matmul_rate(self.device, use)}
+
+
+class StageLearner:
+    """Learns one stage on one rank.
+
+    A stage kind names its learner (`StageKind.learner`); a kind that names none uses the model's (`ModelSpec.learner`). A stage
+    with a loss of its own subclasses `SupervisedLearner` or this class.
+    """
+
+    def __init__(self, context: LearnerContext, stage: StageSetup):
+        self.context, self.stage = context, stage
+
+    def begin(self) -> None:
+        """Create what the stage needs besides the weights, at its first step."""
+
+    def restore(self, folder: Path) -> None:
+        """Read from a checkpoint what `begin` and the steps before it created, to continue the stage."""
+
+    def train(self, start: int, stop: int) -> list[dict[str, float]]:
+        """Take the supervised steps [start, stop) and return one record per step.
+
+        Raises:
+            ConfigError: The stage does not learn from batches.
+        """
+        raise ConfigError(
+            f"stage {self.stage.name!r} learns from rollouts: call update(beams, scores), not train"
+        )
+
+    def update(
+        self,
+        step: int,
+        beams: Mapping[str, Any],
+        scores: Mapping[str, np.ndarray],
+        weights: Mapping[str, float] | None,
+        version: int | None,
+    ) -> dict[str, float]:
+        """Take one RL step (`Trainer.update`) and return its record.
+
+        Raises:
+            ConfigError: The stage does not learn from rollouts.
+        """
+        raise ConfigError(
+            f"stage {self.stage.name!r} learns from batches: call train(start, stop), not update"
+        )
+
+    def checkpoint_parts(self, saving: Saving) -> list[CheckpointPart]:
+        """Return what the stage adds to a checkpoint on this rank, as it is now."""
+        return []
+
+    def device_tensors(self) -> Iterable[Tensor]:
+        """Return the tensors that the stage keeps on the device besides the weights and their optimizer."""
+        return []

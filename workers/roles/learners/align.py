@@ -1,0 +1,30 @@
+"""AlignLearner: supervised steps that also teach a language model what semantic ids mean (LC-Rec, Zheng et al. 2024)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nonet.random import rng
+from nonet.workers.roles.learners.supervised import SupervisedLearner
+
+
+class AlignLearner(SupervisedLearner):
+    """Learns the histories of users, and of some items per step their words from their codes and their codes from their words."""
+
+    def add_gradients(self, step: int) -> dict[str, float]:
+        """Add the gradients of this rank's items of a step, and return the mean loss per item over all ranks."""
+        context, align = self.context, self.stage.align
+        draw, items = rng(context.run.seed, self.stage.name, step, "align"), len(context.corpus.items)
+        drawn = draw.choice(items, min(int(align["items"]), items), replace=False, shuffle=False)
+        own_items = np.sort(drawn)[context.member.rank :: context.member.n_trainers]
+        nats = 0.0
+        if len(own_items):
+            texts = context.corpus.items[align["column"]].take(own_items).to_pylist()
+            sid_nL = torch.from_numpy(context.corpus.sids[own_items].astype(np.int64)).to(context.device)
+            with self.precision.cast(context.device):
+                loss = context.model.alignment_loss(sid_nL, [str(text or "") for text in texts])
+            counted = loss * (float(align["weight"]) / len(drawn))
+            context.dense.backward(self.precision.scaled(counted))
+            nats = float(loss.detach())
+        return {"align_loss": context.member.total(nats)[0] / len(drawn)}

@@ -1,0 +1,180 @@
+"""PolicyLearner: steps of an RL stage on one rank, from beams and scores.
+
+Sparse rows are frozen during RL unless the stage has a `sparse_lr`; the reference then keeps the rows that change, as they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nonet.errors import CheckpointError, DataError
+from nonet.rl import Critic
+from nonet.rl.algorithms import ALGORITHMS
+from nonet.samples.ledger import has_ledger, write_notes, write_snapshot
+from nonet.samples.sources import RlPrompts
+from nonet.workers import FrozenPolicy, Saving, host_copy, load_model, read_tensors, write_tensors
+from nonet.workers.devices import claim, tensors_of
+from nonet.workers.roles import CheckpointPart, LearnerContext, StageLearner, StageSetup
+from nonet.workers.roles.learners.policy_update import PolicyUpdate
+
+_MAX_APART = 3  # steps in a row whose rollouts differed too much from the trainer, after which the run stops
+_REFERENCE_ROWS = (
+    "rows.safetensors"  # a checkpoint's reference: sparse rows that the stage has changed, as they were
+)
+
+
+class PolicyLearner(StageLearner):
+    """Learns a stage from beams and their scores."""
+
+    def __init__(self, context: LearnerContext, stage: StageSetup):
+        super().__init__(context, stage)
+        self.algorithm = ALGORITHMS.get(stage.algorithm["use"])
+        self.prompts = RlPrompts(context.corpus.seq, context.run.seed, stage.name, stage.users)
+        self.reference: FrozenPolicy | None = None
+        self.critic: Critic | None = None
+        self._versions: dict[int, FrozenPolicy] = {}
+        self._skipped = 0  # steps in a row that were skipped because a loss or gradient was not finite
+        self._apart = 0  # steps in a row that were not learned from, because rollouts differed too much
+        self._items_are_read = False  # whether the nearest-item voter has the current rows
+
+    def begin(self) -> None:
+        """Keep the policy as the reference, and create the value head, where the algorithm needs them."""
+        if self.algorithm.needs_reference(self.stage.algorithm):
+            self.reference = self._freeze_policy()
+        self.critic = self._make_critic()
+
+    def restore(self, folder: Path) -> None:
+        if has_ledger(folder):
+            self.prompts.ledger.load(folder, self.context.rank)
+        if self.algorithm.needs_reference(self.stage.algorithm):
+            self.reference = self._freeze_policy()
+            load_model(self.reference.model, folder / "reference")
+            self._load_reference_rows(self.reference, folder)
+        self.critic = self._make_critic()
+        if self.critic is not None:
+            self.critic.load(read_tensors(folder / "critic" / "model.safetensors"))
+
+    def update(
+        self,
+        step: int,
+        beams: Mapping[str, Any],
+        scores: Mapping[str, np.ndarray],
+        weights: Mapping[str, float] | None,
+        version: int | None,
+    ) -> dict[str, float]:
+        context, stage = self.context, self.stage
+        if not self._items_are_read:
+            context.read_items()
+            self._items_are_read = True
+        update = PolicyUpdate(
+            context,
+            stage if weights is None else replace(stage, weights=weights),
+            self.algorithm,
+            self.reference,
+            self.critic,
+            self._keep_version(version),
+        )
+        context.meter.taken()
+        record = update.step(step, beams, scores)
+        self._check_distance(record)
+        self._skipped = self._skipped + 1 if record.get("skipped") and record["norm"] == 0.0 else 0
+        record |= {"skipped_in_a_row": float(self._skipped)} if self._skipped else {}
+        record |= context.measure(stage)
+        self._renew_reference(step)
+        self._items_are_read = stage.sparse_lr is None
+        self.prompts.applied(step, beams["user"], beams["position"])
+        return record
+
+    def checkpoint_parts(self, saving: Saving) -> list[CheckpointPart]:
+        parts: list[CheckpointPart] = []
+        rank = self.context.rank
+        if self.reference is not None and rank == 0:
+            parts.append(partial(_write_tensors, "reference", host_copy(self.reference.model.state_dict())))
+            if rows := host_copy(self.reference.row_tensors()):
+                parts.append(partial(_write_tensors, "reference", rows, name=_REFERENCE_ROWS))
+        if self.critic is not None and rank == 0:
+            parts.append(partial(_write_tensors, "critic", host_copy(self.critic.tensors())))
+        ledger = self.prompts.ledger
+        parts.append(
+            partial(write_notes, ledger.notes(), rank) if rank else partial(write_snapshot, ledger.snapshot())
+        )
+        return parts
+
+    def device_tensors(self) -> Iterable[Tensor]:
+        return tensors_of(self.reference.model) if self.reference is not None else []
+
+    def _keep_version(self, version: int | None) -> dict[int, FrozenPolicy]:
+        """Keep the policy as the published version, and return the versions that beams may still come from."""
+        staleness = int(self.stage.mismatch.get("staleness", 0))
+        if version is None or not staleness:
+            return {}
+        self._versions[version] = self._freeze_policy()
+        self._versions = {
+            number: policy for number, policy in self._versions.items() if number >= version - staleness
+        }
+        return self._versions
+
+    def _check_distance(self, record: Mapping[str, float]) -> None:
+        """Count the steps in a row whose rollouts differed too much from the trainer.
+
+        Raises:
+            DataError: There were too many.
+        """
+        self._apart = self._apart + 1 if record.get("mismatch/stopped") else 0
+        if self._apart >= _MAX_APART:
+            raise DataError(
+                f"rollout and trainer differed by {record['mismatch/kl']:.3g} nats a level in {_MAX_APART} steps in a row, more "
+                "than mismatch.stop_at_kl: nothing was learned from them. Do both read the same weights and rows? Else raise it"
+            )
+
+    def _freeze_policy(self) -> FrozenPolicy:
+        """Return a copy of the policy as it is now."""
+        return FrozenPolicy(copy.deepcopy(self.context.model).eval().requires_grad_(False))
+
+    def _renew_reference(self, step: int) -> None:
+        """Make the policy the reference every so many steps, where the algorithm says so."""
+        how = self.stage.algorithm.get("reference")
+        if self.reference is None or not isinstance(how, Mapping):
+            return
+        if how.get("every") and (step + 1) % how["every"] == 0:
+            self.reference = self._freeze_policy()
+
+    def _load_reference_rows(self, reference: FrozenPolicy, folder: Path) -> None:
+        """Read the reference's rows from a checkpoint.
+
+        Raises:
+            CheckpointError: The stage has changed rows, and the checkpoint was written by a version that did not store what they
+                were before.
+        """
+        path = folder / "reference" / _REFERENCE_ROWS
+        if path.exists():
+            reference.load_rows(read_tensors(path), self.context.device)
+        elif self.stage.sparse_lr is not None:
+            raise CheckpointError(
+                f"{folder} has no {path.relative_to(folder)}: it was written inside a stage with sparse_lr by a version that did "
+                "not store the reference's sparse rows, so its KL term cannot be computed; start the run again"
+            )
+
+    def _make_critic(self) -> Critic | None:
+        """Create the value head; None where the algorithm has none."""
+        context, rate = self.context, self.algorithm.value_rate(self.stage.algorithm)
+        return (
+            Critic(context.model.width, context.corpus.codes, rate, claim(context.device)) if rate else None
+        )
+
+
+def _write_tensors(
+    kind: str, tensors: Mapping[str, Tensor], folder: Path, name: str = "model.safetensors"
+) -> list[Path]:
+    """Write tensors to folder/kind/name and return that path."""
+    path = folder / kind / name
+    write_tensors(path, tensors)
+    return [path]

@@ -1,0 +1,257 @@
+"""SupervisedLearner: steps of a stage that learns from batches, on one rank.
+
+A step reads this rank's rows, which are a pure function of the step number, computes gradients a bounded chunk at a time, steps
+the dense weights and pushes the gradients of the sparse rows. Losses are divided by the number of targets on all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nonet.embedding.training import PrefetchPipeline
+from nonet.random import key
+from nonet.samples.ledger import Ledger, has_ledger, write_notes, write_snapshot
+from nonet.samples.sources import (
+    Counted,
+    RlTargets,
+    SampleRequest,
+    Samples,
+    has_states,
+    open_source,
+    read_state,
+    write_state,
+)
+from nonet.workers import Saving, Share
+from nonet.workers.devices import device
+from nonet.workers.engines import (
+    Precision,
+    all_finite,
+    cut,
+    gradients_of,
+    matmul_rate,
+    norm_of_rows,
+    poison,
+    skip_step,
+    write_precision,
+)
+from nonet.workers.roles import CheckpointPart, LearnerContext, LearningRate, StageLearner, StageSetup
+from nonet.workers.roles.learners.supervised_loss import SupervisedLoss
+
+# Batches in flight where rows travel: `bench embedding` hides 80 % of the shorter side with three.
+IN_FLIGHT = 3
+_PAGES_EVERY = 64  # steps between which mapped pages of the log stay resident
+
+# Shapes: M unique keys, D width.
+
+
+class SupervisedLearner(StageLearner):
+    """Learns a stage from batches of histories."""
+
+    def __init__(self, context: LearnerContext, stage: StageSetup):
+        super().__init__(context, stage)
+        self.precision = Precision(**stage.precision)
+        self._opened: Samples | None = None
+        self._skipped = 0  # steps in a row that were skipped because a loss or gradient was not finite
+        self._last_record_at = 0.0
+        self._pipeline: PrefetchPipeline | None = None
+
+    def train(self, start: int, stop: int) -> list[dict[str, float]]:
+        """Take the steps [start, stop) of the stage.
+
+        Returns:
+            One record per step: loss (nats per target), events, lr, norm, seconds, and how many of those seconds the step
+            `waited` for its samples.
+        """
+        context, stage = self.context, self.stage
+        matmul_rate(
+            context.device, stage.precision.get("use", "fp32")
+        )  # measured once, before the clock starts
+        self._last_record_at = time.perf_counter()
+        context.meter.taken()
+        distributed = context.sparse.layout.world > 1 or context.run.joins
+        self._pipeline = pipeline = PrefetchPipeline(
+            context.sparse,
+            self.read_batch,
+            lambda batch: batch.keys,
+            self.take_step,
+            depth=context.run.in_flight or (IN_FLIGHT if distributed else 1),
+            step=lambda step: stage.first + step + 1,
+            lr=self._table_rate,
+            timeout_s=context.run.deadlines.step.times(2),
+            learns=not stage.frozen_rows,
+        )
+        records = pipeline.run(start, stop)
+        context.sparse.stop()
+        if start // _PAGES_EVERY != stop // _PAGES_EVERY:
+            context.corpus.let_go()
+        return records
+
+    def read_batch(self, step: int) -> Any:
+        """Read this rank's part of a step, with the sparse keys that it needs (`keys` by table)."""
+        makes = self.samples.batch(step, self.context.rank, self.context.world)
+        return Share(makes, self.context.run.features, self.context.device, self.loss.negatives(step))
+
+    def take_step(
+        self, step: int, batch: Any, rows: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
+        """Take one dense step.
+
+        Args:
+            step: Number of the step in the stage.
+            batch: What `read_batch` returned.
+            rows: Sparse rows [M, D] of the batch's keys, by table.
+
+        Returns:
+            The gradients of the rows, None where the step was skipped or the stage freezes rows, and the step's record.
+        """
+        self.context.model.train()
+        with self.context.meter.part("dense"):
+            grads, sums = self.loss.gradients(batch, rows, lambda chunk: self.seed_dropout(step, chunk))
+            sums |= self.add_gradients(step)
+        grads, record = self.finish_step(step, sums["loss"], sums["events"], batch.keys, grads)
+        return None if self.stage.frozen_rows else grads, sums | record
+
+    def add_gradients(self, step: int) -> dict[str, float]:
+        """Add gradients of a further loss to those of the batch, and return what the record says of it."""
+        return {}
+
+    def finish_step(
+        self, step: int, loss: float, events: float, keys: Mapping[str, Tensor], grads: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor] | None, dict[str, float]]:
+        """Step the dense weights, unless a gradient is not finite or fp16 overflowed.
+
+        Args:
+            step: Number of the step in the stage.
+            loss: Mean loss per target over all ranks.
+            events: Number of targets over all ranks.
+            keys: Sparse keys [M] by table.
+            grads: Gradients of their rows [M, D] by table.
+
+        Returns:
+            The gradients of the rows, None where the step was skipped, and the step's record. Its seconds count from the record
+            before.
+        """
+        lr = LearningRate(**self.stage.lr).at(step, self.stage.steps)
+        context, precision, scale = self.context, self.precision, {}
+        if not all_finite([torch.tensor(loss), *grads.values()]):
+            poison(gradients_of(context.dense))  # of one rank: its dense gradients tell the others
+        finite = precision.unscaled(gradients_of(context.dense)) & precision.unscaled(grads.values())
+        moves = not precision.scales or context.member.total(float(not finite))[0] == 0.0
+        if precision.scales:
+            scale = {"scale": precision.scale, "skipped": float(not moves)}
+        precision.after(moves)
+        overflows = not moves and math.isfinite(loss) and precision.scale > 1  # a smaller scale may do
+        norm = self._clip(keys, grads) if moves else math.inf
+        moves = math.isfinite(norm)
+        if moves:
+            with context.meter.part("optimizer"):
+                context.dense.step(lr)
+        else:
+            skip_step(context.dense)
+            scale |= {"skipped": 1.0}
+        self._skipped = 0 if moves or overflows else self._skipped + 1
+        if self._skipped:
+            scale["skipped_in_a_row"] = float(self._skipped)
+        if self._ledger is not None:
+            self._ledger.apply_step(step)
+        before, self._last_record_at = self._last_record_at, time.perf_counter()
+        record = {
+            "loss": loss,
+            "events": events,
+            "lr": lr,
+            "norm": norm if moves else 0.0,
+            **scale,
+            "seconds": self._last_record_at - before,
+            "waited": self._pipeline.waited_s if self._pipeline else 0.0,
+            **self._measure(),
+        }
+        return grads if moves else None, record
+
+    def seed_dropout(self, step: int, chunk: int = 0) -> None:
+        """Seed the device's generator for a chunk of a step on this rank."""
+        words = (self.stage.name, step, self.context.rank, "dropout", *([chunk] if chunk else []))
+        device(self.context.device).seed(key(self.context.run.seed, *words) >> 1)
+
+    @cached_property
+    def loss(self) -> SupervisedLoss:
+        """The losses of the stage's batches."""
+        return SupervisedLoss(self.context, self.stage, self.precision)
+
+    @property
+    def samples(self) -> Samples:
+        """The source of the stage's samples, opened at first use."""
+        if self._opened is None:
+            request = self.make_request()
+            self._opened = (
+                RlTargets(request) if self.stage.rl_targets else open_source(self.context.run.source, request)
+            )
+        return self._opened
+
+    def make_request(self) -> SampleRequest:
+        """Return what the stage wants from the source."""
+        corpus = self.context.corpus
+        data = (lambda: corpus.seq, lambda: corpus.items, corpus.sids)
+        return self._request("users", *data, joins=corpus.joins)
+
+    def restore(self, folder: Path) -> None:
+        self.precision.load(folder)
+        if has_states(str(folder)):
+            self.samples.restore(read_state(str(folder), self.context.rank, self.context.world))
+        if has_ledger(folder) and isinstance(self.samples, Counted) and self.samples.ledger is not None:
+            self.samples.ledger.load(folder, self.context.rank)
+
+    def checkpoint_parts(self, saving: Saving) -> list[CheckpointPart]:
+        parts: list[CheckpointPart] = []
+        rank, world = self.context.rank, self.context.world
+        if rank == 0 and (state := self.precision.state()):
+            parts.append(partial(write_precision, state))
+        if (ledger := self._ledger) is not None:
+            notes = partial(write_notes, ledger.notes(), rank)
+            parts.append(notes if rank else partial(write_snapshot, ledger.snapshot()))
+        if self._opened is not None and (state := self._opened.state()):
+            parts.append(partial(write_state, json.dumps(dict(state)), rank, world))
+        return parts
+
+    @property
+    def _ledger(self) -> Ledger | None:
+        """The ledger of the samples; None before the first batch, or where the source keeps none."""
+        return self._opened.ledger if isinstance(self._opened, Counted) else None
+
+    def _request(self, unit: str, *data: Any, joins: Any = None) -> SampleRequest:
+        """Return a request for rows of `unit` ("users" or "events") with these data."""
+        run, stage = self.context.run, self.stage
+        size, features = (stage.users, run.history), tuple(run.features)
+        return SampleRequest(
+            stage.name, run.seed, unit, *size, stage.target, stage.chunk, features, *data, joins=joins
+        )
+
+    def _clip(self, keys: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
+        """Clip the gradients, those of rows too where the stage says so, and return the norm before; inf or NaN if one is."""
+        dense, learning = self.context.dense, self.context.dense.learning
+        with self.context.meter.part("communication"):
+            if not learning.clip_rows:
+                return dense.clip()
+            norm = dense.clip(norm_of_rows(keys, grads, self.context.member))
+            torch._foreach_mul_(list(grads.values()), cut(norm, learning.clip_norm))
+            return norm
+
+    def _measure(self) -> dict[str, float]:
+        """Return what the meter counted since the last record, sparse work included."""
+        if self._pipeline is not None:
+            self.context.meter.spent("sparse", self._pipeline.sparse_s)
+            self._pipeline.sparse_s = 0.0
+        return self.context.measure(self.stage)
+
+    def _table_rate(self, step: int, table: str) -> float:
+        """Return the learning rate of a table at a step: it follows the schedule of the dense rate."""
+        dense_rate = LearningRate(**self.stage.lr).at(step, self.stage.steps)
+        return self.context.run.tables[table]["lr"] * dense_rate / self.stage.base
